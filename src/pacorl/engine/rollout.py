@@ -5,7 +5,7 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -60,26 +60,39 @@ class Draw:
 
 
 @torch.no_grad()
-def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], None] = lambda rollout: None) -> Samples:
-    """Draw the training samples of rows that share nodes: down the tree level by level, then each batch to its images.
+def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rollout]:
+    """Draw the training samples of rows that share nodes: down the tree, then each batch of leaves to its images.
 
-    Each distinct latent passes the transformer once, however many samples descend from it. With own noise (one sample
-    per node) a batch of nodes is a batch of samples.
+    Each distinct latent passes the transformer once, however many samples descend from it. With independent noise (one
+    sample per node) a batch of nodes is a batch of samples.
 
     Args:
-        draw: what they are drawn with.
+        draw: parameters of the rollouts.
         rows: the samples, all of one size.
-        on_rollout: called with each batch of samples as soon as it is decoded.
+        into: filled with the rollouts, and at the end with the nodes.
+
+    Yields:
+        Each batch of samples as soon as it is decoded.
     """
     trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
-    rollouts = []
+
     for start in range(0, len(rows), draw.batch):
         batch = rows[start : start + draw.batch]
-        rollouts.append(trunk.finish(batch, torch.stack([latents[row.number] for row in batch])))
-        on_rollout(rollouts[-1])
-    # Not at each step, which would wait for the card there.
-    return Samples(rollouts, [nodes_on_cpu(batch) for batch in nodes])
+        rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
+        into.rollouts.append(rollout)
+        yield rollout
+
+    # At the end, since a copy at each step would wait for the card there.
+    into.nodes += [nodes_on_cpu(batch) for batch in nodes]
+
+
+def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
+    """Draw the training samples of rows that share nodes; see `draw_samples`."""
+    samples = Samples()
+    for _ in draw_samples(draw, rows, samples):
+        pass
+    return samples
 
 
 def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:

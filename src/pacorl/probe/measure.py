@@ -14,7 +14,7 @@ import torch
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect, velocity_at
+from pacorl.engine.rollout import Draw, draw_samples, velocity_at
 from pacorl.engine.rows import Row, epoch_rows, one_size_batches
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, overlaps
@@ -26,7 +26,7 @@ from pacorl.probe.variance import Floats
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import Reward
 from pacorl.train import builders
-from pacorl.types import Prompt, Rollout
+from pacorl.types import Prompt, Rollout, Samples
 
 if TYPE_CHECKING:
     from pacorl.policies.policy import Policy
@@ -135,14 +135,12 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     # The judge's forms are rewards of their own to the scorer, so that they wait and overlap as in training.
     readers, rollouts = _readers(models), list[Rollout]()
     with Scorer(readers, overlap=models.overlap) as scorer:
-
-        def submit(rollout: Rollout) -> None:
-            rollouts.append(rollout)
-            scorer.submit(rollout)
-
         started = time.perf_counter()
         for rows in _units(models, sampler):
-            collect(settings, rows, submit)
+            samples = Samples()
+            for rollout in draw_samples(settings, rows, samples):
+                scorer.submit(rollout)
+            rollouts += samples.rollouts
         sampled = time.perf_counter()
         scores = scorer.results()
         models.seconds["sampling"] += sampled - started

@@ -28,9 +28,10 @@ from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.config.judge_run import JudgeConfig
+from pacorl.engine.heartbeat import own_process
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
-from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_process
-from pacorl.io.documents import read_jsonl, read_object, write_json
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks
+from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
     PRIVATE,
     check_digests,
@@ -128,7 +129,10 @@ class JudgeTrainer:
 
     def _changes(self, allowed: bool) -> dict[str, list[Any]]:
         assert self.checkpoint is not None
-        changes = changes_to(self.config, read_object(self.checkpoint / MARK)["config"])
+        before, dumped = read_object(self.checkpoint / MARK).get("config"), self.config.out / "config.yaml"
+        if before is None:  # of an earlier version
+            before = read_yaml(dumped) if dumped.is_file() else {}
+        changes = changes_to(self.config, before)
         check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
         return changes
 
@@ -245,7 +249,7 @@ def _newest_whole(complete: Sequence[Path]) -> Path:
     """The newest checkpoint that is what its mark says; damaged ones are named."""
     for path in reversed(complete):
         try:
-            check_digests(path, read_object(path / MARK).get("files", {}))
+            check_digests(path, read_object(path / MARK).get("files", {}))  # those of earlier versions have none
         except ValueError as fault:
             logger.warning("%s; the checkpoint before it is taken", fault)
         else:
@@ -280,7 +284,8 @@ def _made_in(checkpoint: Path) -> Sequence[str]:
     """Patterns of the files that a checkpoint's mark lists, and of the mark, in the order of their deletion."""
     if not (checkpoint / MARK).is_file():
         return ALL_FILES if _is_own(checkpoint) else ()
-    return (*map(glob.escape, read_object(checkpoint / MARK).get("files", {})), MARK)
+    files = read_object(checkpoint / MARK).get("files")
+    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # an earlier version listed none
 
 
 def step_of(checkpoint: Path) -> int:
