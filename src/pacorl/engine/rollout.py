@@ -193,22 +193,49 @@ class Trunk:
         return advanced
 
     def _branch(self, nodes: Sequence[int], level: int, x_VNC: Tensor) -> tuple[NodeBatch, dict[int, Tensor]]:
-        """The stochastic step of some nodes, and the latents of their children by node."""
-        draw, tree, step, device = self.draw, self.tree, self.draw.sampler.sde_steps[level], x_VNC.device
+        r"""Take the stochastic step of some nodes.
+
+        A tree of one group of four samples, two children per node at each of two SDE steps:
+
+            level 0      node 0                      noise of the start; one forward, one transition
+                        /      \
+            level 1  node 0   node 1                 noise of step 0; one forward and transition each
+                     /   \    /   \
+            level 2  0    1   2    3  = samples      noise of step 1; from here on no noise, to the images
+
+        Each sample below a node keeps the log-probability of the child that its path takes.
+
+        Args:
+            nodes: of the level.
+            level: from 0; its SDE step is `sde_steps[level]`.
+            x_VNC: their latents.
+
+        Returns:
+            What training needs to replay the step, and the latents of the children by node.
+        """
+        draw, tree = self.draw, self.tree
+        step, device = draw.sampler.sde_steps[level], x_VNC.device
+
+        # 1. The transition of each node: one forward, and a Gaussian by the SDE type.
         with torch.set_grad_enabled(draw.as_trained):
             velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
-        velocity = velocity.detach()
-        transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity)
+        transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity.detach())
+
+        # 2. The children that this rank's samples descend from, each drawn by a noise of its own, or by a sibling's
+        # noise with the other sign.
         rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
         children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
-        parent_E = to_device(torch.tensor([nodes.index(tree.node_of(child, level)) for child in children]), device)
-        draws, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
-        noise = draw.noise(("step", step), draws, self.size)
-        noise = noise * to_device(torch.tensor(signs), device)[:, None, None].to(noise.dtype)
-        x_ENC = transition.mean_BNC[parent_E] + transition.std * noise
-        node_B = to_device(torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows]), device)
-        child_B = to_device(torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows]), device)
+        parent_E = self._positions([tree.node_of(child, level) for child in children], nodes, device)
+        seeds, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
+        noise_ENC = draw.noise(("step", step), seeds, self.size)
+        sign_E = to_device(torch.tensor(signs), device)
+        x_ENC = transition.mean_BNC[parent_E] + transition.std * (noise_ENC * sign_E[:, None, None].to(noise_ENC.dtype))
+
+        # 3. The log-probability of each sample's step: its child under its node's transition.
+        node_B = self._positions([tree.node_of(row, level) for row in rows], nodes, device)
+        child_B = self._positions([tree.node_of(row, level + 1) for row in rows], children, device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
+
         batch = NodeBatch(
             step=step,
             level=level,
@@ -224,6 +251,12 @@ class Trunk:
             mean_VNC=transition.mean_BNC if draw.sampler.keeps_means else None,
         )
         return batch, dict(zip(children, x_ENC, strict=True))
+
+    @staticmethod
+    def _positions(wanted: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
+        """(len(wanted),) int64 on the device: the position of each wanted node among `nodes`."""
+        position = {node: number for number, node in enumerate(nodes)}
+        return to_device(torch.tensor([position[node] for node in wanted]), device)
 
     def _conditioning(self, nodes: Sequence[int]) -> Conditioning:
         return self.draw.cache.batch([self.prompts[node] for node in nodes], self.size)
