@@ -34,6 +34,7 @@ from pacorl.engine.rollout import Draw, Trunk
 from pacorl.engine.rows import Row, epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.io.quiet import quiet_loading
+from pacorl.train.epoch import compare
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Advantages
 
@@ -96,7 +97,7 @@ def ways(steps: int) -> Iterator[Suffix]:
 def measured(trainer: PolicyTrainer, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Each way's agreement with all steps, its mean reward and its forwards."""
     rows = epoch_rows(trainer.train_prompts, epoch=0, count=options.prompts, group_size=options.group, seed=seed)
-    draw = replace(trainer.epoch_sampler._draw(), seed=seed)
+    draw = replace(trainer.draw(trainer.sampler), seed=seed)
     starts = []
     for first in range(0, len(rows), options.group):
         group = rows[first : first + options.group]
@@ -128,7 +129,7 @@ def finished(
         for group, x_BNC in starts:
             scorer.submit(Trunk(draw, group).finish(group, x_BNC))
         rows = [row for group, _ in starts for row in group]
-        return trainer.epoch_sampler._advantages(scorer.results(), rows), len(calls) / len(starts)
+        return compare(trainer, trainer.sampler, rows, scorer.results()), len(calls) / len(starts)
 
 
 @contextmanager

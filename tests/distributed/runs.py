@@ -39,15 +39,19 @@ def train_and_keep(config: PolicyConfig) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.engine.runtime import Runtime
     from pacorl.lora.adapters import full_state
-    from pacorl.train import sampling
+    from pacorl.train import epoch
     from pacorl.train.trainer import train_policy
+    from pacorl.types import Samples
 
     kept = config.out / KEPT
     kept.mkdir(parents=True, exist_ok=True)
-    collect, advantages, step = sampling.collect, sampling.advantages, Runtime.step
+    draw_samples, advantages, step = epoch.draw_samples, epoch.advantages, Runtime.step
 
-    def keep_samples(draw, rows, on_rollout):  # type: ignore[no-untyped-def]
-        samples = collect(draw, rows, on_rollout)
+    def keep_samples(draw, rows, into):  # type: ignore[no-untyped-def]
+        samples = Samples()
+        yield from draw_samples(draw, rows, samples)
+        into.nodes += samples.nodes
+        into.rollouts += samples.rollouts
         log_probs = defaultdict(list)
         for nodes in samples.nodes:
             for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
@@ -55,7 +59,6 @@ def train_and_keep(config: PolicyConfig) -> None:
         for rollout in samples.rollouts:
             for row, final in zip(rollout.row_B, rollout.final_BNC, strict=True):
                 torch.save((final, torch.tensor(log_probs[row])), kept / f"sample-{draw.epoch}-{row}.pt")
-        return samples
 
     def keep_advantages(*args, **rest):  # type: ignore[no-untyped-def]
         found = advantages(*args, **rest)
@@ -69,11 +72,11 @@ def train_and_keep(config: PolicyConfig) -> None:
             torch.save(gradients, kept / f"gradients-{len(list(kept.glob('gradients-*')))}.pt")
         return step(runtime, optimizer, parameters, max_norm=max_norm)
 
-    sampling.collect, sampling.advantages, Runtime.step = keep_samples, keep_advantages, keep_gradients  # type: ignore[assignment,method-assign]
+    epoch.draw_samples, epoch.advantages, Runtime.step = keep_samples, keep_advantages, keep_gradients  # type: ignore[assignment,method-assign]
     try:
         train_policy(config)
     finally:
-        sampling.collect, sampling.advantages, Runtime.step = collect, advantages, step  # type: ignore[method-assign]
+        epoch.draw_samples, epoch.advantages, Runtime.step = draw_samples, advantages, step  # type: ignore[method-assign]
 
 
 def write_edit_twins(folder: Path) -> None:

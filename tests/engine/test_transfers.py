@@ -13,14 +13,14 @@ from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect, integrate, sigmas_of
+from pacorl.engine.rollout import Draw, collect, draw_samples, integrate, sigmas_of
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import add_lora
 from pacorl.policies import POLICIES
 from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.train.update import PolicyLoss, update_policy
-from pacorl.types import Advantages, Size
+from pacorl.types import Advantages, Samples, Size
 
 SIZE = Size(32, 32)
 PROMPTS = character_prompts("train", 2)
@@ -119,7 +119,9 @@ def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: Conditio
     rows = [Row(PROMPTS[number // 2], number) for number in range(4)]
     at_steps: Counter[str] = Counter()
     with Waits() as waits:
-        samples = collect(Draw(policy, sampler, cache, 1, 0, 4), rows, lambda _: at_steps.update(waits.counted))
+        samples = Samples()
+        for _ in draw_samples(Draw(policy, sampler, cache, 1, 0, 4), rows, samples):
+            at_steps.update(waits.counted)
     # By the time that the first images were there: the endpoints, and the pixels.
     assert at_steps == Counter({"read": 2})
     assert waits.counted["sent"] == 0

@@ -51,8 +51,8 @@ from pacorl.policies.flux import FLUX
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.quantize.linear import quantize_model, weight_bytes
 from pacorl.quantize.streaming import WeightStream
-from pacorl.train import builders, evaluate, trainer
-from pacorl.train.sampling import EpochSampler
+from pacorl.train import builders, epoch, evaluate
+from pacorl.train.run import Run
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.twins import META, model_on_meta
 
@@ -162,13 +162,15 @@ def phases(card: PretendedCard) -> Iterator[None]:
             ("load", builders, "build_adapted_policy"),
             ("encode", ConditioningCache, "prepare"),
             ("place", builders, "place_transformer"),
-            ("sample", EpochSampler, "sample"),
-            ("score", EpochSampler, "gather_scores"),
-            ("train", trainer, "update_policy"),
+            ("sample", Run, "draw"),
+            ("sample", rollout.Trunk, "grow"),
+            ("sample", rollout.Trunk, "finish"),
+            ("score", Run, "gather_scores"),
+            ("train", epoch, "update_policy"),
             ("optimizer", Runtime, "step"),
             ("sample", evaluate, "sample_images"),
             ("sample", generator, "sample_images"),
-            ("score", evaluate.Evaluator, "_measure"),
+            ("score", evaluate, "_measure"),
             ("decode", PipelinePolicy, "decode"),
             ("save", PolicyTrainer, "save"),
         ):

@@ -53,7 +53,7 @@ ALLOWED = {
     ("train/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),
     ("train/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
     ("train/checkpoint.py", "prune"): (["rename"], "a checkpoint, before `remove_made` deletes its files"),
-    ("train/trainer.py", "PolicyTrainer._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
+    ("train/run.py", "Run._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
     ("train/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
     ("train/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
     ("train/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),

@@ -20,6 +20,7 @@ from pacorl.engine.rows import assign_rows, epoch_rows
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import add_lora
 from pacorl.plan.work import work_of
+from pacorl.train import epoch
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.train.update import PolicyLoss, update_policy
 from pacorl.types import Advantages, Samples, Size
@@ -87,7 +88,7 @@ def test_the_forwards_of_an_epoch(
     expected = dict(zip(("sampling", "training", "other_policies"), forwards, strict=True))
     assert work_of(config, world=1).forwards_per_image == pytest.approx(expected)
     training = PolicyTrainer(config)
-    counted, learn, backward = Counted(training.transformer), training.learn, training.runtime.backward
+    counted, learn, backward = Counted(training.transformer), epoch.learn, training.runtime.backward
 
     def learning(*args: Any) -> Any:
         counted.phase = "update"
@@ -97,7 +98,7 @@ def test_the_forwards_of_an_epoch(
         counted.count["backwards"] += 1
         backward(loss, last=last)
 
-    monkeypatch.setattr(training, "learn", learning)
+    monkeypatch.setattr(epoch, "learn", learning)
     monkeypatch.setattr(training.runtime, "backward", back)
     training.run_epoch()
     training.close()

@@ -112,9 +112,9 @@ def train_in_process(out: Path, overrides: Sequence[str], result: Path) -> None:
 def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
     """One epoch, and what each of this rank's samples was on its way to the update."""
     rows: dict[int, dict[str, Tensor]] = {}
-    learn = trainer.learn
+    note_samples = trainer.note_samples
 
-    def observe(samples: Any, advantages: Any) -> Any:
+    def observe(samples: Any, scores: Any, advantages: Any) -> None:
         for share in samples:
             for rollout in share.rollouts:
                 for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
@@ -123,13 +123,13 @@ def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
             for nodes in share.nodes:
                 for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
                     rows[row][f"log_prob/{nodes.level}"] = log_prob
-        return learn(samples, advantages)
+        note_samples(samples, scores, advantages)
 
-    trainer.learn = observe  # type: ignore[method-assign]
+    trainer.note_samples = observe  # type: ignore[method-assign]
     try:
         trainer.run_epoch()
     finally:
-        trainer.learn = learn  # type: ignore[method-assign]
+        trainer.note_samples = note_samples  # type: ignore[method-assign]
     return rows
 
 

@@ -16,8 +16,9 @@ from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
 from pacorl.policies.flux import FluxPolicy
 from pacorl.train import builders, checkpoint
+from pacorl.train.epoch import sample
 from pacorl.train.trainer import PolicyTrainer, train_policy
-from pacorl.types import Prompt, Question, Size, Verdict
+from pacorl.types import Prompt, Question, Samples, Size, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from fake_server import FakeServer
@@ -156,8 +157,9 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
     found = []
     for overlap in (False, True):
         with Scorer(training.rewards, overlap=overlap) as scorer:
-            training.epoch_sampler.sample(rows, scorer)
-            found.append(training.epoch_sampler.gather_scores(scorer))
+            for rollout in sample(training, training.sampler, rows, [Samples()]):
+                scorer.submit(rollout)
+            found.append(training.gather_scores(scorer))
     assert found[0] == found[1]
     assert len(found[0]) == 8
 
@@ -350,7 +352,7 @@ def test_a_ratio_that_is_off_before_an_update_is_warned_of(
     clip_range = training.config.objective.clip_range
     training.warned.clear()
     for deviation, told in ((0.05, 0), (0.2, 1), (0.3, 1)):
-        training._warn_of_deviation({"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
+        training.warn_of_deviation({"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
         assert caplog.text.count("the ratio deviates from 1") == told, "said once, above a tenth of the clip range"
     training.warned.clear()
 

@@ -39,7 +39,7 @@ def test_it_is_the_checkpoint_that_the_run_would_have_written_whatever_came_afte
     config = toy_config(tmp_path / "run", f"objective.name={objective}", "sampling.tree={}", "save_every=100")
     trainer = PolicyTrainer(config)
     trainer.run_epoch()
-    trainer._keep_state()
+    trainer.keep_state()
     trainer.save()
     expected = content(checkpoints(config.out / "checkpoints")[-1])
     shutil.rmtree(config.out / "checkpoints")

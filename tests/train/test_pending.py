@@ -25,15 +25,15 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl.core.sampling import Suffix
-from pacorl.engine.rollout import Draw, collect
+from pacorl.engine.rollout import Draw, draw_samples
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import digests
 from pacorl.io.outage import UnreachableError
-from pacorl.train import pending, sampling
+from pacorl.train import epoch, pending
 from pacorl.train.ledger import JUDGE_COUNTS
 from pacorl.train.start import checkpoints
 from pacorl.train.trainer import train_policy
-from pacorl.types import Samples
+from pacorl.types import Rollout
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -213,9 +213,9 @@ def resumed(
     expected, questions = whole
     drawn: list[Suffix] = []
 
-    def noted(draw: Draw, *rest: Any) -> Samples:
+    def noted(draw: Draw, *rest: Any) -> Iterator[Rollout]:
         drawn.append(draw.sampler.suffix)
-        return collect(draw, *rest)
+        return draw_samples(draw, *rest)
 
     with server.serving(run) as url:
         with pytest.raises(UnreachableError) as given_up:
@@ -230,7 +230,7 @@ def resumed(
         assert sum(server.answered.values()) < sum(questions.values())
         server.come_back()
         with monkeypatch.context() as patch:
-            patch.setattr(sampling, "collect", noted)
+            patch.setattr(epoch, "draw_samples", noted)
             train_policy(toy_config(run, *settings(url, *more, outage=1)), resume="auto")
     assert server.answered == questions
     assert content(run) == expected

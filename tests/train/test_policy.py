@@ -16,9 +16,8 @@ from pacorl.config.policy_run import recipe
 from pacorl.core.advantages import advantages
 from pacorl.engine.runtime import Interrupted
 from pacorl.rewards.reward import score
-from pacorl.train import checkpoint, sampling
+from pacorl.train import checkpoint, epoch
 from pacorl.train import trainer as loop
-from pacorl.train.sampling import EpochSampler
 from pacorl.train.trainer import PolicyTrainer, train_policy
 
 
@@ -72,15 +71,15 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
     stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
-    sample_units = EpochSampler._sample_units
+    draw_samples = epoch.draw_samples
 
-    def sample_and_kill(training, *rest):  # type: ignore[no-untyped-def]
-        if training.epoch == 1:
+    def draw_and_kill(draw, *rest):  # type: ignore[no-untyped-def]
+        if draw.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return sample_units(training, *rest)
+        return draw_samples(draw, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EpochSampler, "_sample_units", sample_and_kill)
+        patch.setattr(epoch, "draw_samples", draw_and_kill)
         with pytest.raises(Interrupted, match="--resume"):
             train_policy(stopped)
     assert len(metrics(stopped.out)) < len(metrics(whole))
@@ -92,17 +91,17 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     """Schedulers repeat their signal; the second one comes while the state is saved."""
     config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
     held: list[bool] = []
-    sample_units, save = EpochSampler._sample_units, PolicyTrainer.save
+    draw_samples, save = epoch.draw_samples, PolicyTrainer.save
 
-    def sample_and_stop(trainer, *rest):  # type: ignore[no-untyped-def]
+    def draw_and_stop(*arguments):  # type: ignore[no-untyped-def]
         os.kill(os.getpid(), signal.SIGTERM)
-        return sample_units(trainer, *rest)
+        return draw_samples(*arguments)
 
     def save_and_look(trainer):  # type: ignore[no-untyped-def]
         held.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         save(trainer)
 
-    monkeypatch.setattr(EpochSampler, "_sample_units", sample_and_stop)
+    monkeypatch.setattr(epoch, "draw_samples", draw_and_stop)
     monkeypatch.setattr(PolicyTrainer, "save", save_and_look)
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
@@ -127,7 +126,7 @@ def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
 
 def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
-    updates, update = [], loop.update_policy
+    updates, update = [], epoch.update_policy
 
     def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
         updates.append((samples, values))
@@ -164,18 +163,18 @@ def test_epochs_share_neither_noise_nor_prompts(
         training = PolicyTrainer(config)
     seeds: list[int] = []
     sampled: list[list[int]] = []
-    noise, collect = training.policy.noise, sampling.collect
+    noise, draw_samples = training.policy.noise, epoch.draw_samples
 
     def drawn(several, size):  # type: ignore[no-untyped-def]
         seeds.extend(several)
         return noise(several, size)
 
-    def collected(draw, rows, on_rollout):  # type: ignore[no-untyped-def]
+    def noted(draw, rows, into):  # type: ignore[no-untyped-def]
         sampled[-1].extend(row.prompt.id for row in rows)
-        return collect(draw, rows, on_rollout)
+        return draw_samples(draw, rows, into)
 
     monkeypatch.setattr(training.policy, "noise", drawn)
-    monkeypatch.setattr(sampling, "collect", collected)
+    monkeypatch.setattr(epoch, "draw_samples", noted)
     for _ in range(2):
         sampled.append([])
         training.run_epoch()
@@ -220,7 +219,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
 ) -> None:
     monkeypatch.setattr(loop, "MAX_BAD_STEPS", 3)
     config = tiny_run([*small, "epochs=3"])
-    update = loop.update_policy
+    update = epoch.update_policy
 
     def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
         found = update(learner, *args, **kwargs)

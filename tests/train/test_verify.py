@@ -397,7 +397,7 @@ def other_scores(patch: pytest.MonkeyPatch) -> None:
 
 
 def slower_learning(patch: pytest.MonkeyPatch) -> None:
-    rate = PolicyTrainer._set_learning_rate
+    rate = PolicyTrainer.set_learning_rate
 
     def halved(trainer: PolicyTrainer) -> float:
         for group in trainer.optimizer.param_groups:

@@ -5,7 +5,7 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -60,26 +60,39 @@ class Draw:
 
 
 @torch.no_grad()
-def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], None] = lambda rollout: None) -> Samples:
-    """Draw the training samples of rows that share nodes: down the tree level by level, then each batch to its images.
+def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rollout]:
+    """Draw the training samples of rows that share nodes: down the tree, then each batch of leaves to its images.
 
-    Each distinct latent passes the transformer once, however many samples descend from it. With own noise (one sample
-    per node) a batch of nodes is a batch of samples.
+    Each distinct latent passes the transformer once, however many samples descend from it. With independent noise (one
+    sample per node) a batch of nodes is a batch of samples.
 
     Args:
-        draw: what they are drawn with.
+        draw: parameters of the rollouts.
         rows: the samples, all of one size.
-        on_rollout: called with each batch of samples as soon as it is decoded.
+        into: filled with the rollouts, and at the end with the nodes.
+
+    Yields:
+        Each batch of samples as soon as it is decoded.
     """
     trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
-    rollouts = []
+
     for start in range(0, len(rows), draw.batch):
         batch = rows[start : start + draw.batch]
-        rollouts.append(trunk.finish(batch, torch.stack([latents[row.number] for row in batch])))
-        on_rollout(rollouts[-1])
-    # Not at each step, which would wait for the card there.
-    return Samples(rollouts, [nodes_on_cpu(batch) for batch in nodes])
+        rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
+        into.rollouts.append(rollout)
+        yield rollout
+
+    # At the end, since a copy at each step would wait for the card there.
+    into.nodes += [nodes_on_cpu(batch) for batch in nodes]
+
+
+def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
+    """Draw the training samples of rows that share nodes; see `draw_samples`."""
+    samples = Samples()
+    for _ in draw_samples(draw, rows, samples):
+        pass
+    return samples
 
 
 def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
@@ -180,22 +193,49 @@ class Trunk:
         return advanced
 
     def _branch(self, nodes: Sequence[int], level: int, x_VNC: Tensor) -> tuple[NodeBatch, dict[int, Tensor]]:
-        """The stochastic step of some nodes, and the latents of their children by node."""
-        draw, tree, step, device = self.draw, self.tree, self.draw.sampler.sde_steps[level], x_VNC.device
+        r"""Take the stochastic step of some nodes.
+
+        A tree of one group of four samples, two children per node at each of two SDE steps:
+
+            level 0      node 0                      noise of the start; one forward, one transition
+                        /      \
+            level 1  node 0   node 1                 noise of step 0; one forward and transition each
+                     /   \    /   \
+            level 2  0    1   2    3  = samples      noise of step 1; from here on no noise, to the images
+
+        Each sample below a node keeps the log-probability of the child that its path takes.
+
+        Args:
+            nodes: of the level.
+            level: from 0; its SDE step is `sde_steps[level]`.
+            x_VNC: their latents.
+
+        Returns:
+            What training needs to replay the step, and the latents of the children by node.
+        """
+        draw, tree = self.draw, self.tree
+        step, device = draw.sampler.sde_steps[level], x_VNC.device
+
+        # 1. The transition of each node: one forward, and a Gaussian by the SDE type.
         with torch.set_grad_enabled(draw.as_trained):
             velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
-        velocity = velocity.detach()
-        transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity)
+        transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity.detach())
+
+        # 2. The children that this rank's samples descend from, each drawn by a noise of its own, or by a sibling's
+        # noise with the other sign.
         rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
         children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
-        parent_E = to_device(torch.tensor([nodes.index(tree.node_of(child, level)) for child in children]), device)
-        draws, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
-        noise = draw.noise(("step", step), draws, self.size)
-        noise = noise * to_device(torch.tensor(signs), device)[:, None, None].to(noise.dtype)
-        x_ENC = transition.mean_BNC[parent_E] + transition.std * noise
-        node_B = to_device(torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows]), device)
-        child_B = to_device(torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows]), device)
+        parent_E = self._positions([tree.node_of(child, level) for child in children], nodes, device)
+        seeds, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
+        noise_ENC = draw.noise(("step", step), seeds, self.size)
+        sign_E = to_device(torch.tensor(signs), device)
+        x_ENC = transition.mean_BNC[parent_E] + transition.std * (noise_ENC * sign_E[:, None, None].to(noise_ENC.dtype))
+
+        # 3. The log-probability of each sample's step: its child under its node's transition.
+        node_B = self._positions([tree.node_of(row, level) for row in rows], nodes, device)
+        child_B = self._positions([tree.node_of(row, level + 1) for row in rows], children, device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
+
         batch = NodeBatch(
             step=step,
             level=level,
@@ -211,6 +251,12 @@ class Trunk:
             mean_VNC=transition.mean_BNC if draw.sampler.keeps_means else None,
         )
         return batch, dict(zip(children, x_ENC, strict=True))
+
+    @staticmethod
+    def _positions(wanted: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
+        """(len(wanted),) int64 on the device: the position of each wanted node among `nodes`."""
+        position = {node: number for number, node in enumerate(nodes)}
+        return to_device(torch.tensor([position[node] for node in wanted]), device)
 
     def _conditioning(self, nodes: Sequence[int]) -> Conditioning:
         return self.draw.cache.batch([self.prompts[node] for node in nodes], self.size)

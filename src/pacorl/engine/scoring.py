@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -219,3 +220,9 @@ def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tu
         valid_RB=score_RB.isfinite(),
         group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
     )
+
+
+def share_not_finite(scores: Mapping[int, Scores]) -> float:
+    """Share of the scores that are NaN or infinite; a missing score is neither."""
+    values = list(chain(*scores.values()))
+    return sum(value is not None and not math.isfinite(value) for value in values) / len(values)

@@ -24,7 +24,7 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.sde import SDE_TYPES
 from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect, velocity_at
+from pacorl.engine.rollout import Draw, draw_samples, velocity_at
 from pacorl.engine.rows import Row, epoch_rows, one_size_batches
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, overlaps
@@ -35,7 +35,7 @@ from pacorl.probe.variance import Floats
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import Reward
 from pacorl.train import builders
-from pacorl.types import Prompt, Question, Rollout, Size, Verdict
+from pacorl.types import Prompt, Question, Rollout, Samples, Size, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -478,13 +478,12 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     rollouts = list[Rollout]()
     with Scorer({", ".join(key): reader for key, reader in readers.items()}, overlap=models.overlap) as scorer:
 
-        def submit(rollout: Rollout) -> None:
-            rollouts.append(rollout)
-            scorer.submit(rollout)
-
         started = time.perf_counter()
         for rows in _units(models, sampler):
-            collect(settings, rows, submit)
+            samples = Samples()
+            for rollout in draw_samples(settings, rows, samples):
+                scorer.submit(rollout)
+            rollouts += samples.rollouts
         sampled = time.perf_counter()
         scores = scorer.results()
         models.seconds["sampling"] += sampled - started

@@ -37,7 +37,7 @@ from pacorl.lora.adapters import adapter_state, full_state
 from pacorl.rewards.reward import Deferred, Reward
 from pacorl.train.builders import FunctionReward
 from pacorl.train.checkpoint import TrainedWeights
-from pacorl.train.evaluate import EvaluatedSample, sample_files
+from pacorl.train.evaluated import EvaluatedSample, sample_files
 from pacorl.types import Advantages, Samples
 
 FILES = {"epoch": "ledger.jsonl", "evaluation": "ledger.jsonl", "start": "starts.jsonl"}

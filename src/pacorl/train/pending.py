@@ -45,7 +45,7 @@ class PendingEpoch:
         """Begin to keep the answers of those `services` that can, by their keys in the config."""
         self.folder, self.runtime = run / FOLDER, runtime
         self.answers: dict[str, Answers] = {}
-        self.samples: list[Samples] | None = None
+        self.samples: Sequence[Samples] | None = None
         """This rank's by update, once they are complete."""
         self._mark: dict[str, Any] = {}
         """Content of the folder's mark; empty if the folder is of no use."""
@@ -99,7 +99,7 @@ class PendingEpoch:
         self.hold(samples)
         return samples
 
-    def hold(self, samples: list[Samples]) -> None:
+    def hold(self, samples: Sequence[Samples]) -> None:
         """Remember the complete samples of the epoch, to be written if the run stops."""
         self.samples = samples
 

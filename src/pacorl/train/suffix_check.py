@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import StatisticsError, correlation
 from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.core.sampling import Suffix
+from pacorl.core.metric_names import SUFFIX_CORRELATION
+from pacorl.core.sampling import Sampler, Suffix
 from pacorl.engine.rollout import Draw, Trunk
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, Scores
+from pacorl.train.run import Run
 from pacorl.types import Advantages, Samples
 
 if TYPE_CHECKING:
@@ -25,8 +28,59 @@ if TYPE_CHECKING:
 
     from pacorl.rewards.reward import Reward
 
+Compare = Callable[[Run, Sampler, Sequence[Row], Mapping[int, Scores]], Advantages]
+"""Scores of an epoch → advantages."""
 LEAST_CORRELATION = 0.9
 """Of the advantages by both ways, below which the run warns. Between two judgements of equal images it is 1."""
+
+
+def check_suffix(
+    run: Run,
+    sampler: Sampler,
+    rows: Sequence[Row],
+    *,
+    samples: Sequence[Samples],
+    scores: Mapping[int, Scores],
+    by_suffix: Advantages,
+    compare: Compare,
+) -> dict[str, float]:
+    """Correlate the first group's advantages with those by all steps, if a check is due, and warn if it is low.
+
+    Args:
+        run: with the policy that sampled.
+        sampler: of the epoch.
+        rows: of all ranks.
+        samples: of this rank, by update.
+        scores: of all ranks.
+        by_suffix: the epoch's advantages.
+        compare: scores → advantages, as the epoch compares them.
+
+    Raises:
+        SharedFault: what a reward raised on any rank.
+    """
+    suffix = run.config.sampling.suffix
+    if suffix.is_full or not suffix.check_every or run.epoch % suffix.check_every:
+        return {}
+
+    group = rows[: run.config.group_size]
+    with run.sampling_policy():
+        draw = run.draw(sampler)
+        with run.clock.timed("suffix_check"):
+            make = partial(Scorer, **run.scorer_options)
+            full = full_scores(draw, group, samples, rewards=run.rewards, runtime=run.runtime, scorer=make)
+
+    by_all_steps = compare(run, sampler, rows, {**scores, **full})
+    agreement = advantage_correlation(by_suffix, by_all_steps, group)
+    if agreement is None:
+        return {}
+    if agreement < LEAST_CORRELATION:
+        run.warn_once(
+            SUFFIX_CORRELATION,
+            f"epoch {run.epoch + 1}: with sampling.suffix {suffix.says} a group's advantages correlate by "
+            f"{agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more steps, solver ab2, "
+            "or leave sampling.suffix out",
+        )
+    return {SUFFIX_CORRELATION: agreement}
 
 
 # With a graph, a process that has nothing to finish here would leave the others waiting in their next backward.

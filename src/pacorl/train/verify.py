@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,9 +28,9 @@ from pacorl.io.files import write_atomic
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
 from pacorl.train.audit import Kind, check_samples, ranges, repeatable
-from pacorl.train.evaluate import sample_files
+from pacorl.train.epoch import run_epoch
+from pacorl.train.evaluated import sample_files
 from pacorl.train.ledger import Record, read_ledger, sha256
-from pacorl.train.sampling import EpochSampler
 from pacorl.train.start import checkpoints
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Prompt
@@ -140,7 +141,8 @@ class Recomputation(PolicyTrainer):
             start: the record of the start that made the epoch or evaluation.
             record: the record of the epoch or evaluation.
         """
-        self._own, self._tables = list(start["recomputed"]), iter(record.get("scores", {}).values())
+        self._own = list(start["recomputed"])
+        self._table: list[list[Any]] = next(iter(record.get("scores", {}).values()), [])
         own = [reward for reward in config.rewards if reward.key in self._own]
         functions: dict[str, RewardFunction] = {reward.key: _stand_in for reward in config.rewards}
         functions |= build_rewards(own, judge=None, device=Runtime().device)
@@ -151,12 +153,9 @@ class Recomputation(PolicyTrainer):
             rewards=functions,
         )
 
-    @property
-    def epoch_sampler(self) -> EpochSampler:
-        def scorer(rewards: Mapping[str, Reward], **options: Any) -> Scorer:
-            return ReplayingScorer(rewards, own=self._own, table=next(self._tables), **options)
-
-        return replace(super().epoch_sampler, scorer=scorer)
+    def run_epoch(self) -> dict[str, float]:
+        """Run the epoch with the scores that were recorded."""
+        return run_epoch(self, scorer=partial(ReplayingScorer, own=self._own, table=self._table))
 
 
 def _stand_in(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
