@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers.models.cache_utils import CacheMixin
 from diffusers.models.transformers.transformer_flux import FluxTransformerBlock
-from edit_twins import drawn, edit, source_image
+from edit_twins import drawn, edit, settings_of, source_image
 from tiny_runs import metrics, tiny_run
 from torch import Tensor
 
@@ -45,9 +45,7 @@ def twin(kind: str) -> PipelinePolicy:
     """With an adapter that does something, and guidance if the kind has it, so that a step is two forwards."""
     torch.manual_seed(0)
     spec = POLICIES[kind]
-    options = {"max_sequence_length": 48, "true_cfg_scale": 3.0}
-    options = {name: value for name, value in options.items() if name in spec.options.model_fields}
-    policy = spec.over(drawn(spec.twin(vocabulary())), dtype="float32", **options)
+    policy = spec.over(drawn(spec.twin(vocabulary())), dtype="float32", **settings_of(spec))
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():

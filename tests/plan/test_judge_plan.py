@@ -104,7 +104,9 @@ def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: P
     rankings, notes = tmp_path / "rankings.csv", tmp_path / "notes.txt"
     rankings.write_text("reference,first,second\n")
     notes.write_text("a fox runs\n")
-    found = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{rankings}', '{notes}']")))
+    found = plan_reward(
+        load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{rankings}', '{notes}']"))
+    )
     assert found.absences == ()
     of_rankings, of_notes = found.faults
     assert "`pacorl dataset import SET FILE --kind rankings`" in of_rankings

@@ -24,8 +24,8 @@ class ClippedOptions(ObjectiveOptions):
     clip_range: float = Field(1e-4, gt=0)
     """ε: how far the ratio may move before its gradient stops."""
     clip_high: float | None = Field(None, gt=0)
-    """ε_high of DAPO's clip-higher (arXiv 2503.14476): how far the ratio may rise above 1, while `clip_range` bounds its
-    fall; None for `clip_range` on both sides."""
+    """ε_high of DAPO's clip-higher (arXiv 2503.14476): how far the ratio may rise above 1; `clip_range` then bounds its
+    fall alone. None for `clip_range` on both sides."""
 
     @property
     def ratio_tolerance(self) -> float:
