@@ -28,7 +28,6 @@ from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.policies.policy import PolicySpec
 from pacorl.quantize.linear import parameter_count
 from pacorl.testing.policies import check_latents, check_policy, check_spec
 from pacorl.train.builders import check_adapter
@@ -112,9 +111,7 @@ def test_a_bad_size_is_refused_before_weights_are_loaded(kind: str, tmp_path: Pa
 
     too_small = Size(policy.token_pixels, policy.token_pixels // 2)
     for check in (policy.check_size, lambda size: spec.check_source(str(tmp_path), size=size)):
-        with pytest.raises(
-            ValueError, match=f"size {too_small} is smaller than one token|{too_small} must be a multiple"
-        ):
+        with pytest.raises(ValueError, match=f"size {too_small} (is smaller than one token|must be a multiple)"):
             check(too_small)
         check(policy.nearest_size(AREA))
 
