@@ -176,7 +176,7 @@ class Evaluator:
             size_of(prompt, small) != size_of(prompt, full_size) for prompt in self.prompts
         )
         total = (1 + compared) * len(jobs) // self.runtime.world
-        with self.average.swapped_in(), self.bars.phase("evaluating", total=total) as advance:
+        with self.average.swapped_in(), self.bars.phase("evaluating", total=total, stage=True) as advance:
             fused = self._fused()
             full = self._sample(jobs, full_size, fused, advance, everything=True)
             if not compared:
@@ -186,7 +186,7 @@ class Evaluator:
     def _sample_trained(self, jobs: Sequence[Job], small: Size | None) -> list[EvaluatedSample]:
         """The trained adapter: all jobs at the training size, or every fourth at full size."""
         jobs = jobs if small else jobs[::TRAINED_STRIDE]
-        with self.bars.phase("evaluating the trained", total=len(jobs) // self.runtime.world) as advance:
+        with self.bars.phase("evaluating the trained", total=len(jobs) // self.runtime.world, stage=True) as advance:
             return self._sample(jobs, small or self.full_size, self._fused(), advance, everything=False)
 
     def _fused(self) -> FusedLora | None:
