@@ -119,6 +119,8 @@ def test_other_processes_and_a_closed_pipe_are_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(ProgressBars(epochs=3, shown=False), epochs=3)
+    with ProgressBars(epochs=3, shown=True).phase("sampling", total=1):
+        pass  # an epoch that a program runs by itself
     assert capsys.readouterr().out == ""
 
     def closed(*_: object, **__: object) -> None:

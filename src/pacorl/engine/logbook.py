@@ -245,16 +245,19 @@ class ProgressBars:
         self._progress = Progress(*columns, disable=not (shown and on_terminal))
         self._epochs = self._progress.add_task("epochs", total=epochs, note="")
         self._count = epochs
-        self._writes_lines = shown and not on_terminal
+        self._is_log = shown and not on_terminal
+        self._writes_lines = False
         self._begun: set[str] = set()
         """Phases that have had their line."""
 
     def __enter__(self) -> ProgressBars:
         self._progress.start()
+        self._writes_lines = self._is_log
         return self
 
     def __exit__(self, *fault: object) -> None:
         self._progress.stop()
+        self._writes_lines = False
 
     def epoch(self, done: int, *, note: str) -> None:
         """Show that so many epochs are finished."""
