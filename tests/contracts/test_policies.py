@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -110,7 +110,11 @@ def test_a_bad_size_is_refused_before_weights_are_loaded(kind: str, tmp_path: Pa
     assert spec.token_pixels(policy.pipeline.vae.config) == policy.token_pixels
 
     too_small = Size(policy.token_pixels, policy.token_pixels // 2)
-    for check in (policy.check_size, lambda size: spec.check_source(str(tmp_path), size=size)):
+    checks: list[Callable[[Size], object]] = [
+        policy.check_size,
+        lambda size: spec.check_source(str(tmp_path), size=size),
+    ]
+    for check in checks:
         with pytest.raises(ValueError, match=f"size {too_small} (is smaller than one token|must be a multiple)"):
             check(too_small)
         check(policy.nearest_size(AREA))
