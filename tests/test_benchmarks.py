@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -64,3 +65,18 @@ def test_the_gpu_day_measures_everything_on_a_cpu(tmp_path: Path) -> None:
     assert {f"trained step at 32, {form}, s" for form in ("alone", "DDP", "FSDP2")} < figures.keys()
     assert all(value > 0 for name, value in figures.items() if name.endswith((" s", "/s")))
     assert "| epoch at 32, images/s | " in (tmp_path / "day.md").read_text()
+
+
+def test_an_epoch_is_judged_by_its_count_and_not_by_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch = benchmark("epoch", monkeypatch)
+    left, right = torch.ones(2, 3), torch.ones(3, 4)
+    assert epoch.counted(lambda: left @ right) == 2 * 2 * 3 * 4
+
+    flops = {"bare": 1000, "own": 905, "shared": 800, "node": 520, "node_ab2": 340}
+    slow = {name: [9.0, 8.0] for name in flops} | {"bare": [1.0, 1.0]}
+    result = epoch.summary(flops, slow)
+    assert epoch.exceeded(result) == []
+    assert (result["flops_ratios"]["own"], result["seconds_ratios"]["own"]) == (0.905, 8.5)
+    assert "own        0.9050 of the FLOPs  (limit 0.910)  8.5 of the CPU time" in epoch.table(result)
+    assert epoch.exceeded(epoch.summary(flops | {"node": 540}, slow)) == ["node"]
+    assert epoch.summary(flops, {name: [] for name in flops})["cpu_seconds"]["bare"] is None

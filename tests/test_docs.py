@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -19,11 +19,18 @@ from tools.tiny import __main__ as tiny
 
 import pacorl
 from pacorl import cli
+from pacorl.bench.table import BENCHMARKS
 from pacorl.config.base import Section
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.one_of import OneOf
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.core.advantages import AGGREGATES
 from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.sde import SDE_TYPES
+from pacorl.core.solvers import SOLVERS
+from pacorl.policies import POLICIES
+from pacorl.rewards import REWARDS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -107,6 +114,61 @@ def test_the_layers_of_the_map_are_those_that_are_enforced() -> None:
     layers = [set(re.findall(r'"([\w.]+)"', line)) for line in re.findall(r"\{.*?\}", enforced[1], re.S)]
     shown = re.findall(r"^(\d+)  ([a-z_. ]+?)(?:   .*)?$", MAPS[0].read_text("utf-8"), flags=re.MULTILINE)
     assert {int(number): set(names.split()) for number, names in shown} == dict(enumerate(layers))
+
+
+# --- tables of entries ----------------------------------------------------------------------------------------------
+
+
+def first_cells(text: str, header: str) -> list[str]:
+    """The first code of each row of the table whose first heading is `header`."""
+    _, _, rest = text.partition(f"\n| {header} |")
+    rows = rest.partition("\n\n")[0].split("\n")[2:]
+    return [row.split("`")[1] for row in rows if row]
+
+
+@pytest.mark.parametrize(
+    ("page", "header", "table", "more"),
+    [
+        ("rewards.md", "`name`", REWARDS, {"path/to/file.py:Name"}),
+        ("policies.md", "`model.kind`", POLICIES, set()),
+        ("benchmarks.md", "Command", [f"pacorl benchmark {name} DATA" for name in BENCHMARKS], set()),
+    ],
+    ids=["rewards", "generators", "benchmarks"],
+)
+def test_a_page_lists_every_entry(page: str, header: str, table: Iterable[str], more: set[str]) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert set(first_cells(text, header)) - more == set(table)
+
+
+def test_a_row_that_is_missing_is_seen() -> None:
+    assert first_cells("Text.\n\n| `name` | Score |\n|---|---|\n| `a` | x |\n| `b` | `c` |\n\nMore.", "`name`") == [
+        "a",
+        "b",
+    ]
+
+
+def test_the_page_of_the_engine_explains_every_entry() -> None:
+    text = (ROOT / "docs" / "engine.md").read_text("utf-8")
+    objectives = text.partition("## Objectives")[2].partition("\n## ")[0]
+    assert re.findall(r"^\*\*`(\w+)`\*\*", objectives, flags=re.MULTILINE) == list(OBJECTIVES)
+    words = " ".join(code_of(ROOT / "docs" / "engine.md"))
+    names = [*AGGREGATES, *SDE_TYPES, *SOLVERS]
+    assert [name for name in names if not re.search(rf"\b{name}\b", words)] == []
+
+
+def test_the_benchmarks_are_counted() -> None:
+    numbers = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    assert re.findall(r"There are (\w+) benchmarks", text) == [numbers[len(BENCHMARKS)]]
+
+
+def test_the_map_lists_every_command() -> None:
+    rows = first_cells(MAPS[0].read_text("utf-8").replace(r"\|", "/"), "Command")
+    commands = [row.split()[1] for row in rows if row.startswith("pacorl ")]
+    names = command_tree().list_commands(click.Context(command_tree()))  # type: ignore[attr-defined]
+    assert set(commands) == set(names)
+    (benchmarks,) = (row for row in rows if row.startswith("pacorl benchmark "))
+    assert benchmarks.split()[2].split("/") == list(BENCHMARKS)
 
 
 def test_a_module_that_is_not_there_is_seen() -> None:

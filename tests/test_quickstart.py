@@ -97,7 +97,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders of the runs that the command starts, which end at once, in the working folder of the test."""
     folders: list[Path] = []
 
-    def finish(config: PolicyConfig) -> tuple[Path, list[str]]:
+    def finish(config: PolicyConfig, **_: object) -> tuple[Path, list[str]]:
         folders.append(config.out)
         config.out.mkdir(parents=True)
         (config.out / "summary.json").write_text("{}")
@@ -172,7 +172,9 @@ def test_a_finished_run_and_what_lies_beside_it_are_never_deleted(tmp_path: Path
 @pytest.mark.slow
 def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
-    page, verdict = run_quickstart(config)
+    stages: list[str] = []
+    page, verdict = run_quickstart(config, say=stages.append)
+    assert [line[:7] for line in stages] == ["1 of 3:", "2 of 3:", "3 of 3:"]
     assert len(verdict) == 3
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["judge"]["pair_accuracy"] >= 0.95

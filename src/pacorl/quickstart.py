@@ -46,8 +46,12 @@ VERDICT = {
 """Metric → what the verdict calls it."""
 
 
-def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
+def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = None) -> tuple[Path, list[str]]:
     """Run the tiny recipe and grade it, or resume a run that was stopped.
+
+    Args:
+        config: the recipe.
+        say: receives a line at the start of each stage; None for silence.
 
     Returns:
         The page, and a verdict of three lines.
@@ -55,11 +59,13 @@ def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
     Raises:
         ValueError: The folder holds a finished run, or files that no run wrote.
     """
+    say = say or (lambda line: None)
     quiet_loading()  # the models load in a blink
     out = config.out
     check_unfinished(out)
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
+    say("1 of 3: the judge answers held-out questions")
     judge = open_judge(config.judge, device="cpu")
     try:
         accuracy = judge_accuracy(judge)
@@ -73,7 +79,10 @@ def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
         ]
         return {name: fmean(grade[name] for grade in grades) for name in GRADES}
 
+    say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
     train_policy(config, resume=True, extra_metrics=grade)
+
+    say("3 of 3: before and after are graded")
     summary = summarize(config, oracle, judge=accuracy)
     write_atomic(out / "before-after.png", png_bytes(before_and_after(out)))
     # The page reads the summary; a kill between the two leaves a finished run, and `pacorl report` writes its page.

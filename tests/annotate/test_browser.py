@@ -157,6 +157,29 @@ def test_by_the_keyboard_alone(dataset, browser):
         assert store.answers() == []
 
 
+def test_who_types_every_letter_saves_that_order(dataset, browser):
+    """The page places the last one by itself; the letter of it, typed all the same, leaves it there."""
+    folder, port = dataset(prompts=2, grids=4), free_port()
+    with AnnotationServer(folder, "--annotators", "ann", "--controls", "0", "--overlap", "0", port=port) as links:
+        page, sent = browser.new_page(), []
+        page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+        page.goto(links["ann"])
+        count(page, 0, 96)
+        for done, letters in enumerate(("abcd", "dcba"), 1):
+            for letter in letters:
+                page.keyboard.press(letter)
+            assert names(page, "#slots") == list(letters.upper())
+            page.keyboard.press("Enter")
+            count(page, done, 96)
+        # What a person placed is still taken back by its letter, the page's own by Backspace.
+        for letter in ("a", "b", "c", "a"):
+            page.keyboard.press(letter)
+        assert names(page, "#pool") == ["A"]
+        page.keyboard.press("Backspace")
+        assert sorted(names(page, "#pool")) == ["A", "D"]
+    assert [ranking["order"] for ranking in sent] == [[0, 1, 2, 3], [3, 2, 1, 0]]
+
+
 def test_a_long_theme_is_clamped_and_can_be_read_whole(dataset, browser):
     folder = dataset(prompts=2, grids=2)
     theme = "one hero who goes on and on through the town and back again, " * 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_twins import drawn, edit, source_image
+from edit_twins import drawn, edit, settings_of, source_image
 from PIL import Image
 from torch import Tensor
 from toy_world import toy_config
@@ -28,7 +28,6 @@ from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.policies.policy import PolicySpec
 from pacorl.quantize.linear import parameter_count
 from pacorl.testing.policies import check_latents, check_policy, check_spec
 from pacorl.train.builders import check_adapter
@@ -48,12 +47,6 @@ ROLES = pytest.mark.parametrize(
 """Each kind with what it generates: some do both."""
 AREA = Size(96, 96)
 STEPS = 3
-SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}
-"""Of those options that a kind has: short texts, and guidance so that the negative prompt tells."""
-
-
-def settings_of(spec: PolicySpec) -> dict[str, Any]:
-    return {name: value for name, value in SETTINGS.items() if name in spec.options.model_fields}
 
 
 @cache
@@ -106,6 +99,25 @@ def test_its_checkpoints_are_recognised(kind: str, tmp_path: Path) -> None:
     assert kind_of(POLICIES[kind].published) == kind
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": type(twin(kind).pipeline).__name__}))
     assert kind_of(str(tmp_path)) == kind
+
+
+@KINDS
+def test_a_bad_size_is_refused_before_weights_are_loaded(kind: str, tmp_path: Path) -> None:
+    """A folder with two configs and no weights is enough."""
+    spec, policy = POLICIES[kind], twin(kind)
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": spec.pipeline}))
+    policy.pipeline.vae.save_config(tmp_path / "vae")
+    assert spec.token_pixels(policy.pipeline.vae.config) == policy.token_pixels
+
+    too_small = Size(policy.token_pixels, policy.token_pixels // 2)
+    checks: list[Callable[[Size], object]] = [
+        policy.check_size,
+        lambda size: spec.check_source(str(tmp_path), size=size),
+    ]
+    for check in checks:
+        with pytest.raises(ValueError, match=f"size {too_small} (is smaller than one token|must be a multiple)"):
+            check(too_small)
+        check(policy.nearest_size(AREA))
 
 
 @KINDS
@@ -267,6 +279,7 @@ def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
 def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     spec = POLICIES[kind]
     policy = spec.on_meta(spec.options())
+    assert spec.token_pixels(spec.parts["vae"]) == policy.token_pixels
     size = policy.nearest_size(Size(256, 256))
     assert policy.transformer.device.type == "meta"
     assert parameter_count(policy.transformer) > 1e9

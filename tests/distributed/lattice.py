@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import worlds
-from edit_twins import drawn, source_image
+from edit_twins import drawn, settings_of, source_image
 from toy_world import toy_config, toy_world
 
 from pacorl.config.base import load
@@ -102,8 +102,8 @@ def config_of(case: str, variation: Variation, folder: Path, out: Path) -> Polic
         return toy_config(out, *settings, *TOY[name], *variation.settings)
     spec = POLICIES[kind]
     prompts = folder / "edits.jsonl" if spec.edits and not spec.sets else "tiny:train:4"
-    options = {"max_sequence_length": 144, "true_cfg_scale": 3.0, "gradient_checkpointing": "false", "dtype": "float32"}
-    model = [f"model.{key}={value}" for key, value in options.items() if key in spec.options.model_fields]
+    options = {**settings_of(spec), "gradient_checkpointing": "false", "dtype": "float32"}
+    model = [f"model.{key}={value}" for key, value in options.items()]
     sizes = [f"{section}.size=[32, 32]" for section in ("sampling", "evaluation")]
     texts = [f"prompts.{key}={prompts}" for key in ("train", "evaluation")]
     overrides = [*settings, *model, *sizes, *texts, "trackers=[]", "sampling.steps=3", "save_every=1", f"out={out}"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pacorl.engine.logbook import ID_LETTERS, Logbook, check_trackers, tracker_id
+from pacorl.engine.logbook import ID_LETTERS, Logbook, ProgressBars, check_trackers, tracker_id
 
 
 def lines(folder: Path) -> list[dict[str, float | None]]:
@@ -95,3 +95,37 @@ def test_a_tracker_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch)
     check_trackers(["tensorboard", "swanlab"])
     with pytest.raises(ValueError, match=r"the package wandb is not installed; `pip install 'pacorl\[trackers\]'`"):
         check_trackers(["tensorboard", "wandb"])
+
+
+def train(bars: ProgressBars, *, epochs: int) -> None:
+    with bars:
+        for epoch in range(epochs + 1):
+            if epoch % epochs == 0:
+                with bars.phase("evaluating", total=8, stage=True) as advance:
+                    advance(8)
+            with bars.phase("sampling", total=72):
+                bars.epoch(epoch, note=f"consistency 0.{epoch:03d}")
+
+
+def test_a_log_has_a_line_per_stage_and_every_few_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    train(ProgressBars(epochs=45, shown=True), epochs=45)
+    written = capsys.readouterr().out.splitlines()
+    numbers = [0, 1, *range(2, 45, 2), 45]
+    of_epochs = [f"epoch {number} of 45  consistency 0.{number:03d}" for number in numbers]
+    assert written == ["evaluating: 8", "sampling: 72", *of_epochs[:-1], "evaluating: 8", of_epochs[-1]]
+
+
+def test_other_processes_and_a_closed_pipe_are_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(ProgressBars(epochs=3, shown=False), epochs=3)
+    with ProgressBars(epochs=3, shown=True).phase("sampling", total=1):
+        pass  # an epoch that a program runs by itself
+    assert capsys.readouterr().out == ""
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    bars = ProgressBars(epochs=3, shown=True)
+    monkeypatch.setattr("builtins.print", closed)
+    train(bars, epochs=3)

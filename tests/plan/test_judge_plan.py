@@ -100,6 +100,19 @@ def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Pa
     assert capped.optimizer_steps == 7
 
 
+def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: Path) -> None:
+    rankings, notes = tmp_path / "rankings.csv", tmp_path / "notes.txt"
+    rankings.write_text("reference,first,second\n")
+    notes.write_text("a fox runs\n")
+    found = plan_reward(
+        load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{rankings}', '{notes}']"))
+    )
+    assert found.absences == ()
+    of_rankings, of_notes = found.faults
+    assert "`pacorl dataset import SET FILE --kind rankings`" in of_rankings
+    assert "no such source; give a .jsonl of comparisons" in of_notes
+
+
 def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -> None:
     folder = tmp_path / "PaCo-Dataset"
     folder.mkdir()

@@ -14,10 +14,12 @@ from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.klein import tiny_klein
 from pacorl.policies.kontext import tiny_kontext
-from pacorl.policies.policy import Policy
+from pacorl.policies.policy import Policy, PolicySpec
 from pacorl.policies.qwen_image import tiny_qwen_edit
 from pacorl.types import Prompt, Size
 
+SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}
+"""Options of twins: room for the prompts in every tokenizer, byte-level ones too, and guidance for the negative one."""
 INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
 
 
@@ -27,6 +29,11 @@ def drawn(pipeline: Any) -> Any:
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
     return pipeline
+
+
+def settings_of(spec: PolicySpec) -> dict[str, Any]:
+    """The settings that a kind has."""
+    return {name: value for name, value in SETTINGS.items() if name in spec.options.model_fields}
 
 
 def flux_policy() -> FluxPolicy:

@@ -294,9 +294,11 @@ def drop_alike(s: Settings, samples: list[Sample]) -> None:
 # --- objectives ------------------------------------------------------------------------------------------------
 
 
-def clipped(rho: Tensor, advantage: float, epsilon: float) -> Tensor:
-    """−min(ρA, clip(ρ, 1−ε, 1+ε)A)."""
-    return -torch.minimum(rho * advantage, rho.clamp(1 - epsilon, 1 + epsilon) * advantage)
+def clipped(rho: Tensor, advantage: float, options: Any) -> Tensor:
+    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)A), where ε_high is ε unless it is given."""
+    low = options.clip_range
+    high = low if options.clip_high is None else options.clip_high
+    return -torch.minimum(rho * advantage, rho.clamp(1 - low, 1 + high) * advantage)
 
 
 def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: int) -> Tensor:
@@ -307,9 +309,9 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
     log_ratio = log_density(step.x_next, mean, std) - step.log_prob
     if options.name == "grpo_guard":
         centre = torch.mean((mean - step.mean) ** 2) / (2 * std**2)
-        loss = clipped(torch.exp((log_ratio + centre) * std), advantage, options.clip_range) / abs(dt)
+        loss = clipped(torch.exp((log_ratio + centre) * std), advantage, options) / abs(dt)
     else:
-        loss = clipped(torch.exp(log_ratio), advantage, options.clip_range)
+        loss = clipped(torch.exp(log_ratio), advantage, options)
     if options.weight_by_noise:
         stds = [transition(s, step.x, step.x, taken.index)[1] for taken in sample.steps]
         loss = loss * std / mean_of(stds)
@@ -332,7 +334,7 @@ def endpoint_loss(
         weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
         distance, distance_old = (torch.mean((w - (noise - x0)) ** 2) + 1e-10 for w in (v, v_old))
         log_ratio = -weight * (distance**options.power - distance_old**options.power) / options.power
-        loss = clipped(torch.exp(log_ratio), advantage, options.clip_range)
+        loss = clipped(torch.exp(log_ratio), advantage, options)
     else:
         r = 0.5 + 0.5 * advantage / s.advantages.clip
         terms = []

@@ -34,6 +34,10 @@ CASES = {
     "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
     "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
+    "clip-higher": [
+        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
+        "optimizer.lr=0.02",
+    ],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
     "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
     "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
@@ -116,6 +120,7 @@ def objectives(draw: st.DrawFn, name: str) -> list[str]:
     if name == "diffusion_nft":
         return [*overrides, f"objective.beta={draw(st.sampled_from([0.1, 1.0]))}"]
     overrides.append(f"objective.clip_range={draw(st.sampled_from([1e-4, 1e-2, 1.0]))}")
+    overrides.append(f"objective.clip_high={draw(st.sampled_from(['null', 3e-4, 2.0]))}")
     if name == "awm":
         weighting = draw(st.sampled_from(["uniform", "sigma", "sigma_squared", "elbo"]))
         return [*overrides, f"objective.weighting={weighting}", f"objective.power={draw(st.sampled_from([0.25, 1.0]))}"]

@@ -252,6 +252,38 @@ def test_uploads_are_judged_and_no_images_are_refused_by_name(page):
     playwright.expect(page.locator("#uploads li")).to_have_count(2)
 
 
+def test_judge_waits_for_every_upload(page):
+    page.keyboard.press("j")
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/api/uploads?name=second*", hold)
+    files = [
+        {
+            "name": f"{name}.png",
+            "mimeType": "image/png",
+            "buffer": png(Panel("red", "round", "crown", "night", how, "flag")),
+        }
+        for name, how in (("first", "waving"), ("second", "jumping"))
+    ]
+    before = page.locator("#uploads li").count()
+    page.locator("#files").set_input_files(files)
+    playwright.expect(page.locator("#uploads li")).to_have_count(before + 1)
+    playwright.expect(page.locator("#arriving")).to_have_text(
+        "1 more image is on the way; Judge waits for all of them."
+    )
+    playwright.expect(page.locator("#judgeNow")).to_be_disabled()
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#judgeProgress")).to_be_hidden()
+
+    held[0].continue_()
+    playwright.expect(page.locator("#uploads li")).to_have_count(before + 2)
+    playwright.expect(page.locator("#arriving")).to_be_hidden()
+    playwright.expect(page.locator("#judgeNow")).to_be_enabled()
+
+
 @pytest.mark.parametrize("look", [("phone", 390, 844, "light"), ("dark", 1320, 900, "dark")], ids=lambda look: look[0])
 def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
     name, width, height, scheme = look
@@ -279,6 +311,32 @@ def test_a_person_signs_out_of_this_browser_and_the_link_opens_it_again(page, li
     playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
     page.goto(link)
     playwright.expect(page.locator("#theme")).not_to_have_value("")
+
+
+def test_stop_asks_once_more(page):
+    """The server's answers are written down here: what is looked at is the button."""
+    run = {"name": "warm", "status": "sampling", "done": 1, "rounds": 9, "ranked": 2, "asked": [], "groups": 2}
+    stopped = []
+
+    def answer(route):
+        stopped.extend([route.request.url] if route.request.url.endswith("/stop") else [])
+        now = run | {"status": "stopped" if stopped else "sampling"}
+        is_question = route.request.method == "GET"
+        route.fulfill(json={"example": ["a"], "runs": ["warm"], "current": now} if is_question else now)
+
+    page.route("**/api/taste**", answer)
+    page.route("**/api/taste/**", answer)
+    page.keyboard.press("t")
+    stop = page.locator("#teachStop")
+    stop.click()
+    playwright.expect(stop).to_have_text("Really stop?")
+    page.locator("#tabTeach").focus()
+    playwright.expect(stop).to_have_text("Stop")
+    assert stopped == []
+    stop.click()
+    stop.click()
+    playwright.expect(page.locator("#teachOn")).to_be_visible()
+    assert len(stopped) == 1
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
@@ -49,8 +50,26 @@ class OnlyJudge(JudgeOptions):
     judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
 
 
+class SuggestingGroup(TyperGroup):
+    """A group whose refusal of an unknown command also names the commands that begin with the word, or `--help`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if self.get_command(ctx, word) is None:
+            meant = [name for name in self.list_commands(ctx) if name.startswith(f"{word}-")]
+            if word == "help":
+                meant = ["--help"]
+            if meant:
+                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(map(repr, meant))}?")
+
+        return super().resolve_command(ctx, args)
+
+
 class Commands(typer.Typer):
     """A group of commands that may take groups of options."""
+
+    def __init__(self, *, cls: type[TyperGroup] = SuggestingGroup, **settings: Any) -> None:
+        super().__init__(cls=cls, **settings)
 
     def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
         register = super().command(*args, **settings)

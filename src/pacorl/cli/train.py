@@ -275,7 +275,7 @@ def quickstart(
 
         _ = config.generator.pipeline_type
     use_cores()
-    page, verdict = run_quickstart(config)
+    page, verdict = run_quickstart(config, say=echo)
     echo("\n".join([*verdict, f"page: {page}"]))
 
 

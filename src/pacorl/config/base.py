@@ -7,12 +7,11 @@ fix.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
 
 from pydantic import (
     BaseModel,
@@ -24,8 +23,8 @@ from pydantic import (
     field_validator,
 )
 
-from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST
+from pacorl.config.unknown_keys import unknown_key
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -202,35 +201,9 @@ def _apply(document: dict[str, Any], override: str) -> None:
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:
-    *_, name = keys = [str(step) for step in fault["loc"]] or ["config"]
-    key = ".".join(keys)
+    key = ".".join(str(step) for step in fault["loc"]) or "config"
     if fault["type"] == "extra_forbidden":
-        section, owner = _section_at(kind, fault["loc"][:-1], document)
-        if near := difflib.get_close_matches(name, section.model_fields, n=1):
-            return f"{key}: unknown key, did you mean {near[0]!r}?"
-        return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
+        return unknown_key(kind, fault["loc"], document)
     # A whole section as the value would say less than the message.
     shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')}{shown}"
-
-
-def _section_at(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> tuple[type[BaseModel], str]:
-    """The model of the section at `path`, and " of KEY NAME" if it is a table's entry, which has keys of its own."""
-    owner = ""
-    for step in path:
-        if isinstance(document, Mapping):
-            document = document.get(str(step))
-        else:
-            document = document[step] if isinstance(document, list) and isinstance(step, int) else None
-        field = kind.model_fields.get(str(step))
-        if field is None:
-            continue  # the number of a list's item
-        # A section that may be `none` hides its `OneOf` inside the union.
-        sections = [field.annotation, *get_args(field.annotation)]
-        nested = [note for section in sections for note in getattr(section, "__metadata__", ())]
-        for choice in [*field.metadata, *nested]:
-            if isinstance(choice, OneOf):
-                sections = [choice.options_of(document)]
-                owner = f" of {choice.key} {choice.name_in(document)}"
-        kind = next((model for model in sections if isinstance(model, type) and issubclass(model, BaseModel)), kind)
-    return kind, owner

@@ -109,9 +109,14 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
         return load_sharegpt(path.parent, path.name)
     if folder_entry := _folder_entry(source):
         return load_sharegpt(*folder_entry)
-    if suffix == ".csv":
-        raise ValueError(f"{source}: {IMPORT_RANKINGS}")
-    raise ValueError(f"{source}: no such source; give {SOURCES}")
+    raise _unreadable(source)
+
+
+def _unreadable(source: str) -> ValueError:
+    """The error of a source that is none of the readable forms."""
+    if Path(source).suffix.lower() == ".csv":
+        return ValueError(f"{source}: {IMPORT_RANKINGS}")
+    return ValueError(f"{source}: no such source; give {SOURCES}")
 
 
 def _folder_entry(source: str) -> tuple[Path, str] | None:
@@ -129,7 +134,7 @@ def missing_file(source: str) -> Path | None:
         None if it is all there, or is of the tiny world, which is drawn.
 
     Raises:
-        ValueError: A dataset_info.json is no such file, or has no such entry.
+        ValueError: A dataset_info.json is no such file, or has no such entry, or an existing file has another form.
     """
     if source.startswith(TINY):
         return None
@@ -137,6 +142,8 @@ def missing_file(source: str) -> Path | None:
     if needed.suffix.lower() not in (".jsonl", ".json"):
         folder_entry = _folder_entry(source)
         if folder_entry is None:
+            if needed.is_file():
+                raise _unreadable(source)
             return Path(source.rpartition(":")[0] or source)
         needed = folder_entry[0] / INFO
         if needed.is_file():

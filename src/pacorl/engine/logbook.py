@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pacorl.config.public import public
@@ -33,6 +34,8 @@ PROJECT = "pacorl"
 ID_FILE = "tracker_id"
 # SwanLab has taken ids of no other length; W&B takes any.
 ID_LETTERS = 21
+EPOCH_LINES = 20
+"""Lines about epochs, at least, that a log of a whole run has."""
 
 
 class Logbook:
@@ -223,36 +226,67 @@ def tracker_id(folder: Path) -> str:
 
 
 class ProgressBars:
-    """The epochs, and within each the phase that is going on; shown by the main process. Use as a context manager."""
+    """Progress of a run, shown by the main process. Use as a context manager.
+
+    A terminal has bars of the epochs and of the phase that is going on. Elsewhere, in a log or a pipe, there is a line
+    per stage and every few epochs.
+    """
 
     def __init__(self, *, epochs: int, shown: bool) -> None:
-        self._progress = Progress(
+        columns = (
             TextColumn("[bold]{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            disable=not shown,
         )
+        on_terminal = get_console().is_terminal
+        self._progress = Progress(*columns, disable=not (shown and on_terminal))
         self._epochs = self._progress.add_task("epochs", total=epochs, note="")
+        self._count = epochs
+        self._is_log = shown and not on_terminal
+        self._writes_lines = False
+        self._begun: set[str] = set()
+        """Phases that have had their line."""
 
     def __enter__(self) -> ProgressBars:
         self._progress.start()
+        self._writes_lines = self._is_log
         return self
 
     def __exit__(self, *fault: object) -> None:
         self._progress.stop()
+        self._writes_lines = False
 
     def epoch(self, done: int, *, note: str) -> None:
         """Show that so many epochs are finished."""
         self._progress.update(self._epochs, completed=done, note=printable(note))
+        if done in {1, self._count} or done % max(1, self._count // EPOCH_LINES) == 0:
+            self._write_line(f"epoch {done} of {self._count}  {note}".rstrip())
 
     @contextmanager
-    def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], None]]:
-        """Within the block a bar shows a phase; call the given function with the size of what was done."""
+    def phase(self, name: str, *, total: int, stage: bool = False) -> Iterator[Callable[[int], None]]:
+        """Show a phase while the block runs; call the given function with the size of what was done.
+
+        Args:
+            name: of the phase.
+            total: what is to be done.
+            stage: whether a log has a line each time, and not the first time alone.
+        """
+        if stage or name not in self._begun:
+            self._begun.add(name)
+            self._write_line(f"{name}: {total}")
         task = self._progress.add_task(name, total=total, note="")
         try:
             yield lambda count: self._progress.advance(task, count)
         finally:
             self._progress.remove_task(task)
+
+    def _write_line(self, text: str) -> None:
+        if not self._writes_lines:
+            return
+        try:
+            print(printable(text), flush=True)
+        except OSError:
+            self._writes_lines = False  # a pipe whose reader is gone must not end a run

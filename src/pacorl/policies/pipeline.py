@@ -136,10 +136,23 @@ class PipelinePolicy:
         return int(self.pipeline.vae.config.latent_channels)
 
     def check_size(self, size: Size) -> None:
-        if self.references and not self.source_optional:  # an edit's size is an area: its sides follow from the source
-            check_area(size, step=self.token_pixels)
+        self.check_sides(size, step=self.token_pixels)
+
+    @classmethod
+    def check_sides(cls, size: Size, *, step: int) -> None:
+        """Check a size without the weights.
+
+        Args:
+            size: of an image, or an edit's area.
+            step: side of a token in pixels.
+
+        Raises:
+            ValueError: A side is no multiple of a token's, or the image is too small or too large.
+        """
+        if cls.references and not cls.source_optional:  # an edit's size is an area: its sides follow from the source
+            check_area(size, step=step)
         else:
-            check_multiple(size, step=self.token_pixels)
+            check_multiple(size, step=step)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """`size`, or with `record_sizes` the record's own, if it has one."""

@@ -211,6 +211,13 @@ class PolicySpec:
     """Its committed checkpoint, if it has one."""
     edit_data: str = "GEdit-Bench/data"
     """For edits: the records that its recipe is trained on."""
+    vae_levels: str = "block_out_channels"
+    """The list in the VAE's config.json with an entry for each of its levels."""
+
+    def token_pixels(self, vae: Mapping[str, Any]) -> int:
+        """Side of a token in pixels, from the VAE's config.json."""
+        # Each level of the VAE but the first halves the sides, and so does a token.
+        return int(2 ** len(vae[self.vae_levels]))
 
     @property
     def kind(self) -> str:
@@ -348,13 +355,10 @@ class PolicySpec:
             from pacorl.lora.formats import check_layers
 
             check_layers(adapter, source, component="transformer")
-        if size and self.sets:
-            from pacorl.policies.pipeline import check_multiple
-
+        if size:
             config = local_file(source, "vae/config.json")
-            channels = (read_object(config) if config else self.parts["vae"]).get("block_out_channels") or ()
-            # Each further level of the VAE halves the sides, and so does a token.
-            check_multiple(size, step=2 ** len(channels))
+            vae = {**self.parts["vae"], **(read_object(config) if config else {})}
+            self.policy.check_sides(size, step=self.token_pixels(vae))
         return source
 
     def from_pretrained(

@@ -87,8 +87,9 @@ class QwenEditPolicy(PipelinePolicy):
     def latent_channels(self) -> int:
         return int(self.pipeline.vae.config.z_dim)  # this VAE's name for it
 
-    def check_size(self, size: Size) -> None:
-        check_area(size, step=SIDE)
+    @classmethod
+    def check_sides(cls, size: Size, *, step: int) -> None:
+        check_area(size, step=max(step, SIDE))
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
@@ -277,6 +278,7 @@ QWEN_EDIT = PolicySpec(
     twin=tiny_qwen_edit,
     steps=50,
     parameters=20_430_401_088,
+    vae_levels="dim_mult",
 )
 QWEN_EDIT_PLUS = replace(
     QWEN_EDIT,

@@ -477,7 +477,6 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     readers = {key: _reader(models, *key) for key in _keys(models)}
     rollouts = list[Rollout]()
     with Scorer({", ".join(key): reader for key, reader in readers.items()}, overlap=models.overlap) as scorer:
-
         started = time.perf_counter()
         for rows in _units(models, sampler):
             samples = Samples()

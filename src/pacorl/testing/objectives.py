@@ -56,7 +56,8 @@ def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
 
     An objective without a clip range is not checked.
     """
-    ranges = {name: value for name, value in options.model_dump().items() if name.startswith("clip")}
+    settings = options.model_dump(exclude_none=True)
+    ranges = {name: value for name, value in settings.items() if name.startswith("clip")}
     if not ranges:
         return
     # A range of 1 has no lower bound, since a ratio is never below 0.

@@ -110,7 +110,7 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
         size_of(prompt, small) != size_of(prompt, size) for prompt in run.evaluation_prompts
     )
     total = (1 + compared) * len(jobs) // run.runtime.world
-    with run.average.swapped_in(), run.bars.phase("evaluating", total=total) as advance:
+    with run.average.swapped_in(), run.bars.phase("evaluating", total=total, stage=True) as advance:
         fused = _fused(run)
         full = _sample(run, jobs, size, fused, advance, everything=True)
         if not compared:
@@ -121,7 +121,7 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
 def _sample_trained(run: Run, jobs: Sequence[Job], small: Size | None) -> list[EvaluatedSample]:
     """The trained adapter: all jobs at the training size, or every fourth at full size."""
     jobs = jobs if small else jobs[::TRAINED_STRIDE]
-    with run.bars.phase("evaluating the trained", total=len(jobs) // run.runtime.world) as advance:
+    with run.bars.phase("evaluating the trained", total=len(jobs) // run.runtime.world, stage=True) as advance:
         return _sample(run, jobs, small or full_size(run), _fused(run), advance, everything=False)
 
 

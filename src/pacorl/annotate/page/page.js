@@ -9,6 +9,7 @@ const LATER_MS = 5000;
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
+let filledIn = -1;    // the slot that the page placed by itself, as the last one left; its key does not take it back
 let cards = [];       // a candidate's box, by slot
 let shownAt = 0;
 let busy = false;
@@ -108,6 +109,7 @@ function show(state) {
   $("message").hidden = true;
   $("work").hidden = false;
   order = task.previous ? [...task.previous] : task.candidates.map(() => null);
+  filledIn = -1;
   cards = task.candidates.map(card);
   shownAt = performance.now();
   showTheme(task.theme);
@@ -136,6 +138,7 @@ function showOpinions(opinions) {
     take.setAttribute("aria-label", `${opinion.name}: ${letters}. Take this order`);
     take.onclick = () => {
       order = [...opinion.order];
+      filledIn = -1;
       tell(`The order is ${letters}`);
       draw(nextStop());
     };
@@ -242,11 +245,14 @@ function place(slot) {
 
 function finishIfOneIsLeft() {
   const left = unranked();
-  if (left.length === 1 && order.length > 1) order[order.indexOf(null)] = left[0];
+  if (left.length !== 1 || order.length < 2) return;
+  filledIn = left[0];
+  order[order.indexOf(null)] = filledIn;
 }
 
 function takeBack(slot) {
   order = order.map((other) => (other === slot ? null : other));
+  if (slot === filledIn) filledIn = -1;
   tell(`Candidate ${letter(slot)} is taken back`);
   draw(cards[slot].firstElementChild);
 }
@@ -260,6 +266,7 @@ function dropOn(slot, target) {
   const before = order.indexOf(slot);
   if (target === null) { if (before >= 0) takeBack(slot); return; }
   const there = order[target];
+  if (slot === filledIn) filledIn = -1;     // placed by the person now
   if (before >= 0) order[before] = there;   // two places swap
   order[target] = slot;
   if (before < 0) finishIfOneIsLeft();
@@ -348,7 +355,7 @@ document.addEventListener("keydown", (event) => {
   if (undoing) { if (!$("undo").disabled || !$("back").hidden) undo(); }
   else if (event.key === "?") $("keys").showModal();
   else if (!task) return;
-  else if (named >= 0) toggle(named);
+  else if (named >= 0) { if (named !== filledIn) toggle(named); }  // who types all letters confirms the last one
   else if (event.key === "Backspace") takeLastBack();
   else if (event.key === "Enter" && document.activeElement === document.body) submit();
   else if (/^Arrow(Left|Right)$/.test(event.key) && focused) arrow(Number(focused.dataset.slot), event.key === "ArrowLeft" ? -1 : 1);
@@ -423,7 +430,7 @@ $("submit").onclick = submit;
 $("undo").onclick = $("back").onclick = undo;
 $("skip").onclick = openSkip;
 $("skipNow").onclick = skipNow;
-$("clear").onclick = () => { order = order.map(() => null); draw(); };
+$("clear").onclick = () => { order = order.map(() => null); filledIn = -1; draw(); };
 $("help").onclick = () => $("keys").showModal();
 $("reason").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); skipNow(); } };
 for (const button of document.querySelectorAll(".reason")) button.onclick = () => choose(button);

@@ -10,6 +10,7 @@ let shown = null;       // the result of the last set
 let chosen = 0;         // the candidate in the viewer
 let against = "";       // what it is compared with: "base", or a candidate's index
 let uploads = [];       // to be judged
+let arriving = 0;       // images that are still being handed in to be judged
 let sources = [];       // to start from
 const SOURCES = "pacorl.sources";
 let examples = 0;
@@ -423,17 +424,19 @@ function wipe() {
 
 async function handIn(files, toSources = false) {
   const faults = [];
+  if (!toSources) {
+    arriving += files.length;
+    say("judgeError", "");  // it was of the images before
+  }
+  drawUploads();
   for (const file of files) {
-    if (file.size > state.limits.bytes) {
-      faults.push(`${file.name}: ${(file.size / 2 ** 20).toFixed(1)} MB is too large; an image may have ${Math.round(state.limits.bytes / 2 ** 20)} MB`);
-      continue;
-    }
     try {
-      (toSources ? sources : uploads).push(await call("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`, file, true));
-      drawUploads();
+      (toSources ? sources : uploads).push(await upload(file));
     } catch (error) {
       faults.push(error.message);
     }
+    if (!toSources) arriving -= 1;
+    drawUploads();
   }
   if (toSources) say("formError", faults.join(" "));
   else {
@@ -443,13 +446,21 @@ async function handIn(files, toSources = false) {
   $("files").value = $("sourceFiles").value = "";
 }
 
+async function upload(file) {
+  if (file.size > state.limits.bytes) {
+    throw new Error(`${file.name}: ${(file.size / 2 ** 20).toFixed(1)} MB is too large; an image may have ${Math.round(state.limits.bytes / 2 ** 20)} MB`);
+  }
+  return call("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`, file, true);
+}
+
 function drawUploads() {
   for (const [list, images] of [["uploads", uploads], ["sources", sources]]) {
     $(list).replaceChildren(...images.map((one) => make("li", { title: `${one.name}, ${one.width} × ${one.height}` },
       make("img", { src: one.image, alt: one.name }), one.name, remover(`Take ${one.name} away`, () => takeBack(one.id)))));
   }
   sessionStorage.setItem(SOURCES, JSON.stringify(sources.map((one) => one.id)));
-  $("judgeNow").disabled = uploads.length === 0 || Boolean(running.judgement);
+  say("arriving", arriving ? `${arriving} more ${arriving === 1 ? "image is" : "images are"} on the way; Judge waits for all of them.` : "");
+  $("judgeNow").disabled = uploads.length === 0 || arriving > 0 || Boolean(running.judgement);
 }
 
 async function takeBack(id) {
@@ -468,7 +479,7 @@ async function startFrom() {
 }
 
 async function judge() {
-  if (running.judgement || uploads.length === 0) return;
+  if (running.judgement || arriving || uploads.length === 0) return;
   say("judgeError", "");
   try {
     const job = await call("POST", "/api/judgements", {

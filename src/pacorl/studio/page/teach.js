@@ -227,6 +227,19 @@ async function useTaught() {
   watchModels();
 }
 
+const SURE = "Really stop?";
+
+async function stopTeaching() {
+  const button = $("teachStop");
+  // Asked for twice, on the button itself, which falls back if it is left.
+  if (button.textContent !== SURE) { button.textContent = SURE; return; }
+  button.disabled = true;
+  button.textContent = "Stopping …";
+  await change("stop");
+  button.disabled = false;
+  button.textContent = "Stop";
+}
+
 async function change(what) {
   say("teachError", "");
   const now = await ask("POST", `/api/taste/${run.name}/${what}`, {});
@@ -235,7 +248,8 @@ async function change(what) {
 
 $("teachForm").addEventListener("submit", (event) => { event.preventDefault(); startTeaching(); });
 $("judgeShare").addEventListener("input", () => { $("judgeShareValue").textContent = `${Math.round(100 * $("judgeShare").value)} %`; });
-$("teachStop").addEventListener("click", () => change("stop"));
+$("teachStop").addEventListener("click", stopTeaching);
+$("teachStop").addEventListener("blur", () => { if ($("teachStop").textContent === SURE) $("teachStop").textContent = "Stop"; });
 $("teachOn").addEventListener("click", () => change("continue"));
 $("alike").addEventListener("click", allAlike);
 $("equal").addEventListener("click", joinNext);
