@@ -96,6 +96,12 @@ class Policy(Protocol):
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32, from 1 down to 0, shifted as the pipeline shifts them."""
 
+    def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
+        """(T+1,) fp32, as `sigmas`, but shifted as in the checkpoint's own training, where objectives noise endpoints.
+
+        The same sigmas if a kind's training shift is that of inference, or is not published.
+        """
+
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """(B, N, C) fp32, one seed per row, drawn on the CPU so that every machine starts alike."""
 
@@ -188,6 +194,17 @@ class TinyCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingShift:
+    """The shift of the noise levels in a published checkpoint's own training."""
+
+    rule: Literal["inference", "linear"]
+    """inference: that of sampling. linear: mu grows with the number of tokens between the scheduler's bounds, as
+    FLUX.1's does, whatever mu sampling takes."""
+    source: str
+    """Where it is published, or that it is not, so that inference's is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """All that other rooms may ask about a kind of generator, without its weights."""
 
@@ -207,6 +224,8 @@ class PolicySpec:
     """Denoising steps if nobody says how many: those of the published checkpoint's own example."""
     parameters: int
     """Of the published transformer, as counted in its checkpoint: what the architecture is held to."""
+    training_shift: TrainingShift
+    """Of objectives that noise endpoints to levels of their own."""
     steps_source: str = ""
     """Where `steps` are from, if they are not the pipeline's default."""
     licence: tuple[str, str] = ("", "")

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
-from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
+from pacorl.policies.policy import Parts, PolicySpec, TrainingShift, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
 SIDE = 32
@@ -285,6 +285,7 @@ QWEN_EDIT = PolicySpec(
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
     architecture="qwen_image.json",
+    training_shift=TrainingShift(rule="inference", source="not published; the shift of inference is taken"),
     licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
     steps=50,
