@@ -72,7 +72,9 @@ def test_the_worst_panel_decides_where_that_is_asked_for() -> None:
     answers = [0.1 if 2 in pair else 0.9 for pair in combinations(range(8), 2)]
     text = questions.same_theme(shared_text(prompt.text))
     scores = {
-        statistic: Consistency(Answering({text: [*answers]}), statistic=statistic)([prompt], [Image.new("RGB", (64, 32))])
+        statistic: Consistency(Answering({text: [*answers]}), statistic=statistic)(
+            [prompt], [Image.new("RGB", (64, 32))]
+        )
         for statistic in ("mean", "worst")
     }
     assert scores == {"mean": [pytest.approx(0.7)], "worst": [0.1]}

@@ -228,9 +228,7 @@ def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
     A model that thinks first would begin its answer with `<think>` where Yes or No is read. Templates without the
     switch ignore it.
     """
-    return str(
-        processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=False)
-    )
+    return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=False))
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:

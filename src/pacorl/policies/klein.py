@@ -249,6 +249,11 @@ KLEIN = PolicySpec(
     parameters=3_875_544_576,
     training_shift=BFL_TRAINING_SHIFT,
     licence=("apache-2.0", ""),
+    distilled={
+        "FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",
+        "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
+        "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
+    },
     uniform_blocks=False,  # a single-stream one returns text and image in one tensor
     edit_data="GEdit-Bench/data:en",  # what its makers show is English
 )

@@ -145,6 +145,11 @@ class PolicyOptions(Section):
         """The prompt that a second forward reads for classifier-free guidance; None without it."""
         return None
 
+    @property
+    def warning(self) -> str:
+        """Advice about these options before anything is sampled; empty for most."""
+        return ""
+
     @model_validator(mode="after")
     def _eager_stream(self) -> PolicyOptions:
         if self.stream and self.compile != "none":
@@ -234,6 +239,8 @@ class PolicySpec:
     """Whether the published checkpoint is fetched only after its licence was accepted."""
     tiny: TinyCheckpoint | None = None
     """Its committed checkpoint, if it has one."""
+    distilled: Mapping[str, str] = field(default_factory=dict)
+    """Published checkpoints that are distilled to few steps, by their last name, and the base to train instead."""
     edit_data: str = "GEdit-Bench/data"
     """For edits: the records that its recipe is trained on."""
     caches: bool = True
@@ -389,6 +396,21 @@ class PolicySpec:
             # Each further level of the VAE halves the sides, and so does a token.
             check_multiple(size, step=2 ** len(channels))
         return source
+
+    def check_trainable(self, checkpoint: str) -> None:
+        """Raise ValueError if a checkpoint is distilled to few steps; the message names the base to train instead.
+
+        Such a checkpoint is no flow-matching model any more: trained on, it blurs.
+        """
+        from pacorl.io.hub import local_file
+
+        base = self.distilled.get(Path(checkpoint).name)
+        index = None if checkpoint == TINY else local_file(checkpoint, "model_index.json")
+        if base or (index and read_object(index).get("is_distilled")):
+            raise ValueError(
+                f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
+                f"{base or self.published}, whose adapter then fits it"
+            )
 
     def from_pretrained(
         self,

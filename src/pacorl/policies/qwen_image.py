@@ -50,6 +50,16 @@ class QwenEditOptions(TrueGuidance):
     kind: Literal["qwen_edit"] = "qwen_edit"
     checkpoint: str = "Qwen/Qwen-Image-Edit"
 
+    @property
+    def warning(self) -> str:
+        """Without a second forward of the negative prompt nothing guides this kind."""
+        if self.negative_text is not None:
+            return ""
+        return (
+            f"{self.checkpoint} is sampled without guidance, because true_cfg_scale is {self.true_cfg_scale:g} and no "
+            "negative prompt is read; its pipeline's default is 4, at twice the forwards: set true_cfg_scale to 4"
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _of_the_first_edition(cls, section: Any) -> Any:

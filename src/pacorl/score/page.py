@@ -50,7 +50,9 @@ def summary(scores: Scores) -> list[str]:
     odd = scores.odd_one_out
     if odd is not None:
         among = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
-        lines.append(f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others{among}.")
+        lines.append(
+            f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others{among}."
+        )
     return lines + missing
 
 
