@@ -1,5 +1,6 @@
 """FLUX.2-klein behind the seam against diffusers' own pipeline: sets, edits of one source and of several."""
 
+import json
 from pathlib import Path
 from typing import Any
 

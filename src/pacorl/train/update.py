@@ -243,7 +243,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
 def _endpoint_loss(
     policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int, *, draw: tuple[int, ...]
 ) -> Loss:
-    """The objective at one sigma of the checkpoint's own training, to which endpoints of a micro-batch are noised again.
+    """The objective at one sigma of the checkpoint's own training, to which endpoints of one batch are noised.
 
     The divergence from the base is the mean squared difference of velocities, to which the KL of flow matching is
     proportional at each sigma.

@@ -204,12 +204,7 @@ class EndpointPool:
             return DeclinedError(str(error.get("message")))
         if answer.status in (401, 403):
             return JudgeRefusedError(f"{endpoint.url} refuses the key: {fault}; name its variable with api_key_env")
-        if answer.status in (400, 422) and "token_ids" in str(fault) and "logprob_token_ids" in (body or {}):
-            endpoint.ids = None  # it takes no ids: ask it for the likeliest tokens instead
-            return fault
-        refused = [name for name in OPTIONAL_FIELDS if name in (body or {}) and name in str(fault)]
-        if answer.status in (400, 422) and refused:
-            endpoint.refused_fields |= {*refused}
+        if answer.status in (400, 422) and _leave_out(endpoint, body or {}, refusal=str(fault)):
             return FieldRefusedError(str(fault))
         if answer.status == 404 and path == "/chat/completions" and endpoint.served is not None:
             endpoint.served = None  # the model may have gone: shake hands again, which raises if it has
@@ -273,6 +268,16 @@ def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
         served={endpoint.url: endpoint.served or () for endpoint in endpoints},
         versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
     )
+
+
+def _leave_out(endpoint: Endpoint, body: Json, *, refusal: str) -> bool:
+    """Leave the optional fields that a server refuses by name out of later requests; return whether there are any."""
+    if "token_ids" in refusal and "logprob_token_ids" in body:
+        endpoint.ids = None  # it takes no ids: ask it for the likeliest tokens instead
+        return True
+    refused = {name for name in OPTIONAL_FIELDS if name in body and name in refusal}
+    endpoint.refused_fields |= refused
+    return bool(refused)
 
 
 def _model_names(answer: Json) -> tuple[str, ...]:
