@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +17,7 @@ from judges import serving
 from pacorl.cli import app
 from pacorl.cli.shared import BELOW, INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
-from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
+from pacorl.data.characters import all_panels, draw, draw_grid, panels_of, set_of, vocabulary, with_another
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judges.local import LocalJudge
@@ -268,10 +269,33 @@ def test_a_whole_set_is_told_how_its_panels_are_compared(
         assert "is a whole set" not in run(*words, "--judge", judge_folder).stderr
 
 
-def test_a_least_score_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge) -> None:
+def test_the_lowest_panel_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge) -> None:
+    lowest = PacoReward(judge).score_set(images[:3]).lowest_panel
+    assert lowest is not None
+    for least, code in ((lowest.median - 1e-3, 0), (lowest.median + 1e-3, BELOW)):
+        result = run(*images[:3], "--judge", judge_folder, "--min", least)
+        assert result.exit_code == code
+        assert (f"the lowest image, {images[lowest.panel]}, has the median" in result.stderr) == (code == BELOW)
+
+
+def test_a_least_mean_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge) -> None:
     mean = PacoReward(judge).score_set(images[:3]).mean
     assert mean is not None
     for least, code in ((mean - 1e-3, 0), (mean + 1e-3, BELOW)):
-        result = run(*images[:3], "--judge", judge_folder, "--min", least)
+        result = run(*images[:3], "--judge", judge_folder, "--min-mean", least)
         assert result.exit_code == code
-        assert ("below --min" in result.stderr) == (code == BELOW)
+        assert ("below --min-mean" in result.stderr) == (code == BELOW)
+
+
+@pytest.mark.parametrize("panels", [4, 8])
+def test_one_wrong_panel_does_not_pass_the_gate(panels: int, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    hero = set_of(panels_of("test")[0].kept, panels, rng)
+    hero[2] = with_another(hero[2], "shape", rng)
+    paths = [tmp_path / f"{number}.png" for number in range(panels)]
+    for path, panel in zip(paths, hero, strict=True):
+        draw(panel, 64).save(path)
+    gate = run(*paths, "--min", 0.7)
+    assert gate.exit_code == BELOW
+    assert f"the lowest image, {paths[2]}, has the median" in gate.stderr
+    assert run(*paths[:2], *paths[3:], "--min", 0.7).exit_code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -362,3 +363,20 @@ def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
 def test_an_option_out_of_range_is_one_line(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"^dtype: [^\n]*\(got 'float8'\)$"):
         POLICIES[kind].options_for("some/model", dtype="float8")
+
+
+@KINDS
+def test_training_sigmas_follow_the_published_training(kind: str) -> None:
+    """Where a kind's own training is published, or the fallback is named, by the scheduler's configuration."""
+    spec, policy = POLICIES[kind], twin(kind)
+    assert spec.training_shift.source
+    config, (rows, cols) = policy.pipeline.scheduler.config, policy.token_grid(AREA)
+    ours = policy.training_sigmas(STEPS, AREA)
+    if spec.training_shift.rule == "inference":
+        assert torch.equal(ours, policy.sigmas(STEPS, AREA))
+        return
+    slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
+    mu = config.base_shift + slope * (rows * cols - config.base_image_seq_len)
+    even = torch.linspace(1, 1 / STEPS, STEPS, dtype=torch.float64)
+    shifted = math.exp(mu) / (math.exp(mu) + 1 / even - 1)
+    torch.testing.assert_close(ours.double(), torch.cat([shifted, torch.zeros(1).double()]), rtol=0, atol=1e-6)

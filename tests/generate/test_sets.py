@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageChops
 
 from pacorl.core.grid import split
+from pacorl.core.set_scores import TIE
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
@@ -114,14 +115,15 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     assert judge.asked == 2 * 3 * 6
     for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
         own = [score_of(one.image, prompt) for one in part]
-        assert own == sorted(own, reverse=True)
+        assert max(own) - own[0] < TIE
+        assert own[-1] - min(own) < TIE
         assert [one.judged.score for one in part] == pytest.approx(own)
         assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
     best = generate_sets(painter, prompts, seed=3, best_of=3, judge=PacoReward(judge), size=SIZE, steps=STEPS)
     (first,) = generate_sets(painter, prompts[0], seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
     assert repr(first) == repr(best[0])
     assert repr(first).startswith(f"GeneratedImage({prompts[0].theme!r}, 64x64, seed ")
-    assert repr(first).endswith(f", score {first.judged.score:.4f}, number 1 of 3)")
+    assert repr(first).endswith(f", score {first.judged.score:.4f}, {first.place})")
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 
@@ -180,7 +182,57 @@ def test_what_cannot_be_is_refused(painter, prompts, tmp_path):
 
 
 def test_a_missing_verdict_ranks_last():
-    assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [2, 1, 3, 0]
+    assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [[2], [1, 3], [0]]
+
+
+def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prompts, tmp_path):
+    def ranked_by(*scores):
+        def rank(prompts, images):
+            return [Judged(score) for score in scores]
+
+        return generate_sets(painter, prompts[:1], best_of=3, rank=rank, size=SIZE, steps=1, keep_all=True)
+
+    near = ranked_by(0.9971, 0.333, 0.9995)
+    assert [one.recipe.seed for one in near] == [0, 2, 1]
+    assert [one.tied for one in near] == [2, 2, 1]
+    assert near[0].place == "number 1 of 3, a tie of 2"
+    assert "a tie of 2" in repr(near[0])
+    saved = save(near, tmp_path)
+    assert [to_dict(one)["tied"] for one in saved] == [2, 2, 1]
+    assert "a tie of 2" in write_page(tmp_path / "page.html", saved, title="A hero").read_text()
+    apart = ranked_by(0.9, 0.333, 0.95)
+    assert [one.recipe.seed for one in apart] == [2, 0, 1]
+    assert [one.place for one in apart] == ["number 1 of 3", "number 2 of 3", "number 3 of 3"]
+
+
+def test_candidates_may_be_ranked_by_their_worst_panel(painter, prompts, monkeypatch):
+    """Of one candidate three panels are alike and one is not; of the other all differ a little."""
+    one_wrong, all_near = [255, 255, 255, 120], [0, 60, 120, 180]
+    sheets = [Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64))]
+    for sheet, shades in zip(sheets, (one_wrong, all_near), strict=True):
+        for number, shade in enumerate(shades):
+            sheet.paste((shade,) * 3, (number % 2 * 32, number // 2 * 32, number % 2 * 32 + 32, number // 2 * 32 + 32))
+    monkeypatch.setattr(painter, "sample", lambda *arguments, **options: sheets)
+    kept = {
+        statistic: generate_sets(painter, prompts[:1], best_of=2, judge=Brightness(), statistic=statistic, size=SIZE)
+        for statistic in ("mean", "worst")
+    }
+    assert {statistic: one.recipe.seed for statistic, (one,) in kept.items()} == {"mean": 0, "worst": 1}
+
+
+def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
+    """The first candidate is the first source again, which says nothing of the second."""
+    paths = [tmp_path / "black.png", tmp_path / "white.png"]
+    for path in paths:
+        Image.new("RGB", (16, 16), path.stem).save(path)
+    prompt = Prompt(id=0, text="Put both in one picture.", sources=tuple(paths))
+    copy, both = Image.new("RGB", (16, 16), "black"), Image.new("RGB", (16, 16), (127, 127, 127))
+    judged = judge_edits(Brightness(), [prompt] * 2, [copy, both])
+    assert [one.score for one in judged] == pytest.approx([0.5, 0.5], abs=1e-9)
+    assert dict(judged[0].parts)["kept of source 1"] == 1
+    assert dict(judged[0].parts)["kept of source 2"] == 0
+    lowest = judge_edits(Brightness(), [prompt] * 2, [copy, both], statistic="worst")
+    assert [one.score for one in lowest] == pytest.approx([0, 127 / 255])
 
 
 @pytest.mark.parametrize("form", ["", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"])

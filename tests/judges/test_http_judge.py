@@ -139,6 +139,35 @@ def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
         assert "logprob_token_ids" not in fake.chats[-1]
 
 
+def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        judge.explain(QUESTIONS[0])
+    assert [chat["chat_template_kwargs"] for chat in server.chats] == [{"enable_thinking": False}] * 2
+
+
+def test_p_yes_is_asked_for_without_a_penalty(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        judge.explain(QUESTIONS[0])
+    assert [chat.get("repetition_penalty") for chat in server.chats] == [1, None]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_strict_server_is_asked_again_without_what_it_refuses(server: FakeServer, status: int) -> None:
+    def strict(handler: Handler, number: int) -> bool:
+        unknown = [name for name in server.chats[number - 1] if name in ("chat_template_kwargs", "repetition_penalty")]
+        if unknown:
+            handler.fail(status, f"Unrecognized request argument supplied: {unknown[0]}")
+        return bool(unknown)
+
+    server.behave = strict
+    with judge_of(server, retries=0, concurrency=1) as judge:
+        assert_all_right(judge)
+        assert judge.counters.retries == 0
+    assert len(server.chats) == len(QUESTIONS) + 2
+
+
 def test_variants_ask_for_those_that_are_single_tokens(server: FakeServer) -> None:
     server.tokens = {"Yes": [7], "yes": [17], "No": [9], "NO": [19]}
     with judge_of(server, variants=True) as judge:

@@ -68,3 +68,13 @@ def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(judge: 
     together, apart = ([verdict.p_yes for verdict in one.verdicts(asked)] for one in (judge, plain))
     assert together == pytest.approx(apart, abs=1e-10)
     assert len({round(p_yes or 0.0, 9) for p_yes in apart}) == 5
+
+
+def test_a_template_that_thinks_is_told_not_to() -> None:
+    """As Qwen3's templates do: the answer's first token must be Yes or No, and no `<think>`."""
+    processor = processor_of_any_size()
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    turns = [{"role": "user", "content": [{"type": "text", "text": "Same?"}]}]
+    plain = judge.prompting.chat_text(turns)
+    processor.chat_template += "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+    assert judge.prompting.chat_text(turns) == plain

@@ -1,5 +1,6 @@
 """FLUX.2-klein behind the seam against diffusers' own pipeline: sets, edits of one source and of several."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,22 @@ def test_the_published_architecture_has_the_published_number_of_parameters() -> 
     with META:
         add_lora(policy.transformer, rank=4, alpha=8, targets=policy.lora_targets)
     assert len(adapter_state(policy.transformer)) == 2 * (5 * 12 + 20 * 2)
+
+
+def test_a_distilled_klein_generates_and_is_not_trained(tmp_path: Path) -> None:
+    index = {"_class_name": "Flux2KleinPipeline", "is_distilled": True}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    assert KLEIN.check_source(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(ValueError, match=r"is distilled to few steps .* train black-forest-labs/FLUX\.2-klein-base-4B"):
+        KLEIN.check_trainable(str(tmp_path))
+    with pytest.raises(ValueError, match=r"train black-forest-labs/FLUX\.2-klein-base-9B"):
+        KLEIN.check_trainable("black-forest-labs/FLUX.2-klein-9B")
+    KLEIN.check_trainable(KLEIN.published)
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"is_distilled": False}))
+    KLEIN.check_trainable(str(tmp_path))
+
+
+def test_training_takes_the_lower_shift_that_klein_was_trained_with(klein: KleinPolicy) -> None:
+    """Its empirical shift is for sampling."""
+    size = Size(64, 96)
+    assert (klein.training_sigmas(4, size)[1:-1] < klein.sigmas(4, size)[1:-1]).all()

@@ -15,6 +15,8 @@ from pacorl.data import characters
 from pacorl.data.records import load_prompts
 from pacorl.judges.local import LocalJudge
 from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
+from pacorl.rewards.reward import RewardError
+from pacorl.rewards.spec import RewardSpec
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
@@ -63,6 +65,28 @@ def test_one_missing_answer_makes_the_score_missing_and_is_remembered() -> None:
     reward = Consistency(answering([0.1, None, 0.3], [0.5] * 3, [1.0] * 3), ask="criteria")
     assert reward([PROMPT], [SHEET]) == [None]
     assert reward.last_error == "no connection"
+
+
+def test_the_worst_panel_decides_where_that_is_asked_for() -> None:
+    prompt = Prompt(id=5, text="a set", grid=Grid(2, 4))
+    answers = [0.1 if 2 in pair else 0.9 for pair in combinations(range(8), 2)]
+    text = questions.same_theme(shared_text(prompt.text))
+    scores = {
+        statistic: Consistency(Answering({text: [*answers]}), statistic=statistic)(
+            [prompt], [Image.new("RGB", (64, 32))]
+        )
+        for statistic in ("mean", "worst")
+    }
+    assert scores == {"mean": [pytest.approx(0.7)], "worst": [0.1]}
+    silent = Answering({text: [None, *answers[1:]]})
+    assert Consistency(silent, statistic="worst")([prompt], [Image.new("RGB", (64, 32))]) == [None]
+
+
+def test_a_config_names_the_statistic() -> None:
+    spec = RewardSpec.of(Consistency)
+    assert spec.checked({"statistic": "worst"}, at="args") == {"statistic": "worst"}
+    with pytest.raises(RewardError, match=r"args\.statistic: Input should be 'mean' or 'worst'"):
+        spec.checked({"statistic": "median"}, at="args")
 
 
 def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -5,10 +5,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import pytest
 from PIL import Image
 
+from pacorl.core.set_scores import LowestPanel
 from pacorl.io.images import ImageError
 from pacorl.score.page import summary, table, write_page
 from pacorl.score.reward import PacoReward
@@ -59,10 +61,25 @@ def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
     odd = score_set(GreyJudge(), IMAGES).odd_one_out
     assert odd is not None
     assert odd.image == 2
-    assert odd.with_others == pytest.approx((p(0, 2) + p(1, 2) + p(2, 3)) / 3)
+    assert odd.with_others == pytest.approx(median([p(0, 2), p(1, 2), p(2, 3)]))
     assert odd.among_others == pytest.approx((p(0, 1) + p(0, 3) + p(1, 3)) / 3)
     assert score_set(GreyJudge(), IMAGES[:2]).odd_one_out is None
     assert score_set(GreyJudge(), [IMAGES[0]] * 3).odd_one_out is None, "of equals"
+
+
+def test_the_lowest_panel_of_eight_is_seen_where_the_mean_is_high() -> None:
+    shades = [*[100] * 4, 240, *[100] * 3]
+    scores = score_set(GreyJudge(), [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades])
+    assert scores.mean is not None
+    assert scores.mean > 0.8
+    assert scores.lowest_panel == LowestPanel(4, pytest.approx(1 - 140 / 255))
+    assert scores.to_dict()["lowest_panel"] == {"image": "image 5", "median": scores.lowest_panel.median}
+    assert f"Fits least: image 5, median {scores.lowest_panel.median:.4f} with the others" in table(scores)
+
+
+def test_the_lowest_of_a_ranking_is_a_candidate() -> None:
+    scores = score_set(GreyJudge(), IMAGES, ranking=True)
+    assert scores.lowest_panel == LowestPanel(2, pytest.approx(p(0, 2)))
 
 
 def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
@@ -236,6 +253,7 @@ def test_the_page_is_self_contained_and_escapes(tmp_path: Path, ranking: bool) -
     assert page.count("data:image/png") >= 4
     assert ("http://" in page or "https://" in page) is False
     assert ('class="matrix"' in page) is not ranking
+    assert "lowest panel: 3" in page
     assert "Asked: Do the two" in page
     assert "q: bad" in page
 

@@ -104,6 +104,44 @@ def test_reasons_are_those_of_the_judge(url: str, local_judge: LocalJudge) -> No
     assert reasons == local_judge.explain(QUESTIONS[0], max_new_tokens=12)
 
 
+@pytest.fixture
+def penalised(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> LocalJudge:
+    """The judge of a checkpoint whose generation_config.json sets a strong repetition penalty."""
+    monkeypatch.setattr(local_judge.model.generation_config, "repetition_penalty", 1.3)
+    return local_judge
+
+
+def test_reasons_have_the_checkpoints_repetition_penalty_here_and_there(
+    url: str, local_judge: LocalJudge, request: pytest.FixtureRequest
+) -> None:
+    plain, verdicts = local_judge.explain(QUESTIONS[0], max_new_tokens=24), local_judge.verdicts(QUESTIONS)
+    penalised = request.getfixturevalue("penalised")
+    reasons = penalised.explain(QUESTIONS[0], max_new_tokens=24)
+    assert reasons != plain
+    with HttpJudge.connect(url, model="judge") as judge:
+        assert judge.explain(QUESTIONS[0], max_new_tokens=24) == reasons
+        served = [verdict.p_yes for verdict in judge.verdicts(QUESTIONS)]
+    assert served == pytest.approx([verdict.p_yes for verdict in verdicts], abs=1e-6)
+    assert penalised.verdicts(QUESTIONS) == verdicts
+
+
+def test_a_request_may_set_its_own_repetition_penalty(url: str, penalised: LocalJudge) -> None:
+    def text(**fields: Any) -> str:
+        status, answer = chat(url, max_tokens=24, temperature=0, **fields)
+        assert status == 200
+        return str(answer["choices"][0]["message"]["content"])
+
+    assert text() == text(repetition_penalty=1.3)
+    assert text() != text(repetition_penalty=1)
+
+
+def test_nobody_has_a_judge_think_first(url: str) -> None:
+    assert chat(url, max_tokens=1, chat_template_kwargs={"enable_thinking": False})[0] == 200
+    status, answer = chat(url, max_tokens=1, chat_template_kwargs={"enable_thinking": True})
+    assert status == 400
+    assert "enable_thinking" in str(answer)
+
+
 def test_a_wrong_name_lists_the_served_ones(url: str) -> None:
     with HttpJudge.connect(url, model="other") as judge, pytest.raises(JudgeRefusedError, match="it serves judge"):
         judge.check()

@@ -93,6 +93,11 @@ def test_a_judge_gets_the_flags_it_needs() -> None:
     assert "--enable-lora" not in command
 
 
+def test_vllm_reads_the_checkpoints_own_generation_config() -> None:
+    """Its repetition penalty shapes the reasons of a judge in this process too."""
+    assert "--generation-config" not in vllm_command(server(8001), VllmOptions())
+
+
 def test_callers_make_vllm_fetch_nothing_unless_its_user_allows_a_host() -> None:
     command = vllm_command(server(8001), VllmOptions(extra=("--allowed-media-domains", "images.example")))
     allowed = [number for number, word in enumerate(command) if word == "--allowed-media-domains"]

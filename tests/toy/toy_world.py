@@ -158,6 +158,9 @@ class ToyPolicy:
         shift, even = math.sqrt(rows * cols) / 4, torch.linspace(1, 0, num_steps + 1)
         return shift * even / (1 + (shift - 1) * even)
 
+    def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
+        return self.sigmas(num_steps, size)
+
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         rows, cols = _token_grid(size)
         drawn = [torch.randn(rows * cols, COLOURS, generator=torch.Generator().manual_seed(seed)) for seed in seeds]

@@ -11,8 +11,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.engine.generator import Generator
 from pacorl.io.images import upright_size
+from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
 KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")
@@ -124,3 +128,31 @@ def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int
     with torch.no_grad():
         policy.velocity(policy.noise([0], Size(64, 64)), torch.full((1,), 0.5), conditioning, Size(64, 64))
     assert len(calls) == forwards
+
+
+def test_qwen_without_guidance_says_so_once_before_it_samples(
+    checkpoints: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Generator.from_pretrained(str(checkpoints / "qwen_edit"), dtype="float32", true_cfg_scale=4.0)
+    assert not caplog.records
+    Generator.from_pretrained(str(checkpoints / "qwen_edit"), dtype="float32")
+    (record,) = caplog.records
+    assert "is sampled without guidance, because true_cfg_scale is 1" in record.getMessage()
+
+
+@pytest.mark.parametrize("recipe", ["qwen_edit"], indirect=True)
+def test_training_without_guidance_says_so_once(recipe: Path, caplog: pytest.LogCaptureFixture) -> None:
+    PolicyTrainer(load(PolicyConfig, recipe, ["model.true_cfg_scale=1"]))
+    assert sum("is sampled without guidance" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("recipe", ["kontext"], indirect=True)
+def test_a_distilled_klein_is_refused_by_the_command(recipe: Path) -> None:
+    klein = ["model.kind=klein", "model.checkpoint=black-forest-labs/FLUX.2-klein-4B", "model.guidance_scale=1"]
+    config = yaml.safe_load(recipe.read_text())
+    del config["model"]["true_cfg_scale"]
+    recipe.write_text(yaml.safe_dump(config))
+    for dry_run in ([], ["--dry-run"]):
+        result = CliRunner().invoke(app, ["train-policy", str(recipe), *klein, *dry_run])
+        assert result.exit_code
+        assert "train black-forest-labs/FLUX.2-klein-base-4B" in str(result.exception) + result.output

@@ -82,6 +82,11 @@ class ChoiceOptions(FrugalJudge):
     ask: str = option(
         "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")
     )
+    statistic: str = option(
+        "mean",
+        "A set's score: the mean over its pairs, or worst, the lowest panel's median.",
+        parse=one_of("mean", "worst"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +162,7 @@ def generate(
                 "seed": generator.seed,
                 "best_of": choice.best_of,
                 "ask": choice.ask,
+                "statistic": choice.statistic,
                 "size": generator.size,
                 "steps": generator.steps,
                 "lora_scale": generator.lora_scale,
@@ -367,5 +373,5 @@ def _line(saved: SavedImage) -> str:
     if judged and judged.error:
         columns.append(f"no score: {judged.error}")
     if image.candidates > 1:
-        columns.append(f"number {image.rank} of {image.candidates}")
+        columns.append(image.place)
     return "  ".join(columns)

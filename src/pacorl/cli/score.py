@@ -54,7 +54,14 @@ class ReportOptions:
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
     least: float | None = option(
-        None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min",), least=0, most=1
+        None,
+        "Exit with code 4 if the lowest image's median score with the other images is below.",
+        flags=("--min",),
+        least=0,
+        most=1,
+    )
+    least_mean: float | None = option(
+        None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min-mean",), least=0, most=1
     )
 
 
@@ -118,14 +125,27 @@ def score(
         echo_errors(f"page: {output.report}")
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
-    _check_least(scores, output.least)
-
-
-def _check_least(scores: Scores, least: float | None) -> None:
-    """The gate of `--min`."""
-    if least is not None and scores.mean is not None and scores.mean < least:
-        echo_errors(f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min {least:g}")
+    if below := [*_below_least(scores, output.least), *_below_least_mean(scores, output.least_mean)]:
+        echo_errors(*below)
         raise typer.Exit(BELOW)
+
+
+def _below_least(scores: Scores, least: float | None) -> list[str]:
+    """State what is below `--min`."""
+    lowest = scores.lowest_panel
+    if least is None or lowest is None or lowest.median >= least:
+        return []
+    if len(scores.names) == 2:
+        return [f"the pair has P(Yes) {lowest.median:.4f}, below --min {least:g}"]
+    name, others = scores.names[lowest.panel], "the reference" if scores.ranking else "the others"
+    return [f"the lowest image, {name}, has the median {lowest.median:.4f} with {others}, below --min {least:g}"]
+
+
+def _below_least_mean(scores: Scores, least: float | None) -> list[str]:
+    """State what is below `--min-mean`."""
+    if least is None or scores.mean is None or scores.mean >= least:
+        return []
+    return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
 
 
 def _whole_sets(images: Sequence[str]) -> str:

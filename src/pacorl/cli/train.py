@@ -183,6 +183,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
         named_start(run.out, resume)
     for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
         check_rewards(rewards, key=key, run=False)
+    run.generator.check_trainable(run.model.checkpoint)
     run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start)
     for size in (*run.sampling.sizes, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, size=Size(*size))

@@ -69,7 +69,7 @@ class SamplingConfig(SamplingSteps):
     steps: Steps = 10
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
     """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
-    is without noise, those whose sigmas endpoints are noised to."""
+    is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
     window: NoiseWindow = NoiseWindow()
     tree: TreeOptions = TreeOptions()
     """How the samples of a group branch; by default each has its own noise, as in the paper."""

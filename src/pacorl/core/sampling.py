@@ -164,7 +164,7 @@ class SamplingSteps(Section):
     """a in σ_t = a·√(t/(1−t))."""
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
-    is without noise, those whose sigmas endpoints are noised to."""
+    is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
     suffix: Suffix = Suffix()
 
 

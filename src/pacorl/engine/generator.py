@@ -6,6 +6,7 @@ diffusers pipeline draws it from `torch.Generator().manual_seed(seed)`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from pacorl.policies.pipeline import PipelinePolicy
     from pacorl.policies.policy import Policy
+
+logger = logging.getLogger(__name__)
 
 SIZE = Size(1024, 1024)
 
@@ -120,6 +123,8 @@ class Generator:
         if adapter:
             load_lora(policy.transformer, adapter)
             policy.transformer.to(device)
+        if policy.options.warning:
+            logger.warning(policy.options.warning)
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter)
         generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
         return generator

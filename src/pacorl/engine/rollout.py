@@ -35,6 +35,11 @@ def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
+def training_sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
+    """(T+1,) sigmas as `sigmas_of`, under the shift of the checkpoint's own training."""
+    return policy.training_sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What all samples of an epoch are drawn with."""

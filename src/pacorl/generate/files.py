@@ -111,6 +111,7 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
         "quantize": recipe.quantize,
         "rank": image.rank,
         "candidates": image.candidates,
+        "tied": image.tied,
     }
     if judged:
         document |= {"score": judged.score, "pairs": judged.matrix, "parts": dict(judged.parts), "error": judged.error}
@@ -146,9 +147,10 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
     return {
         "name": saved.path.name,
         "image": show(image.image),
-        "source": show(open_image(image.prompt.sources[0])) if image.prompt.sources else None,
+        "sources": [show(open_image(path)) for path in image.prompt.sources],
         "captions": image.prompt.panels or (image.prompt.text,),
         "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
         "score": judged.score if judged else None,
+        "tie": f", a tie of {image.tied}" if image.tied > 1 else "",
         "facts": facts,
     }

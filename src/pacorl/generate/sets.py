@@ -1,7 +1,7 @@
 """`generate_sets`: prompts → images, each the best of its candidates if a judge ranks them.
 
 Candidate j of image i has the noise of seed + i · best_of + j, so that each can be generated again alone. A judge
-ranks sets by their pairs of panels, edits by what was kept and followed.
+ranks sets by their pairs of panels, edits by what was kept of each source and followed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import product
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from PIL.Image import Image
 
 from pacorl.core.grid import split
+from pacorl.core.set_scores import Statistic, set_score, tied_groups
 from pacorl.engine.generator import AnySize, Generator, Prompts, Step
 from pacorl.io.images import open_image
-from pacorl.judges.pairwise import Ask, Matrix, ask_edits, ask_pairs, errors_of, matrix_of, texts_about
+from pacorl.judges.pairwise import (
+    Ask,
+    EditVerdicts,
+    Matrix,
+    Pair,
+    ask_edits,
+    ask_pairs,
+    errors_of,
+    matrix_of,
+    mean_over_dimensions,
+    texts_about,
+)
 from pacorl.quantize import NONE
 from pacorl.rewards.consistency import Consistency
-from pacorl.rewards.reward import mean_of
 from pacorl.types import Prompt, Size, Verdict
 
 if TYPE_CHECKING:
@@ -89,17 +100,24 @@ class GeneratedImage:
     """Among its candidates, from 1."""
     candidates: int = 1
     """How many there were to choose from."""
+    tied: int = 1
+    """How many candidates tie with it, itself included: their scores differ by less than a judge resolves."""
 
     @property
     def panels(self) -> list[Image]:
         """The grid image cut apart; one image for an edit."""
         return split(self.image, self.prompt.grid)
 
+    @property
+    def place(self) -> str:
+        """Its rank in words; a tie is named."""
+        return f"number {self.rank} of {self.candidates}" + (f", a tie of {self.tied}" if self.tied > 1 else "")
+
     def __repr__(self) -> str:
         recipe, judged = self.recipe, self.judged
         facts = [repr(self.prompt.theme or self.prompt.text[:60]), str(recipe.size), f"seed {recipe.seed}"]
         facts += [f"score {judged.score:.4f}"] if judged and judged.score is not None else []
-        facts += [f"number {self.rank} of {self.candidates}"] if self.candidates > 1 else []
+        facts += [self.place] if self.candidates > 1 else []
         return f"GeneratedImage({', '.join(facts)})"
 
     def _repr_html_(self) -> str:
@@ -131,6 +149,7 @@ def generate_sets(
     best_of: int = 1,
     judge: Judge | HoldsJudge | None = None,
     ask: Ask = "theme",
+    statistic: Statistic = "mean",
     rank: Rank | None = None,
     size: AnySize = None,
     steps: int | None = None,
@@ -147,8 +166,11 @@ def generate_sets(
         seed: of the first candidate.
         count: images per prompt.
         judge: a judge, or a `PacoReward` with one; needed if there are candidates to choose from.
-        best_of: candidates per image, of which the judge's best is kept, or all (best first) with `keep_all`.
+        best_of: candidates per image, of which the judge's best is kept, or all (best first) with `keep_all`. Of tied
+            candidates the first is the best.
         ask: whether the judge is asked about a set's theme or about its written criteria.
+        statistic: whether the mean over all pairs of panels ranks a set, or the lowest panel's median; of an edit with
+            several sources, the mean over them or the lowest.
         rank: another way to judge candidates.
         base: whether the adapter is left off.
         lora_scale: the adapter's strength.
@@ -173,7 +195,7 @@ def generate_sets(
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
-        rank_by = rank or (_rank_by(ranking_judge, prompt, ask=ask) if ranking_judge else None)
+        rank_by = rank or (_rank_by(ranking_judge, prompt, ask=ask, statistic=statistic) if ranking_judge else None)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         ranked = _ranked_candidates(generator, prompt, seeds, rank_by=rank_by, options=options, on_step=on_step)
         images += ranked if keep_all else ranked[:1]
@@ -193,21 +215,23 @@ def _ranked_candidates(
     # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
     candidates = generator.sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
     recipes = [_recipe(generator, prompt, seed, **options) for seed in seeds]
-    judged: Sequence[Judged | None] = [None]
-    order = [0]
-    if rank_by:
-        with generator.judging():
-            judged = judgements = rank_by([prompt] * len(seeds), candidates)
-        order = best_first(judgements)
-    return [
-        GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=len(seeds))
-        for position, i in enumerate(order, 1)
-    ]
+    if rank_by is None:
+        return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
+    with generator.judging():
+        judged = rank_by([prompt] * len(seeds), candidates)
+    ranked: list[GeneratedImage] = []
+    for group in best_first(judged):
+        for i in group:
+            place = {"rank": len(ranked) + 1, "candidates": len(seeds), "tied": len(group)}
+            ranked.append(GeneratedImage(prompt, candidates[i], recipes[i], judged[i], **place))
+    return ranked
 
 
-def _rank_by(judge: Judge, prompt: Prompt, *, ask: Ask) -> Rank:
-    """How a judge ranks the candidates of a prompt."""
-    return partial(judge_edits, judge) if prompt.sources else partial(judge_sets, judge, ask=ask)
+def _rank_by(judge: Judge, prompt: Prompt, *, ask: Ask, statistic: Statistic) -> Rank:
+    """Choose how a judge ranks the candidates of a prompt."""
+    if prompt.sources:
+        return partial(judge_edits, judge, statistic=statistic)
+    return partial(judge_sets, judge, ask=ask, statistic=statistic)
 
 
 def _recipe(
@@ -243,13 +267,20 @@ def _recipe(
 # --- candidates by a judge -------------------------------------------------------------------------------------
 
 
-def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
-    """The consistency reward's own questions about every pair of panels, their mean the score.
+def judge_sets(
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    images: Sequence[Image],
+    *,
+    ask: Ask = "theme",
+    statistic: Statistic = "mean",
+) -> list[Judged]:
+    """Ask the consistency reward's own questions about every pair of panels, and score each set as the reward does.
 
     Raises:
         ValueError: for a single image, and if criteria are to be asked for and a prompt has none.
     """
-    reward = Consistency(judge, ask=ask)
+    reward = Consistency(judge, ask=ask, statistic=statistic)
     reward.check(prompts)
     pairs = reward.pairs(prompts, images)
     return [
@@ -265,9 +296,10 @@ def judge_with_earlier(
     earlier: Sequence[Image],
     *,
     ask: Ask = "theme",
+    statistic: Statistic = "mean",
 ) -> list[Judged]:
     """As `judge_sets`, with every pair of an earlier page's panel and a panel counted too."""
-    alone = judge_sets(judge, prompts, images, ask=ask)
+    alone = judge_sets(judge, prompts, images, ask=ask, statistic=statistic)
     if not earlier:
         return alone
     before = range(len(earlier))
@@ -279,41 +311,56 @@ def judge_with_earlier(
         pairs=lambda count: product(before, range(len(earlier), count)),
     )
     return [
-        _with_earlier(page, [verdict for verdicts in pairs.values() for verdict in verdicts.values()])
+        _with_earlier(page, {pair: mean_over_dimensions(verdicts) for pair, verdicts in pairs.items()}, statistic)
         for page, pairs in zip(alone, answers, strict=True)
     ]
 
 
-def _with_earlier(alone: Judged, across: Sequence[Verdict]) -> Judged:
-    across_score = mean_of(across)
-    parts = (("this page", alone.score), ("with earlier pages", across_score))
-    if alone.score is None or across_score is None:
-        return Judged(None, alone.matrix, parts, alone.error or errors_of(across))
-    # Each pair counts alike, whichever pages its panels are of.
-    pair_count = len(alone.matrix) * (len(alone.matrix) - 1) // 2
-    score = (alone.score * pair_count + across_score * len(across)) / (pair_count + len(across))
-    return Judged(score, alone.matrix, parts)
+def _with_earlier(alone: Judged, across: Mapping[Pair, Verdict], statistic: Statistic) -> Judged:
+    """Score a page by its own pairs and those with earlier panels, each pair alike, whichever pages its panels are of.
+
+    The earlier panels are the same for every candidate, so only the page's own can be the lowest.
+    """
+    between = {pair: verdict.p_yes for pair, verdict in across.items()}
+    page = sorted({panel for _, panel in between})
+    own = {(page[a], page[b]): alone.matrix[a][b] for a, b in combinations(range(len(page)), 2)}
+    parts = (("this page", alone.score), ("with earlier pages", set_score(between, statistic, among=page)))
+    score = set_score(own | between, statistic, among=page)
+    return Judged(score, alone.matrix, parts, alone.error or errors_of(across.values()))
 
 
-def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
-    """√(kept · followed) by the judge's two questions about an edit and its first source, as `EditConsistency`."""
-    sources = {path: open_image(path) for prompt in prompts for path in prompt.sources[:1]}
-    edits = [(sources[prompt.sources[0]], image, prompt.text) for prompt, image in zip(prompts, images, strict=True)]
-    return [
-        Judged(
-            verdicts.score(),
-            parts=(("kept", verdicts.kept.p_yes), ("followed", verdicts.followed.p_yes)),
-            error=errors_of([verdicts.kept, verdicts.followed]),
-        )
-        for verdicts in ask_edits(judge, edits)
-    ]
+def judge_edits(
+    judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, statistic: Statistic = "mean"
+) -> list[Judged]:
+    """√(kept · followed) by the judge's two questions about an edit and each of its sources, as `EditConsistency`.
+
+    The score of an edit with several sources is the mean over them, or the lowest: forgetting one must cost.
+    """
+    opened = {path: open_image(path) for prompt in prompts for path in prompt.sources}
+    shown = zip(prompts, images, strict=True)
+    edits = [(opened[path], image, prompt.text) for prompt, image in shown for path in prompt.sources]
+    answers = iter(ask_edits(judge, edits))
+    return [_judged_edit(list(islice(answers, len(prompt.sources))), statistic) for prompt in prompts]
 
 
-def best_first(judged: Sequence[Judged]) -> list[int]:
-    """Indices by score, best first; of equal ones the earlier, those without a score last.
+def _judged_edit(answers: Sequence[EditVerdicts], statistic: Statistic) -> Judged:
+    """Score one edit from the answers about each of its sources."""
+    sources = range(1, len(answers) + 1)
+    # Pairs of the edit, 0, with its sources.
+    score_of_pair = {(0, source): verdicts.score() for source, verdicts in zip(sources, answers, strict=True)}
+    parts: list[tuple[str, float | None]] = []
+    for source, verdicts in zip(sources, answers, strict=True):
+        of_source = f" of source {source}" if len(answers) > 1 else ""
+        parts += [(f"kept{of_source}", verdicts.kept.p_yes), (f"followed{of_source}", verdicts.followed.p_yes)]
+    error = errors_of(verdict for verdicts in answers for verdict in (verdicts.kept, verdicts.followed))
+    return Judged(set_score(score_of_pair, statistic, among=sources), parts=tuple(parts), error=error)
+
+
+def best_first(judged: Sequence[Judged]) -> list[list[int]]:
+    """Order candidates by score, best first, in groups of ties (`core.set_scores.tied_groups`).
 
     Raises RuntimeError if none has a score: there is nothing to choose by.
     """
     if all(candidate.score is None for candidate in judged):
         raise RuntimeError(f"the judge gave no verdict, so no candidate is the best: {judged[0].error}")
-    return sorted(range(len(judged)), key=lambda i: (judged[i].score is None, -(judged[i].score or 0.0), i))
+    return tied_groups([candidate.score for candidate in judged])

@@ -31,6 +31,7 @@ from pacorl.types import TINY, Grid, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.core.set_scores import Statistic
     from pacorl.engine.generator import Generator
     from pacorl.generate.sets import GeneratedImage
     from pacorl.judges.judge import Judge
@@ -160,6 +161,7 @@ def generate_storyboard(
     best_of: int = 1,
     judge: Judge | None = None,
     ask: Ask = "theme",
+    statistic: Statistic = "mean",
     size: Size | None = None,
     steps: int | None = None,
     lora_scale: float = 1.0,
@@ -175,7 +177,7 @@ def generate_storyboard(
     images: list[GeneratedImage] = []
     earlier: list[Image] = []
     # A way to rank and no judge: a page is more than its own pairs. The list grows with the pages.
-    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask) if judge else None
+    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
     common["lora_scale"] = lora_scale
     for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size)):

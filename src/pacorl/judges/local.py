@@ -170,7 +170,10 @@ class LocalJudge:
         return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        """The answer in words, the likeliest token each time.
+        """The answer in words, the likeliest token each time under the checkpoint's repetition penalty.
+
+        The penalty is that of generation_config.json, which servers apply as well. No verdict depends on it: P(Yes) is
+        read from the model's own logits.
 
         Raises RuntimeError if an image is outside of the judge's domain, or the text holds a control token.
         """

@@ -101,7 +101,7 @@ class Prompting:
 
     def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
         """Turns in the chat template, up to where the answer begins."""
-        return str(self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        return chat_text(self._processor, turns)
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
         """Raises ValueError if a text holds the token that stands for an image."""
@@ -220,6 +220,15 @@ class Prompting:
         """Tokens of the language model that an image takes."""
         merged = int(self._processor.image_processor.merge_size) ** 2
         return math.prod(self._grid(width, height)) // merged
+
+
+def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
+    """Render turns in a checkpoint's chat template, up to where the answer begins.
+
+    A model that thinks first would begin its answer with `<think>` where Yes or No is read. Templates without the
+    switch ignore it.
+    """
+    return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=False))
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:

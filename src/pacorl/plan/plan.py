@@ -149,6 +149,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         action=config.prompts.leaks,
         near=config.prompts.near,
     )
+    config.generator.check_trainable(config.model.checkpoint)
     generator, judge = sources.generator(config), sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)

@@ -15,7 +15,7 @@ from pacorl import twins
 from pacorl.core.transfer import to_device
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
-from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
+from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrainingShift, TrueGuidance
 from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
@@ -153,6 +153,13 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
     )
 
 
+BFL_TRAINING_SHIFT = TrainingShift(
+    rule="linear",
+    source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
+    "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
+)
+"""Of all models of its makers."""
+
 TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
 """Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
 
@@ -168,6 +175,7 @@ FLUX = PolicySpec(
     twin=tiny_flux,
     steps=28,
     parameters=11_901_408_320,
+    training_shift=BFL_TRAINING_SHIFT,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(

@@ -21,6 +21,7 @@ from torch import Tensor
 from pacorl import twins
 from pacorl.core.transfer import to_device
 from pacorl.io.images import open_image, upright_size
+from pacorl.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -245,6 +246,12 @@ KLEIN = PolicySpec(
     twin=tiny_klein,
     steps=50,
     parameters=3_875_544_576,
+    training_shift=BFL_TRAINING_SHIFT,
     licence=("apache-2.0", ""),
+    distilled={
+        "FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",
+        "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
+        "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
+    },
     edit_data="GEdit-Bench/data:en",  # what its makers show is English
 )

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
 from pacorl.io.images import open_image, upright_size
-from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, tiny_flux
+from pacorl.policies.flux import (
+    BFL_TRAINING_SHIFT,
+    DEV_LICENCE,
+    TRAINED_WITH,
+    DistilledOptions,
+    FluxPolicy,
+    tiny_flux,
+)
 from pacorl.policies.policy import PolicySpec, TinyCheckpoint
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -93,6 +100,7 @@ KONTEXT = PolicySpec(
     twin=lambda texts: tiny_kontext(tiny_flux(texts)),
     steps=28,
     parameters=11_901_408_320,
+    training_shift=BFL_TRAINING_SHIFT,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),

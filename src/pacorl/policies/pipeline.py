@@ -276,6 +276,18 @@ class PipelinePolicy:
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
+        return self._sigmas(num_steps, mu=self.shift(math.prod(self.token_grid(size)), num_steps))
+
+    def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
+        """(T+1,) fp32 on the CPU: as `sigmas`, under the kind's `training_shift`."""
+        from pacorl.policies import POLICIES  # whose entries import this module
+
+        if POLICIES[self.options.kind].training_shift.rule == "inference":
+            return self.sigmas(num_steps, size)
+        return self._sigmas(num_steps, mu=self.linear_shift(math.prod(self.token_grid(size))))
+
+    def _sigmas(self, num_steps: int, *, mu: float) -> Tensor:
+        """The sigmas under a dynamic shift by `mu`, or the config's own shift if it holds for every size."""
         config = self.pipeline.scheduler.config
         # The first step must start at 1 and the last one end at `shift_terminal`, which one step cannot.
         if num_steps < 2 and config.get("shift_terminal"):
@@ -283,8 +295,8 @@ class PipelinePolicy:
         options: dict[str, Any] = {"sigmas": np.linspace(1.0, 1 / num_steps, num_steps)}
         if self.scheduler_spaced:
             options = {"num_inference_steps": num_steps}
-        if config.get("use_dynamic_shifting"):  # else the config's own `shift` holds for every size
-            options["mu"] = self.shift(math.prod(self.token_grid(size)), num_steps)
+        if config.get("use_dynamic_shifting"):
+            options["mu"] = mu
         # A scheduler of its own, because set_timesteps would change the pipeline's.
         scheduler = type(self.pipeline.scheduler).from_config(config)
         scheduler.set_timesteps(**options)
@@ -293,6 +305,10 @@ class PipelinePolicy:
 
     def shift(self, tokens: int, num_steps: int) -> float:
         """Where the scheduler shifts the sigmas of an image of `tokens` tokens to, as the pipeline tells it."""
+        return self.linear_shift(tokens)
+
+    def linear_shift(self, tokens: int) -> float:
+        """The shift of FLUX.1's rule: linear in the tokens, between the bounds of the scheduler's config."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.pipeline.scheduler.config

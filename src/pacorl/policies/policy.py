@@ -93,6 +93,12 @@ class Policy(Protocol):
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32, from 1 down to 0, shifted as the pipeline shifts them."""
 
+    def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
+        """(T+1,) fp32, as `sigmas`, but shifted as in the checkpoint's own training, where objectives noise endpoints.
+
+        The same sigmas if a kind's training shift is that of inference, or is not published.
+        """
+
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """(B, N, C) fp32, one seed per row, drawn on the CPU so that every machine starts alike."""
 
@@ -132,6 +138,11 @@ class PolicyOptions(Section):
     def negative_text(self) -> str | None:
         """The prompt that a second forward reads for classifier-free guidance; None without it."""
         return None
+
+    @property
+    def warning(self) -> str:
+        """Advice about these options before anything is sampled; empty for most."""
+        return ""
 
     @model_validator(mode="after")
     def _eager_stream(self) -> PolicyOptions:
@@ -182,6 +193,17 @@ class TinyCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingShift:
+    """The shift of the noise levels in a published checkpoint's own training."""
+
+    rule: Literal["inference", "linear"]
+    """inference: that of sampling. linear: mu grows with the number of tokens between the scheduler's bounds, as
+    FLUX.1's does, whatever mu sampling takes."""
+    source: str
+    """Where it is published, or that it is not, so that inference's is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """All that other rooms may ask about a kind of generator, without its weights."""
 
@@ -201,6 +223,8 @@ class PolicySpec:
     """Denoising steps if nobody says how many: those of the published checkpoint's own example."""
     parameters: int
     """Of the published transformer, as counted in its checkpoint: what the architecture is held to."""
+    training_shift: TrainingShift
+    """Of objectives that noise endpoints to levels of their own."""
     steps_source: str = ""
     """Where `steps` are from, if they are not the pipeline's default."""
     licence: tuple[str, str] = ("", "")
@@ -209,6 +233,8 @@ class PolicySpec:
     """Whether the published checkpoint is fetched only after its licence was accepted."""
     tiny: TinyCheckpoint | None = None
     """Its committed checkpoint, if it has one."""
+    distilled: Mapping[str, str] = field(default_factory=dict)
+    """Published checkpoints that are distilled to few steps, by their last name, and the base to train instead."""
     edit_data: str = "GEdit-Bench/data"
     """For edits: the records that its recipe is trained on."""
     vae_levels: str = "block_out_channels"
@@ -360,6 +386,21 @@ class PolicySpec:
             vae = {**self.parts["vae"], **(read_object(config) if config else {})}
             self.policy.check_sides(size, step=self.token_pixels(vae))
         return source
+
+    def check_trainable(self, checkpoint: str) -> None:
+        """Raise ValueError if a checkpoint is distilled to few steps; the message names the base to train instead.
+
+        Such a checkpoint is no flow-matching model any more: trained on, it blurs.
+        """
+        from pacorl.io.hub import local_file
+
+        base = self.distilled.get(Path(checkpoint).name)
+        index = None if checkpoint == TINY else local_file(checkpoint, "model_index.json")
+        if base or (index and read_object(index).get("is_distilled")):
+            raise ValueError(
+                f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
+                f"{base or self.published}, whose adapter then fits it"
+            )
 
     def from_pretrained(
         self,

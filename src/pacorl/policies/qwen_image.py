@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
-from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
+from pacorl.policies.policy import Parts, PolicySpec, TrainingShift, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
 SIDE = 32
@@ -46,6 +46,16 @@ class QwenEditOptions(TrueGuidance):
 
     kind: Literal["qwen_edit"] = "qwen_edit"
     checkpoint: str = "Qwen/Qwen-Image-Edit"
+
+    @property
+    def warning(self) -> str:
+        """Without a second forward of the negative prompt nothing guides this kind."""
+        if self.negative_text is not None:
+            return ""
+        return (
+            f"{self.checkpoint} is sampled without guidance, because true_cfg_scale is {self.true_cfg_scale:g} and no "
+            "negative prompt is read; its pipeline's default is 4, at twice the forwards: set true_cfg_scale to 4"
+        )
 
 
 class QwenEditPlusOptions(QwenEditOptions):
@@ -274,6 +284,7 @@ QWEN_EDIT = PolicySpec(
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
     architecture="qwen_image.json",
+    training_shift=TrainingShift(rule="inference", source="not published; the shift of inference is taken"),
     licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
     steps=50,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pacorl import twins
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
-from pacorl.policies.policy import PolicyOptions, PolicySpec
+from pacorl.policies.policy import PolicyOptions, PolicySpec, TrainingShift
 from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
@@ -120,6 +120,9 @@ SD3 = PolicySpec(
     twin=tiny_sd3,
     steps=28,
     parameters=2_243_171_520,
+    training_shift=TrainingShift(
+        rule="inference", source="arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024²"
+    ),
     licence=("other", "stabilityai-ai-community"),
     gated=True,
 )

@@ -7,13 +7,14 @@ should stay, and was the instruction followed?
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from PIL.Image import Image
 
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
+from pacorl.core.set_scores import Statistic, set_score
 from pacorl.io.images import open_image
 from pacorl.judges import pairwise
 from pacorl.judges.judge import Judge
@@ -57,13 +58,18 @@ class Consistency(JudgedReward):
     of every pair each written criterion of its record; a pair's P(Yes) is then the mean over a dimension's criteria,
     and over dimensions, so that the score is the mean over pairs, criteria and dimensions (T2IS-Bench's order).
     Criteria that are null in the record are not there.
+
+    `statistic="worst"` takes the lowest panel's median P(Yes) with the other panels instead of the mean over all pairs,
+    which one wrong panel of many hardly lowers.
     """
 
     name = "consistency"
 
-    def __init__(self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme") -> None:
+    def __init__(
+        self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme", statistic: Statistic = "mean"
+    ) -> None:
         super().__init__(judge, temperature)
-        self.ask = ask
+        self.ask, self.statistic = ask, statistic
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs(self.name, prompts)
@@ -92,7 +98,16 @@ class Consistency(JudgedReward):
 
     def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
         """Verdicts of `pairs` → one score per image."""
-        return [self._mean(list(verdicts.values())) for verdicts in pairs]
+        return [self.score(verdicts) for verdicts in pairs]
+
+    def score(self, verdicts: Mapping[Pair, Verdict], *, among: Collection[int] | None = None) -> float | None:
+        """Score one image by its pairs; `among` are the panels whose lowest counts, if the statistic is `worst`."""
+        self._remember(list(verdicts.values()))
+        tempered_p = {
+            pair: None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
+            for pair, verdict in verdicts.items()
+        }
+        return set_score(tempered_p, self.statistic, among=among)
 
 
 class PanelMatch(JudgedReward):

@@ -50,7 +50,9 @@ def summary(scores: Scores) -> list[str]:
     odd = scores.odd_one_out
     if odd is not None:
         among = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
-        lines.append(f"Fits least: {scores.names[odd.image]}, {_number(odd.with_others)} with the others{among}.")
+        lines.append(
+            f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others{among}."
+        )
     return lines + missing
 
 
@@ -105,6 +107,8 @@ def page_of(
         for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True))
     ]
     facts = [(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
+    if len(cards) > 2 and (lowest := scores.lowest_panel):
+        facts.insert(1, (_number(lowest.median), f"lowest panel: {lowest.panel + 1}"))
     return render(
         "score.html",
         title=theme or ("Which fits best" if scores.ranking else "Do they belong together?"),
@@ -122,11 +126,12 @@ def page_of(
 
 
 def _role(scores: Scores, image: int) -> str:
+    median = _number(scores.medians.get(image))
     if scores.ranking:
-        return "the reference" if image == 0 else f"{_number(scores.mean_of(image))} with the reference"
+        return "the reference" if image == 0 else f"{median} with the reference"
     odd = scores.odd_one_out
     least = ", the least" if odd is not None and odd.image == image else ""
-    return f"{_number(scores.mean_of(image))} with the others{least}"
+    return f"{median} with the others{least}"
 
 
 def _thumbnail(image: Image) -> str:

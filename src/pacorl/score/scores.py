@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
+from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape
 from pacorl.io.remote import open_source
@@ -68,7 +69,7 @@ class OddOneOut:
     image: int
     """Its index."""
     with_others: float
-    """Mean score of its pairs."""
+    """Median score of its pairs."""
     among_others: float | None
     """Mean score of the pairs without it; None if none was scored."""
 
@@ -101,21 +102,26 @@ class Scores:
     @property
     def matrix(self) -> Matrix:
         """Every image against every other; None on the diagonal and if there is no score."""
-        return symmetric_matrix({(pair.first, pair.second): pair.p_yes for pair in self.pairs}, len(self.names))
+        return symmetric_matrix(self._score_of_pair, len(self.names))
 
-    def mean_of(self, image: int) -> float | None:
-        """Mean score of an image's pairs."""
-        return _mean([pair.p_yes for pair in self.pairs if image in (pair.first, pair.second)])
+    @property
+    def medians(self) -> dict[int, float]:
+        """Median score of each image's pairs; images without a score are left out."""
+        return panel_medians(self._score_of_pair)
+
+    @property
+    def lowest_panel(self) -> LowestPanel | None:
+        """The image with the lowest median, of a ranking the lowest candidate; None if no pair has a score."""
+        return lowest_panel(self._score_of_pair, among=range(int(self.ranking), len(self.names)))
 
     @property
     def odd_one_out(self) -> OddOneOut | None:
-        """Of three images or more, the one whose pairs score lowest."""
-        means = {image: mean for image in range(len(self.names)) if (mean := self.mean_of(image)) is not None}
-        if len(self.names) < 3 or len(set(means.values())) < 2:  # of two, or of equals, none is the odd one
+        """Of three images or more, the lowest one; None if all have the same median."""
+        lowest = self.lowest_panel
+        if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
-        odd = min(means, key=lambda image: means[image])
-        among_others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
-        return OddOneOut(odd, means[odd], _mean(among_others))
+        among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
+        return OddOneOut(lowest.panel, lowest.median, _mean(among_others))
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -125,11 +131,12 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints; names stand for images."""
-        odd = self.odd_one_out
+        odd, lowest = self.odd_one_out, self.lowest_panel
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},
             "mean": self.mean,
+            "lowest_panel": lowest and {"image": self.names[lowest.panel], "median": lowest.median},
             "missing": len(self.missing),
             "odd_one_out": odd
             and {"image": self.names[odd.image], "with_others": odd.with_others, "among_others": odd.among_others},
@@ -156,6 +163,10 @@ class Scores:
         from pacorl.score.page import page_of  # which imports this module
 
         return notebook_frame(page_of(self))
+
+    @property
+    def _score_of_pair(self) -> dict[Pair, float | None]:
+        return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
         optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}

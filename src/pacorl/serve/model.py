@@ -186,9 +186,11 @@ class ServedModel:
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         sampling: dict[str, Any] = {"do_sample": False}
+        if request.repetition_penalty is not None:
+            sampling["repetition_penalty"] = request.repetition_penalty
         if request.temperature > 0:
             # top_k 0, since transformers would cut at 50 where the API knows no such limit.
-            sampling = {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
+            sampling |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
             if request.seed is not None:
                 torch.manual_seed(request.seed)
         output = self.judge.generate(

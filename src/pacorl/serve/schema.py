@@ -96,6 +96,13 @@ class Message(Form):
         return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
 
 
+class TemplateOptions(Form):
+    """Options of the chat template."""
+
+    enable_thinking: Literal[False] = False
+    """A judge answers at once."""
+
+
 class ChatRequest(Form):
     """One conversation to continue."""
 
@@ -106,6 +113,8 @@ class ChatRequest(Form):
     temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)] = 1.0
     """0 takes the likeliest token; the log-probabilities are the model's own at any temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    """Of generated text; None is the checkpoint's own. Log-probabilities are from before it."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
@@ -113,6 +122,7 @@ class ChatRequest(Form):
     """Tokens whose log-probabilities are listed besides the likeliest."""
     return_tokens_as_token_ids: bool = False
     """Names tokens `token_id:N`, which no two tokens share."""
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
     n: Literal[1] = 1
     stream: Literal[False] = False
     user: Name = ""

@@ -57,7 +57,11 @@ class ServerFailedError(RuntimeError):
 def vllm_command(
     server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
 ) -> list[str]:
-    """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part."""
+    """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part.
+
+    vLLM reads the checkpoint's generation_config.json unless it is told otherwise, as a judge in this process does: the
+    repetition penalty there (1.05 of Qwen2.5-VL) shapes the reasons. Requests set every other sampling parameter.
+    """
     folder = server.checkpoint
     if folder == "tiny":
         from pacorl.judges.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
@@ -68,8 +72,6 @@ def vllm_command(
     command += ["--host", server.host, "--port", str(server.port)]
     command += ["--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": options.images, "video": 0})]
-    # A checkpoint's own sampling defaults (Qwen's repetition penalty) would reach into the reasons.
-    command += ["--generation-config", "vllm"]
     # Callers send images in data URLs; vLLM would fetch any URL of theirs, from inside of this network too.
     command += ["--allowed-media-domains", NO_HOST]
     if gpus > 1:

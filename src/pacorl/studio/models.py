@@ -322,6 +322,7 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
         "width": image.image.width,
         "height": image.image.height,
         "rank": image.rank,
+        "tied": image.tied,
         "seed": recipe.seed,
         "score": judged.score if judged else None,
         "matrix": judged.matrix if judged else [],

@@ -130,6 +130,7 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Polic
 
     Its transformer is not on the device yet: `encode_prompts` and then `place_transformer` follow.
     """
+    config.generator.check_trainable(config.model.checkpoint)
     # The adapter's first weights are drawn next. Nothing here draws from the other two; a user's reward may.
     torch.manual_seed(config.seed)
     random.seed(config.seed)

@@ -158,6 +158,8 @@ class Run:
         # A judge elsewhere is met before weights load, and one of this process is loaded after the encoders left, so
         # that both never lie on the device together.
         self._judges.open(config, in_process=False, device=device, processes=processes, resumed=resumed)
+        if config.model.warning and self.runtime.is_main:
+            logger.warning(config.model.warning)
         self.policy = builders.build_adapted_policy(config, device=device)
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:

@@ -19,10 +19,10 @@ from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.core.transfer import to_device
 from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import transition_at, velocity_at
+from pacorl.engine.rollout import training_sigmas_of, transition_at, velocity_at
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import AdapterCopy, adapter_off
-from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples
+from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, Size
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss, Metric
@@ -54,23 +54,23 @@ class PolicyLoss:
         """Where the policy computes."""
         return next(self.policy.transformer.parameters()).device
 
-    def velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
-        """Of the trained policy, at the batch's sigma of a step."""
-        return velocity_at(self.policy, x_BNC, batch.sigmas_T[step], conditioning, batch.size)
+    def velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        """Of the trained policy, at one sigma for all rows."""
+        return velocity_at(self.policy, x_BNC, sigma, conditioning, size)
 
     @torch.no_grad()
-    def base_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
+    def base_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """Of the policy without its adapter."""
         with adapter_off(self.policy.transformer):
-            return self.velocity(x_BNC, step, conditioning, batch)
+            return self.velocity(x_BNC, sigma, conditioning, size)
 
     @torch.no_grad()
-    def old_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: Rollout) -> Tensor | None:
+    def old_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor | None:
         """Of the policy that sampled, if that is another one."""
         if self.old is None:
             return None
         with self.old.swapped_in():
-            return self.velocity(x_BNC, step, conditioning, batch)
+            return self.velocity(x_BNC, sigma, conditioning, size)
 
     def noise_weight(self, transition: Transition, sigmas_T: Tensor) -> float:
         """The std of a step over the mean std of the epoch's stochastic steps."""
@@ -219,7 +219,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         mean_VNC, std = transition_at(policy_loss.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)
         return Transition(mean_VNC[node_B], std)
 
-    transition = transition_of(policy_loss.velocity(x_VNC, step, conditioning, nodes))
+    at_step = (x_VNC, nodes.sigmas_T[step], conditioning, nodes.size)
+    transition = transition_of(policy_loss.velocity(*at_step))
     loss, metrics = policy_loss.objective.loss(
         Step(
             transition,
@@ -234,7 +235,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     )
     metrics = _of_step(metrics, step)
     if options.kl_weight > 0:
-        reference = transition_of(policy_loss.base_velocity(x_VNC, step, conditioning, nodes))
+        reference = transition_of(policy_loss.base_velocity(*at_step))
         return _with_kl(loss, metrics, kl(transition, reference).mean(), weight=options.kl_weight)
     return loss, metrics
 
@@ -242,21 +243,24 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
 def _endpoint_loss(
     policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int, *, draw: tuple[int, ...]
 ) -> Loss:
-    """The objective at one sigma, to which the endpoints of one micro-batch are noised again.
+    """The objective at one sigma of the checkpoint's own training, to which endpoints of one batch are noised.
 
     The divergence from the base is the mean squared difference of velocities, to which the KL of flow matching is
     proportional at each sigma.
     """
     device, options = policy_loss.device, policy_loss.options
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    sigma, clean = float(rollout.sigmas_T[step]), to_device(rollout.final_BNC, device)
+    # Inference may shift its sigmas elsewhere; no step of it is replayed here.
+    training_sigma = training_sigmas_of(policy_loss.policy, policy_loss.sampler, rollout.prompts[0])[step]
+    sigma, clean = float(training_sigma), to_device(rollout.final_BNC, device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
     # The other policies' forwards come first: they change weights in place, which the trained policy's graph must not
     # see.
-    old = policy_loss.old_velocity(noisy, step, conditioning, rollout)
-    base = policy_loss.base_velocity(noisy, step, conditioning, rollout) if options.kl_weight > 0 else None
-    velocity = policy_loss.velocity(noisy, step, conditioning, rollout)
+    at_sigma = (noisy, training_sigma, conditioning, rollout.size)
+    old = policy_loss.old_velocity(*at_sigma)
+    base = policy_loss.base_velocity(*at_sigma) if options.kl_weight > 0 else None
+    velocity = policy_loss.velocity(*at_sigma)
     loss, metrics = policy_loss.objective.loss(
         Endpoint(
             clean,

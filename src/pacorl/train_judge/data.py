@@ -17,6 +17,7 @@ from pacorl.config.judge_run import JudgeConfig
 from pacorl.data.comparisons import IMAGE_TAG, answer_text, comparisons_from
 from pacorl.io.images import check_readable, open_image
 from pacorl.judges.local import single_token
+from pacorl.judges.prompting import chat_text
 from pacorl.train_judge.model import processor_of
 from pacorl.train_judge.trainer import decision_metrics, processes
 from pacorl.types import Comparison
@@ -114,7 +115,7 @@ class Collator:
         else:
             content = [*(image for _ in comparison.images), {"type": "text", "text": question}]
         turns = [{"role": "user", "content": content}]
-        text = self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        text = chat_text(self.processor, turns)
         prompt, *pieces = text.split(self.processor.image_token)
         for count, piece in zip(image_tokens, pieces, strict=True):
             prompt += self.processor.image_token * count + piece

@@ -15,7 +15,7 @@ from typing import TypeVar
 from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientError, exchange
 from pacorl.io.outage import Outage, retried
 from pacorl.judges.http.endpoints import api_url, root_url
-from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, UnansweredError
+from pacorl.judges.http.messages import OPTIONAL_FIELDS, DeclinedError, Json, TokenIds, UnansweredError
 from pacorl.judges.judge import Counters, JudgeFacts, JudgeRefusedError
 
 T = TypeVar("T")
@@ -40,7 +40,13 @@ class Endpoint:
     """Model names; None before the handshake."""
     ids: TokenIds | None = None
     """None if the server does not tell, or takes no ids."""
+    refused_fields: set[str] = field(default_factory=set)
+    """The `OPTIONAL_FIELDS` that it refused, and is not sent again."""
     version: str = ""
+
+
+class FieldRefusedError(Exception):
+    """A server refused an optional field of a request by name."""
 
 
 class EndpointPool:
@@ -114,15 +120,22 @@ class EndpointPool:
             async with self.acquire_endpoint() as endpoint:
                 self.counters.retries += number > 0
                 await self.handshake(endpoint)
-                self.counters.requests += 1
-                return await self._call(
-                    endpoint, "/chat/completions", body(endpoint), lambda answer: read(answer, endpoint)
-                )
+                return await self._chat(endpoint, body, lambda answer: read(answer, endpoint))
 
         try:
             return await retried(attempt, tries=self.retries + 1, outage=self.outage)
         except TransientError as fault:
             raise UnansweredError(str(fault)) from None
+
+    async def _chat(self, endpoint: Endpoint, body: Callable[[Endpoint], Json], read: Callable[[Json], T]) -> T:
+        """`read` of one answer; asked again at once without each optional field that the server refuses."""
+        while True:
+            self.counters.requests += 1
+            accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
+            try:
+                return await self._call(endpoint, "/chat/completions", accepted, read)
+            except FieldRefusedError:
+                continue  # a field is refused once, since it is not sent again
 
     @asynccontextmanager
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
@@ -191,9 +204,8 @@ class EndpointPool:
             return DeclinedError(str(error.get("message")))
         if answer.status in (401, 403):
             return JudgeRefusedError(f"{endpoint.url} refuses the key: {fault}; name its variable with api_key_env")
-        if answer.status in (400, 422) and "token_ids" in str(fault) and "logprob_token_ids" in (body or {}):
-            endpoint.ids = None  # it takes no ids: ask it for the likeliest tokens instead
-            return fault
+        if answer.status in (400, 422) and _leave_out(endpoint, body or {}, refusal=str(fault)):
+            return FieldRefusedError(str(fault))
         if answer.status == 404 and path == "/chat/completions" and endpoint.served is not None:
             endpoint.served = None  # the model may have gone: shake hands again, which raises if it has
             return fault
@@ -256,6 +268,16 @@ def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
         served={endpoint.url: endpoint.served or () for endpoint in endpoints},
         versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
     )
+
+
+def _leave_out(endpoint: Endpoint, body: Json, *, refusal: str) -> bool:
+    """Leave the optional fields that a server refuses by name out of later requests; return whether there are any."""
+    if "token_ids" in refusal and "logprob_token_ids" in body:
+        endpoint.ids = None  # it takes no ids: ask it for the likeliest tokens instead
+        return True
+    refused = {name for name in OPTIONAL_FIELDS if name in body and name in refusal}
+    endpoint.refused_fields |= refused
+    return bool(refused)
 
 
 def _model_names(answer: Json) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ list. If that leaves P(Yes) open by more than this, the verdict is missing."""
 MASS_TOLERANCE = 1e-2  # probabilities of one list may exceed 1 by so much (bf16 servers), and no more
 ROUNDING = 1e-2  # two log-probabilities of one token may differ by so much, if a server rounds one of them
 FLOOR_LOGPROB = -9999.0  # what vLLM sends for −inf
+OPTIONAL_FIELDS = ("chat_template_kwargs", "repetition_penalty")
+"""Fields beyond OpenAI's API, left out of requests to a server that refuses them by name."""
 
 
 class UnansweredError(Exception):
@@ -77,10 +79,11 @@ def question_key(images: Sequence[EncodedImage], text: str) -> str:
 
 
 def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
-    """One user turn: the images, then the text."""
+    """One user turn: the images, then the text, answered without thinking first."""
     content = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
-    return {"model": model, "messages": messages, "max_tokens": max_tokens}
+    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
+    return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 
 
 def verdict_body(
@@ -93,7 +96,11 @@ def verdict_body(
     # The sampled token is thrown away, and at temperature 1 a server that reports log-probabilities after sampling's
     # changes to them reports the model's own.
     sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-    by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True} if ids else {}
+    by_id: dict[str, Any] = {}
+    if ids:
+        by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
+        # A checkpoint's penalty is for its reasons: it would lower a Yes or No that the question holds.
+        by_id["repetition_penalty"] = 1
     return chat_body(model, images, text, max_tokens=1) | sampling | by_id
 
 

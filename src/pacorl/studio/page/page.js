@@ -336,19 +336,22 @@ function summary(job) {
   const mean = (values) => number(values.reduce((a, b) => a + b, 0) / values.length);
   const own = known((one) => one.score), base = known((one) => one.base?.score);
   const told = [`Judged by ${shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
+  if (tie(shown.candidates[0])) told.push(`The first ${shown.candidates[0].tied} are a tie: the judge does not tell such near scores apart.`);
   if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} with the base, ${mean(own)} with the adapter.`);
   if (shown.adapter && shown.lora_scale !== 1) told.push(`LoRA strength ${shown.lora_scale}.`);
   return told.join(" ");
 }
 
+const tie = (one) => (shown.kind !== "storyboard" && one.tied > 1 ? ", tie" : "");
+
 function card(one, index) {
   const image = make("img", { src: file(one.image), alt: "", className: look(one), loading: "lazy" });
   const under = make("div", { className: "under" },
-    make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}` })),
+    make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}${tie(one)}` })),
     matrixOf(one.matrix, { mini: true }));
   const made = make("button", { className: "card", type: "button", onclick: () => pick(index) }, image, make("span", { className: "place", textContent: one.rank }), under);
   made.setAttribute("role", "option");
-  made.setAttribute("aria-label", `${unit()} ${one.rank}, ${one.error || `score ${number(one.score)}`}`);
+  made.setAttribute("aria-label", `${unit()} ${one.rank}, ${one.error || `score ${number(one.score)}${tie(one)}`}`);
   return made;
 }
 
@@ -386,7 +389,7 @@ function view() {
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
   $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${one.rank}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "mean consistency of its pairs");
+  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "mean consistency of its pairs") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
   $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
@@ -517,7 +520,7 @@ function showJudgement(job) {
   $("judgeScore").textContent = number(result.mean);
   const pairs = result.pairs.length;
   const odd = result.odd;
-  const fits = odd ? ` ${result.names[odd.image]} fits least, ${number(odd.with_others)} with the others${odd.among_others === null ? "" : `; they reach ${number(odd.among_others)} among themselves`}.` : "";
+  const fits = odd ? ` ${result.names[odd.image]} fits least, median ${number(odd.with_others)} with the others${odd.among_others === null ? "" : `; they reach ${number(odd.among_others)} among themselves`}.` : "";
   const unscored = result.pairs.filter((pair) => pair.p_yes === null);
   const scored = unscored.length ? `${pairs - unscored.length} of ${pairs}` : pairs;
   $("judgeWords").textContent = unscored.length === pairs ? `no score: ${unscored[0].error}.`

@@ -1,0 +1,95 @@
+"""Score of a set from the scores of its pairs, and ties between scores.
+
+The mean over all pairs (arXiv 2512.04784, §3.3) says less the larger the set is: one wrong panel of n spoils 2/n of the
+pairs, so a set of eight with a wrong panel still reaches 0.75. The lowest panel's median is near 0 at any size, and one
+wrong panel does not lower the median of the other panels if a set has four panels or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+Statistic = Literal["mean", "worst"]
+"""mean: over all pairs. worst: the lowest panel's median."""
+
+TIE = 0.01
+"""Scores that differ by less are a tie. A judge in bf16 resolves no less: between 8 and 16 its logits are 1/16 apart,
+which moves P(Yes) by up to 1/64, and another batch rounds them otherwise. The pages print two digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowestPanel:
+    """The panel that fits the other panels least."""
+
+    panel: int
+    """Its index; the first of equal ones."""
+    median: float
+    """Median score of its pairs."""
+
+
+def panel_medians(score_of_pair: Mapping[tuple[int, int], float | None]) -> dict[int, float]:
+    """Compute the median score of each panel's pairs; panels without a scored pair are left out."""
+    scores_of: dict[int, list[float]] = {}
+    for pair, score in score_of_pair.items():
+        for panel in pair:
+            if score is not None:
+                scores_of.setdefault(panel, []).append(score)
+    return {panel: median(scores) for panel, scores in sorted(scores_of.items())}
+
+
+def lowest_panel(
+    score_of_pair: Mapping[tuple[int, int], float | None], *, among: Collection[int] | None = None
+) -> LowestPanel | None:
+    """Find the panel with the lowest median; None if no pair has a score.
+
+    Args:
+        score_of_pair: Of two indices, the score; None if it is missing.
+        among: The panels to choose from; all of them by default.
+    """
+    medians = panel_medians(score_of_pair)
+    panels = [panel for panel in medians if among is None or panel in among]
+    if not panels:
+        return None
+    lowest = min(panels, key=lambda panel: medians[panel])
+    return LowestPanel(lowest, medians[lowest])
+
+
+def set_score(
+    score_of_pair: Mapping[tuple[int, int], float | None],
+    statistic: Statistic,
+    *,
+    among: Collection[int] | None = None,
+) -> float | None:
+    """Score a set by one statistic of its pairs; None if a pair's score is missing or there is no pair.
+
+    Args:
+        score_of_pair: Of two indices, the score; None if it is missing.
+        statistic: The mean over all pairs, or the lowest panel's median.
+        among: The panels whose lowest counts, if the statistic is `worst`.
+    """
+    scores = [score for score in score_of_pair.values() if score is not None]
+    if not scores or len(scores) < len(score_of_pair):
+        return None
+    if statistic == "mean":
+        return fmean(scores)
+    lowest = lowest_panel(score_of_pair, among=among)
+    return lowest.median if lowest else None
+
+
+def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:
+    """Order scores from the best down, in groups of ties.
+
+    Returns:
+        Indices in groups: a group holds the best score that is left and all that tie with it, in ascending order.
+        Missing scores come last, each a group of its own.
+    """
+    left = sorted((score, -index) for index, score in enumerate(scores) if score is not None)
+    groups: list[list[int]] = []
+    while left:
+        best, _ = left[-1]
+        groups.append(sorted(-index for score, index in left if best - score < TIE))
+        left = [(score, index) for score, index in left if best - score >= TIE]
+    return [*groups, *([index] for index, score in enumerate(scores) if score is None)]
