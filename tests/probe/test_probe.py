@@ -188,7 +188,10 @@ def test_other_temperatures_ask_the_judge_nothing(toy: Config) -> None:
         before = [len(recorder.answers) for recorder in models.recorders.values()]
         warmer, same = reread(models, drawn, temperature=4.0), reread(models, drawn, temperature=1.0)
         assert [len(recorder.answers) for recorder in models.recorders.values()] == before
+        # Scores stand by row, in whatever order batches of several sizes were drawn.
+        shuffled = reread(models, replace(drawn, rollouts=drawn.rollouts[::-1]), temperature=4.0)
     for key, scores in drawn.scores.items():
+        assert shuffled.scores[key] == pytest.approx(warmer.scores[key], abs=1e-12)
         assert same.scores[key] == pytest.approx(scores, abs=1e-12)
         assert not np.allclose(warmer.scores[key], scores)
 
