@@ -179,7 +179,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         noise_level=sampling.noise_level,
         suffix_steps=sampling.suffix.steps,
         solver=sampling.suffix.solver,
-        seeds=tree.seeds,
         branches=list(tree.branches) if is_path else [],
         antithetic=tree.antithetic,
         batch=sampling.batch,
