@@ -54,6 +54,17 @@ def test_a_ratio_that_is_never_clipped_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLIPPED)
+def test_exchanged_bounds_of_the_clip_are_seen(name: str) -> None:
+    """A negative range is clip(ρ, 1+ε, 1−ε)."""
+
+    def exchanged(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+        return loss(batch, options.model_copy(update={"clip_range": -options.clip_range}))
+
+    with pytest.raises(AssertionError):
+        check_objective(changed(OBJECTIVES[name], exchanged))
+
+
+@pytest.mark.parametrize("name", CLIPPED)
 def test_the_larger_of_both_bounds_is_seen(name: str) -> None:
     """The maximum in place of the minimum: the loss of the opposite advantage, negated."""
 

@@ -27,8 +27,8 @@ from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import read_lora, save_lora
 from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
-from pacorl.policies import POLICIES, kind_of
-from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies import POLICIES, kind_of, qwen_image
+from pacorl.policies.pipeline import PipelinePolicy, guided
 from pacorl.quantize.linear import parameter_count
 from pacorl.testing.policies import check_latents, check_policy, check_spec
 from pacorl.train.builders import check_adapter
@@ -152,13 +152,20 @@ def test_the_published_architecture_and_steps_are_declared(kind: str) -> None:
     check_spec(POLICIES[kind])
 
 
+# --- wrong versions --------------------------------------------------------------------------------------------
+
+
 def negated(policy: Any) -> None:
     decode = policy.decode_codes
     policy.decode_codes = lambda codes: -decode(codes)
 
 
 def unscaled(policy: Any) -> None:
-    policy.decode_codes = lambda codes: policy.pipeline.vae.decode(codes, return_dict=False)[0]
+    def decode(codes: Tensor) -> Tensor:
+        return policy.pipeline.vae.decode(codes, return_dict=False)[0]
+
+    frames = policy.pipeline.vae.config.get("z_dim")  # an image is a video of one frame to this VAE
+    policy.decode_codes = (lambda codes: decode(codes[:, :, None])[:, :, 0]) if frames else decode
 
 
 def of_any_length(policy: Any) -> None:
@@ -181,16 +188,42 @@ def turned_masks(policy: Any) -> None:
     policy.collate = turned
 
 
+def without_norm(policy: Any) -> None:
+    velocity = policy.velocity
+
+    def plainly_guided(*arguments: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(qwen_image, "guided", lambda forward, *, scale, keep_norm: guided(forward, scale=scale))
+            return velocity(*arguments)
+
+    policy.velocity = plainly_guided
+
+
+def thousandfold(policy: Any) -> None:
+    velocity = policy.velocity
+    policy.velocity = lambda x_BNC, sigma_B, *others: velocity(x_BNC, 1000 * sigma_B, *others)
+
+
+def nothing_idle(policy: Any) -> None:
+    policy.idle_in_last_block = ()
+
+
 @pytest.mark.parametrize(
     ("kind", "edits", "change", "said"),
     [
-        ("flux", False, negated, "image differs from the pipeline's"),
         ("flux", False, unscaled, "image differs from the pipeline's"),
-        ("flux", False, of_any_length, "from the pipeline's latents"),
+        ("qwen_edit", True, unscaled, "image differs from the pipeline's"),
+        ("flux", False, negated, "image differs from the pipeline's"),
+        ("qwen_edit", True, negated, "image differs from the pipeline's"),
         ("qwen_edit", True, turned_masks, "alone; at most"),
+        ("qwen_edit", True, without_norm, "from the pipeline's latents"),
+        ("flux", False, of_any_length, "from the pipeline's latents"),
+        ("flux", False, thousandfold, "from the pipeline's latents"),
+        ("qwen_edit", True, thousandfold, "from the pipeline's latents"),
+        ("qwen_edit", True, nothing_idle, "no image depends on transformer_blocks"),
     ],
 )
-def test_wrong_generators_are_seen(kind: str, edits: bool, job: Job, change: Any, said: str) -> None:
+def test_a_wrong_generator_is_refused(kind: str, edits: bool, job: Job, change: Any, said: str) -> None:
     change(job.policy)
     shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
     with pytest.raises(AssertionError, match=said):
@@ -199,11 +232,29 @@ def test_wrong_generators_are_seen(kind: str, edits: bool, job: Job, change: Any
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"parameters": 7_934_272_213}, "7,934,272,213 are declared"), ({"steps": 5}, "not the pipeline's 28")],
+    [
+        ({"hub_name": "qwen-image-lightning"}, "does not match the published checkpoint Qwen/Qwen-Image-Edit"),
+        ({"hub_name": "qwen"}, "Qwen/Qwen-Image-Edit-2509 matches hub_name 'qwen-image-edit' of kind qwen_edit"),
+        ({"parameters": 7_934_272_213}, "7,934,272,213 are declared"),
+        ({"steps": 5, "steps_source": ""}, "steps 5 are not the pipeline's 50"),
+    ],
 )
-def test_wrong_declarations_are_seen(change: dict[str, Any], said: str) -> None:
+def test_a_wrong_declaration_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(AssertionError, match=said):
-        check_spec(replace(POLICIES["flux"], **change))
+        check_spec(replace(POLICIES["qwen_edit_plus"], **change))
+
+
+def test_an_architecture_with_other_layers_is_refused(tmp_path: Path) -> None:
+    """Of 60 layers, 40; a path is a spec's own."""
+    parts = copy.deepcopy(dict(POLICIES["qwen_edit"].parts))
+    assert parts["transformer"]["num_layers"] == 60
+    parts["transformer"]["num_layers"] = 40
+    (tmp_path / "mine.json").write_text(json.dumps(parts))
+    with pytest.raises(AssertionError, match="20,430,401,088 are declared"):
+        check_spec(replace(POLICIES["qwen_edit"], architecture=str(tmp_path / "mine.json")))
+
+
+# --- sampling --------------------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -254,14 +305,6 @@ def test_every_target_of_an_adapter_matters(kind: str, job: Job) -> None:
     targets = job.policy.lora_targets
     add_lora(job.policy.transformer, rank=2, alpha=4, targets=targets)
     check_adapter(job.policy, job.conditioning, job.size, targets=targets)
-
-
-@ROLES
-def test_what_no_image_depends_on_is_declared(kind: str, job: Job) -> None:
-    """Of all linear layers: FSDP2 shards before weights are anywhere to compute with, so names have to do."""
-    linear = [name for name, module in job.policy.transformer.named_modules() if isinstance(module, torch.nn.Linear)]
-    add_lora(job.policy.transformer, rank=2, alpha=4, targets=linear)
-    assert check_adapter(job.policy, job.conditioning, job.size, targets=()) == job.policy.idle_layers
 
 
 def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:

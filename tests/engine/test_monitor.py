@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 
 import numpy as np
@@ -124,6 +124,16 @@ def sets(count: int, *, same: bool = False) -> list[tuple[Prompt, Image.Image]]:
             panels = [replace(panel, palette="night", colour="red", prop="lamp") for panel in panels]
         made.append((prompt(number), characters.draw_grid(panels, GRID, 32)))
     return made
+
+
+def test_the_order_of_the_panels_changes_no_sign() -> None:
+    """Every panel counts alike: signs are of the set, and not of the panel that comes first."""
+    panels = [draw(panel, 32) for panel in PANELS[:3]]
+    panels.append(patterned(panels[0], period=3, amount=0.2))
+    shown = panel_statistics(prompt(), sheet(panels))
+    turned = panel_statistics(prompt(), sheet(panels[1:] + panels[:1]))
+    for field in fields(shown):
+        assert getattr(turned, field.name) == pytest.approx(getattr(shown, field.name)), field.name
 
 
 def test_one_picture_for_every_prompt_is_no_diversity() -> None:

@@ -87,17 +87,18 @@ def test_scoring_begins_before_results_are_asked_for() -> None:
     assert late.modes[0][3].startswith("pacorl-reward"), "a call that hangs must not hang the main thread"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("side", [True, False])
-def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool) -> None:
+def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool, dtype: torch.dtype) -> None:
     red = Redness()
     with Scorer({"red": red}, overlap=side) as scorer:
         scorer.submit(rollout([1]))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
             scorer.submit(rollout([2]))
         scorer.results()
     (plain, cast) = red.modes
     assert plain[:2] == (True, False)
-    assert cast[:3] == (True, True, torch.bfloat16)
+    assert cast[:3] == (True, True, dtype)
 
 
 def test_missing_and_not_finite_are_told_apart() -> None:

@@ -11,9 +11,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tools.tiny.pretrain_domain import random_adapter
+from transformers import AutoModelForImageTextToText
 
 from pacorl.bench.run import opened_judge
 from pacorl.bench.table import BenchmarkOptions
@@ -161,6 +163,18 @@ def test_verdicts_about_images_outside_are_missing_and_say_why(judge: LocalJudge
     with pytest.raises(RuntimeError, match="image 2 shows something else"):
         judge.explain(asked[1])
     assert judge.explain(asked[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+def test_an_adapters_own_domain_counts(domain: Domain, tmp_path: Path) -> None:
+    """An adapter may have learned more than its base, which brings a domain too."""
+    model = AutoModelForImageTextToText.from_pretrained(TINY_JUDGE)
+    get_peft_model(model, LoraConfig(r=1, target_modules=r".*language_model.*\.q_proj")).save_pretrained(tmp_path)
+    own = Domain(domain.net, "another world", domain.size, domain.threshold)
+    own.save(tmp_path)
+    judge = LocalJudge.from_pretrained("tiny", adapter=str(tmp_path), decline=True)
+    assert judge.domain is not None
+    assert judge.domain.name == "another world"
 
 
 def test_both_orders_decline_as_one() -> None:

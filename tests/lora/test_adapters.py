@@ -60,6 +60,18 @@ def output(flux: FluxPolicy, transformer: nn.Module) -> torch.Tensor:
         flux.transformer = original
 
 
+def test_a_new_adapter_is_drawn_as_the_released_recipes_do() -> None:
+    """A of a normal distribution with a standard deviation of 1/r, B of zeros: the first steps depend on it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2048, 64))
+    add_lora(model, rank=8, alpha=16, targets=["0"])
+    down, up = adapter_state(model).values()
+    assert not up.any()
+    assert float(down.std()) == pytest.approx(1 / 8, rel=0.02)
+    # Of a normal distribution 0.3 % lie beyond three standard deviations, of a uniform one nothing.
+    assert float((down.abs() > 3 / 8).double().mean()) == pytest.approx(0.0027, abs=0.002)
+
+
 def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) -> None:
     base = output(flux, fresh(flux))
     new = fresh(flux)

@@ -76,6 +76,16 @@ def test_the_unpacked_weights_are_near_and_the_packed_ones_small(name: str) -> N
 
 
 @EACH
+def test_rows_of_any_size_are_equally_near(name: str) -> None:
+    """Rows of a real weight differ by orders of magnitude: each one's error is relative to its own size."""
+    torch.manual_seed(0)
+    weight = torch.randn(8, 192) * 10.0 ** torch.arange(-4, 4)[:, None]
+    packed = QuantizedLinear(weight, None, QUANTIZERS[name])
+    error_O = (packed.unpack(packed.weight, packed.scale) - weight).norm(dim=1) / weight.norm(dim=1)
+    assert error_O.max() < LARGEST_ERROR[name]
+
+
+@EACH
 def test_the_backward_keeps_the_packed_weight_alone(name: str) -> None:
     packed, _ = layer(name)
     kept: list[Tensor] = []

@@ -8,8 +8,9 @@ Flow-CPS (2509.05952), TempFlow-GRPO (2508.04324), GRPO-Guard (2510.22319), Diff
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import torch
@@ -44,7 +45,6 @@ class Settings:
     noise_level: float
     suffix_steps: int | None
     solver: str
-    seeds: int
     branches: list[int]
     antithetic: bool
     batch: int
@@ -172,22 +172,10 @@ def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: 
 # --- rewards → advantages --------------------------------------------------------------------------------------
 
 
-def mean_of(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def std_of(values: Sequence[float]) -> float:
-    return math.sqrt(mean_of([(value - mean_of(values)) ** 2 for value in values]))
-
-
-def is_missing(reward: float | None) -> bool:
-    return reward is None or not math.isfinite(reward)
-
-
 def compare(s: Settings, samples: list[Sample]) -> None:
     """Give each sample its advantages, and say which are used and kept."""
     options = s.advantages
-    complete = [sample for sample in samples if not any(is_missing(reward) for reward in sample.rewards)]
+    complete = [sample for sample in samples if all(r is not None and math.isfinite(r) for r in sample.rewards)]
     for sample in complete:
         sample.used = sum(other.prompt == sample.prompt for other in complete) >= 2
     used = [sample for sample in samples if sample.used]
@@ -212,7 +200,7 @@ def compare_siblings(s: Settings, used: list[Sample], combined: dict[int, float]
     means = {}
     for sample in used:
         family = [other.row for other in used if other.row // below_child == sample.row // below_child]
-        means[sample.row] = mean_of([combined[row] for row in family])
+        means[sample.row] = fmean([combined[row] for row in family])
     nodes = {sample.row: sample.row // below_node for sample in used}
     return normalise(means, nodes, s.advantages.std_over, s.advantages.floor)
 
@@ -224,8 +212,9 @@ def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
     rows = [sample.row for sample in used]
     name = s.advantages.aggregate
     if name == "log_tamed" and used:
-        spreads = [std_of(column) / max(abs(mean_of(column)), 1e-12) for column in columns]
-        delta = threshold_of(s.advantages.threshold, spreads)
+        spreads = [pstdev(column) / max(abs(fmean(column)), 1e-12) for column in columns]
+        threshold = s.advantages.threshold
+        delta = {"mean": fmean, "median": median}[threshold](spreads) if isinstance(threshold, str) else threshold
         for k in range(len(columns)):
             if spreads[k] > delta:
                 columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
@@ -236,16 +225,6 @@ def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
     if name == "ranked":
         columns = [ranks(column, [groups[row] for row in rows]) for column in columns]
     return {rows[b]: sum(s.weights[k] * columns[k][b] for k in range(len(columns))) for b in range(len(rows))}
-
-
-def threshold_of(threshold: float | str, spreads: list[float]) -> float:
-    """δ of Eq. 4: a number, or the mean or the median of all h."""
-    if threshold == "mean":
-        return mean_of(spreads)
-    if threshold == "median":
-        ordered, half = sorted(spreads), (len(spreads) - 1) / 2
-        return (ordered[math.floor(half)] + ordered[math.ceil(half)]) / 2
-    return float(threshold)
 
 
 def ranks(column: list[float], groups: list[int]) -> list[float]:
@@ -264,8 +243,8 @@ def normalise(values: dict[int, float], groups: dict[int, int], std_over: str, f
     for row, value in values.items():
         group = [values[other] for other in values if groups[other] == groups[row]]
         spread_of = group if std_over == "group" else list(values.values())
-        std, size = std_of(spread_of), math.sqrt(mean_of([r**2 for r in spread_of]))
-        centred = value - mean_of(group)
+        std, size = pstdev(spread_of), math.sqrt(fmean([r**2 for r in spread_of]))
+        centred = value - fmean(group)
         if floor.form == "max":
             normal[row] = centred / max(std, floor.value)
         elif floor.form == "add":
@@ -285,8 +264,8 @@ def drop_alike(s: Settings, samples: list[Sample]) -> None:
             for sample in group
             if sample.used
         ]
-        above = s.above_mean is None or mean_of(scores) > s.above_mean
-        if std_of(scores) < s.min_std and above:
+        above = s.above_mean is None or fmean(scores) > s.above_mean
+        if pstdev(scores) < s.min_std and above:
             for sample in group:
                 sample.kept = sample.used = False
 
@@ -314,7 +293,7 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
         loss = clipped(torch.exp(log_ratio), advantage, options)
     if options.weight_by_noise:
         stds = [transition(s, step.x, step.x, taken.index)[1] for taken in sample.steps]
-        loss = loss * std / mean_of(stds)
+        loss = loss * std / fmean(stds)
     if options.kl_weight:
         base, _ = transition(s, step.x, world.velocity(None, step.x, t, sample.prompt), step.index)
         loss = loss + options.kl_weight * torch.mean((mean - base) ** 2) / (2 * std**2)

@@ -10,44 +10,11 @@ import engine_forms as forms
 import pytest
 import torch
 import worlds
+from forms_table import CASES, DRAWN, DRAWN_IN_CAMPAIGN, PAGE, RESUMED, TWO_PROCESSES, written
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
-
-TREE = ["sampling.sde_steps=[0,1]", "sampling.steps=5", "sampling.tree={seeds: 1, branches: [2,2]}"]
-
-CASES = {
-    "independent noise": [],
-    "all steps stochastic": ["sampling.sde_steps=[0,1,2]", "objective.weight_by_noise=true"],
-    "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
-    "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3, check_every: 0}"],
-    "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2, check_every: 0}"],
-    "antithetic siblings": [
-        *TREE,
-        "sampling.tree.antithetic=true",
-        "advantages={aggregate: log_tamed, among: siblings, clip: 0.6}",
-    ],
-    "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
-    "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
-    "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
-    "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
-    "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
-    "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
-    "clip-higher": [
-        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
-        "optimizer.lr=0.02",
-    ],
-    "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
-    "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
-    "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
-    "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
-    "cosine with warm-up": [
-        "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
-        "objective.inner_epochs=2",
-    ],
-    "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
-}
 
 
 def differences(overrides: Sequence[str], folder: Path, *, stop_after: int = 0) -> list[str]:
@@ -60,7 +27,7 @@ def test_the_engine_equals_plain_loops(name: str, tmp_path: Path) -> None:
     assert differences(CASES[name], tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["antithetic siblings", "DiffusionNFT", "cosine with warm-up"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_equals_plain_loops(name: str, tmp_path: Path) -> None:
     assert differences(CASES[name], tmp_path, stop_after=1) == []
 
@@ -72,12 +39,15 @@ def train_cases(folder: Path, names: Sequence[str]) -> None:
 
 
 def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
-    names = ["independent noise", "antithetic siblings", "alike groups dropped", "GRPO-Guard with KL", "AWM"]
-    worlds.run(train_cases, tmp_path, names, world=2)
-    for number, name in enumerate(names):
+    worlds.run(train_cases, tmp_path, TWO_PROCESSES, world=2)
+    for number, name in enumerate(TWO_PROCESSES):
         observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
         expected = forms.reference(CASES[name], tmp_path / f"reference-{number}")
         assert forms.differences(observed, expected, all_rows=False) == [], name
+
+
+def test_the_page_lists_every_form() -> None:
+    assert PAGE.read_text(encoding="utf-8") == written(), "the page is older; run python tests/reference/forms_table.py"
 
 
 # --- drawn settings --------------------------------------------------------------------------------------------
@@ -177,7 +147,7 @@ def check(overrides: list[str], *, stop_after: int = 0) -> None:
     assert found == []
 
 
-QUICK = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=DRAWN, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @QUICK
@@ -187,7 +157,7 @@ def test_drawn_settings_equal_plain_loops(overrides: list[str]) -> None:
 
 
 @pytest.mark.campaign
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=DRAWN_IN_CAMPAIGN, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configs(), st.integers(0, 1))
 def test_many_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
     check(overrides, stop_after=stop_after)

@@ -118,6 +118,19 @@ def test_the_average_is_compared_on_the_images_that_the_trained_adapter_makes_to
     assert metrics["average/consistency"] == pytest.approx((scores[0] + scores[4]) / 2)
 
 
+@pytest.mark.parametrize("sizes", ["true", "false"])
+def test_the_trained_adapter_and_its_average_are_compared_at_one_size(tmp_path: Path, sizes: str) -> None:
+    """An average that is the trained adapter scores as it does, whatever sizes an evaluation has."""
+    settings = ("optimizer.ema_decay=0", "evaluation.size=[48,48]", f"evaluation.compare_sizes={sizes}")
+    with toy_world():
+        trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings))
+        trainer.run_epoch()
+        metrics = trainer.evaluate()
+        trainer.close()
+    assert Size(*trainer.config.evaluation.size) != trainer.sampler.size
+    assert metrics["trained/consistency"] == metrics["average/consistency"]
+
+
 def test_a_weighted_reward_that_lacks_a_score_is_missing() -> None:
     rewards = [RewardConfig(name="consistency", weight=2.0), RewardConfig(name="panel_match")]
     assert weighted_reward(rewards, {"consistency": 0.5, "panel_match": 0.25}) == 1.25

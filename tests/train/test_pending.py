@@ -26,10 +26,12 @@ from toy_world import toy_config, toy_world
 
 from pacorl.core.sampling import Suffix
 from pacorl.engine.rollout import Draw, draw_samples
-from pacorl.io.documents import read_jsonl
+from pacorl.engine.runtime import Runtime
+from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.files import digests
-from pacorl.io.outage import UnreachableError
+from pacorl.io.outage import Answers, UnreachableError
 from pacorl.train import epoch, pending
+from pacorl.train.checkpoint import SEAL
 from pacorl.train.ledger import JUDGE_COUNTS
 from pacorl.train.start import checkpoints
 from pacorl.train.trainer import train_policy
@@ -270,6 +272,30 @@ def test_an_evaluation_asks_only_the_missing_questions_too(tmp_path: Path, whole
         train_policy(toy, resume="auto")
     assert server.answered == questions
     assert content(run)["ledger"] == expected["ledger"]
+
+
+class AnswerKeeper:
+    """A service that keeps its answers."""
+
+    answers = Answers()
+
+    def keep_answers(self, answers: Answers) -> None:
+        self.answers = answers
+
+
+def test_answers_survive_any_number_of_stops(tmp_path: Path) -> None:
+    checkpoint, run = tmp_path / "checkpoint", tmp_path / "run"
+    for folder in (checkpoint, run):
+        folder.mkdir()
+    write_json(checkpoint / "state.json", {SEAL: "of this checkpoint"})
+    expected: dict[str, float | None] = {}
+    for stop in range(3):
+        service = AnswerKeeper()
+        epoch = pending.PendingEpoch(run, Runtime(), {"judge": service})
+        epoch.open(checkpoint, same_config=True)
+        assert service.answers.known == expected
+        service.answers.given[f"question {stop}"] = expected[f"question {stop}"] = stop / 4
+        epoch.keep(checkpoint)
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image as PillowImage
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from toy_world import ToyJudge, ToyPolicy, toy_config, toy_world
 from typer.testing import CliRunner
 
@@ -28,10 +30,10 @@ from pacorl.rewards.jpeg import JpegSize
 from pacorl.train.audit import audit, ranges
 from pacorl.train.checkpoint import SEAL, _seal_of
 from pacorl.train.evaluate import Evaluation
-from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, summary, tensor_items
+from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, sample_items, summary, tensor_items
 from pacorl.train.trainer import train_policy
 from pacorl.train.verify import Comparison, recompute
-from pacorl.types import Prompt
+from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -507,6 +509,63 @@ def test_json_of_both_forms(run: Path) -> None:
     document = json.loads(result.stdout)
     assert (result.exit_code, document["answer"], document["first"]) == (0, "equal bits", None)
     assert document["quantities"][0]["name"] == "start"
+
+
+# --- what is hashed --------------------------------------------------------------------------------------------------
+
+
+def drawn_samples() -> Samples:
+    """Three samples of two nodes, whose second and third share their step."""
+    torch.manual_seed(0)
+    prompts, size, sigmas = [Prompt(5, "five"), Prompt(5, "five"), Prompt(6, "six")], Size(8, 8), torch.ones(3)
+    images = [PillowImage.effect_noise((8, 8), 50).convert("RGB") for _ in prompts]
+    rollout = Rollout(prompts, [3, 4, 7], size, sigmas, torch.randn(3, 4, 2), images)
+    nodes = NodeBatch(
+        step=1,
+        level=0,
+        prompts=[prompts[0], prompts[2]],
+        size=size,
+        sigmas_T=sigmas,
+        latents_VNC=torch.randn(2, 4, 2),
+        next_latents_ENC=torch.randn(3, 4, 2),
+        row_B=[3, 4, 7],
+        node_B=torch.tensor([0, 0, 1]),
+        child_B=torch.tensor([0, 1, 2]),
+        log_prob_B=torch.randn(3),
+    )
+    return Samples([rollout], [nodes])
+
+
+def add_to(tensor: Tensor) -> None:
+    tensor[-1] += 1e-6
+
+
+def change_prompt(samples: Samples) -> None:
+    samples.rollouts[0].prompts[-1] = Prompt(8, "six")
+
+
+def change_image(samples: Samples) -> None:
+    samples.rollouts[0].images[-1].putpixel((7, 7), (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda samples: add_to(samples.nodes[0].latents_VNC),
+        lambda samples: add_to(samples.nodes[0].next_latents_ENC),
+        lambda samples: add_to(samples.nodes[0].log_prob_B),
+        lambda samples: add_to(samples.rollouts[0].final_BNC),
+        change_prompt,
+        change_image,
+    ],
+    ids=["latent", "next latent", "log-probability", "endpoint", "prompt", "image"],
+)
+def test_whatever_a_sample_is_trained_by_changes_its_hash_alone(change: Callable[[Samples], None]) -> None:
+    samples = drawn_samples()
+    before = sample_items([samples])
+    change(samples)
+    after = sample_items([samples])
+    assert {row for row in before if before[row][0] != after[row][0]} == {7}
 
 
 def test_numbers_in_a_row_are_a_range() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from pacorl.engine.rollout import denoise
 from pacorl.io.images import open_image
+from pacorl.lora.adapters import add_lora
+from pacorl.policies import POLICIES
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.quantize.linear import parameter_count
+from pacorl.train.builders import check_adapter
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -46,14 +51,16 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) 
     check_images(policy, prompts[0], size)
     check_batches(policy, prompts, size)
     check_long_text(policy, prompts[0], size)
+    check_idle_layers(policy, prompts[0], size)
 
 
 def check_spec(spec: PolicySpec) -> None:
-    """Check what a spec declares of the published checkpoint: its transformer's parameters and its number of steps.
+    """Check what a spec declares of the published checkpoint: hub name, transformer's parameters, number of steps.
 
     Raises:
-        AssertionError: the architecture or the number of steps is another one.
+        AssertionError: the name is recognised as another kind's, or the architecture or the steps are another's.
     """
+    check_hub_name(spec)
     options = spec.options_for(spec.published, dtype="bfloat16")
     count = parameter_count(spec.on_meta(options).transformer)
     assert count == spec.parameters, (
@@ -63,6 +70,21 @@ def check_spec(spec: PolicySpec) -> None:
     default = inspect.signature(spec.pipeline_type.__call__).parameters["num_inference_steps"].default
     named = spec.steps == default or spec.steps_source
     assert named, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
+
+
+def check_hub_name(spec: PolicySpec) -> None:
+    """Check that the published checkpoint's name is recognised, and matches no other kind's pattern as well."""
+    length = _match_length(spec, spec.published)
+    assert length, f"hub_name {spec.hub_name!r} does not match the published checkpoint {spec.published}"
+    for kind, other in POLICIES.items():
+        if kind != spec.kind:
+            found = _match_length(other, spec.published)
+            assert found < length, f"{spec.published} matches hub_name {other.hub_name!r} of kind {kind} as well"
+
+
+def _match_length(spec: PolicySpec, checkpoint: str) -> int:
+    match = re.search(spec.hub_name, checkpoint.lower())
+    return len(match[0]) if match else 0
 
 
 def check_latents(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
@@ -108,6 +130,20 @@ def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     assert any("max_sequence_length" in str(warning.message) for warning in caught), "a text is cut without a warning"
     expected, _ = run_pipeline(policy, long, size, output_type="latent")
     _assert_close(ours, expected, LATENTS, f"the pipeline's latents of a text of more than {limit} tokens")
+
+
+def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that `idle_layers` are the linear layers on which no image depends."""
+    adapted, image_size = copy.copy(policy), policy.size_of(prompt, size)
+    adapted.transformer = copy.deepcopy(policy.transformer)
+    linear = [name for name, module in adapted.transformer.named_modules() if isinstance(module, nn.Linear)]
+    add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
+
+    conditioning = adapted.collate(adapted.encode([prompt], image_size))
+    idle = check_adapter(adapted, conditioning, image_size, targets=())
+    undeclared, wrong = sorted(idle - policy.idle_layers), sorted(policy.idle_layers - idle)
+    assert not undeclared, f"no image depends on {undeclared[0]}; add it to idle_in_last_block"
+    assert not wrong, f"images depend on {wrong[0]}, which is declared idle"
 
 
 # --- both sides ------------------------------------------------------------------------------------------------

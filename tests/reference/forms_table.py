@@ -1,0 +1,95 @@
+"""The forms of the engine that equal the reference, within which tolerances, and their table in docs/reference.md.
+
+python tests/reference/forms_table.py       # write the table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+MARK = "<!-- What follows is written by tests/reference/forms_table.py. -->"
+
+TREE = ["sampling.sde_steps=[0,1]", "sampling.steps=5", "sampling.tree={seeds: 1, branches: [2,2]}"]
+
+CASES = {
+    "independent noise": [],
+    "all steps stochastic": ["sampling.sde_steps=[0,1,2]", "objective.weight_by_noise=true"],
+    "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
+    "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3, check_every: 0}"],
+    "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2, check_every: 0}"],
+    "antithetic siblings": [
+        *TREE,
+        "sampling.tree.antithetic=true",
+        "advantages={aggregate: log_tamed, among: siblings, clip: 0.6}",
+    ],
+    "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
+    "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
+    "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
+    "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
+    "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
+    "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
+    "clip-higher": [
+        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
+        "optimizer.lr=0.02",
+    ],
+    "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
+    "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
+    "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
+    "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
+    "cosine with warm-up": [
+        "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
+        "objective.inner_epochs=2",
+    ],
+    "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
+}
+"""Form → what its config has beyond `engine_forms.SETTINGS`."""
+RESUMED = ["antithetic siblings", "DiffusionNFT", "cosine with warm-up"]
+"""Forms that are also compared after a checkpoint and a resume."""
+TWO_PROCESSES = ["independent noise", "antithetic siblings", "alike groups dropped", "GRPO-Guard with KL", "AWM"]
+"""Forms that are also compared on two processes."""
+
+DRAWN, DRAWN_IN_CAMPAIGN = 12, 300
+"""Configs that hypothesis draws."""
+
+SAMPLES, WEIGHTS = 1e-10, 1e-5
+"""Largest difference, as a share of the largest element of its tensor. Samples of the first epoch are float64
+throughout. Advantages reach an objective in float32, which is exact to 6e-8, and AdamW divides the gradient by its own
+size: so weights, and samples that trained weights have drawn, differ by more."""
+ABSOLUTE = 1e-10
+"""Added to that, for tensors of zeros."""
+
+
+def table() -> str:
+    """The forms in Markdown."""
+    lines = [
+        f"A difference of {ABSOLUTE:g} is always granted, for tensors of zeros.",
+        "",
+        "| Compared | Largest difference, as a share of the tensor's largest element |",
+        "|---|---|",
+        f"| endpoints, log-probabilities and advantages of the first epoch | {SAMPLES:g} |",
+        f"| those of the second epoch | {WEIGHTS:g} |",
+        f"| adapter and moving average after two epochs | {WEIGHTS:g} |",
+        "",
+        "| Form | Config | Resumed | Two processes |",
+        "|---|---|---|---|",
+    ]
+    for name, overrides in CASES.items():
+        config = "<br>".join(f"`{override}`" for override in overrides)
+        lines.append(f"| {name} | {config} | {_yes(name in RESUMED)} | {_yes(name in TWO_PROCESSES)} |")
+    lines.append(f"| {DRAWN} configs drawn by hypothesis | | | |")
+    return "\n".join(lines)
+
+
+def _yes(condition: bool) -> str:
+    return "yes" if condition else ""
+
+
+def written() -> str:
+    """The page with the table of today."""
+    text, _, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    return f"{text}{MARK}\n\n{table()}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")
