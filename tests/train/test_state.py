@@ -86,7 +86,8 @@ class Disk:
 
         def watched_rename(path: Path, target: Path) -> Path:
             if CHECKPOINT.fullmatch(target.name):
-                self.lost_at[target.name] = self.lost()
+                # The name that the rename takes away need not be on the disk.
+                self.lost_at[target.name] = [name for name in self.lost() if self.folder / name != path]
             return rename(path, target)
 
         monkeypatch.setattr(os, "fsync", watched_flush)
