@@ -22,7 +22,7 @@ from pacorl.config.public import public
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.io.terminal import printable
+from pacorl.io.terminal import print_line, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -287,6 +287,6 @@ class ProgressBars:
         if not self._writes_lines:
             return
         try:
-            print(printable(text), flush=True)
+            print_line(text)
         except OSError:
             self._writes_lines = False  # a pipe whose reader is gone must not end a run

@@ -23,6 +23,15 @@ def printable(text: str) -> str:
     return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def print_line(text: str) -> None:
+    """Print a line at once, without control characters.
+
+    Raises:
+        OSError: if the reader of a pipe is gone.
+    """
+    print(printable(text), flush=True)
+
+
 def printable_json(document: str) -> str:
     """Replace the control characters of a JSON text by JSON's escapes, which parse to the same document."""
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
