@@ -13,7 +13,7 @@ SHELL := /bin/bash
 VENV := .venv
 DEEPSPEED := .venv-deepspeed
 VERSIONS := .venv-versions
-VERSION_TESTS := tests/core tests/config tests/io tests/lora tests/report/test_page.py tests/score tests/train/test_trainer.py
+VERSION_TESTS := tests/core tests/config tests/io tests/models/lora tests/report/test_page.py tests/judge tests/grpo/test_trainer.py
 BIN := $(VENV)/bin
 RUN := $(VENV)/.pacorl-run
 READY := $(VENV)/.pacorl-ready
@@ -70,11 +70,11 @@ campaign: $(READY)  ## long trials of what must survive anything, attack include
 	$(PYTEST) -m campaign $(ARGS)
 
 attack: $(READY)  ## part of it: tens of thousands of hostile files, requests and answers (ARGS="--share 0.1" is quick)
-	PYTHONPATH=.:tests/judges:tests/policies:tests/toy OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
-		$(BIN)/python -m tests.attack $(ARGS)
+	PYTHONPATH=.:tests/judge:tests/models/policies:tests/toy OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		$(BIN)/python -m qa.attack $(ARGS)
 
 lattice: $(READY)  ## what changes bits: remakes the table of docs/verify.md (many minutes)
-	PYTHONPATH=src:tests/toy:tests/policies:tests/distributed HF_HUB_OFFLINE=1 $(BIN)/python tests/distributed/lattice.py --write
+	PYTHONPATH=src:tests/toy:tests/models/policies:tests/distributed HF_HUB_OFFLINE=1 $(BIN)/python tests/distributed/lattice.py --write
 
 test-vllm: $(READY)  ## the judge against a real vLLM, in an environment of its own
 	PYTHON=$(BIN)/python tests/vllm/install.sh

@@ -24,11 +24,11 @@ from statistics import fmean
 from markupsafe import Markup
 
 from pacorl.config.base import load
-from pacorl.config.judge_run import JudgeConfig
-from pacorl.data.comparisons import comparisons_from
-from pacorl.engine.cores import use_cores
 from pacorl.io.quiet import quiet_loading
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.records.comparisons import comparisons_from
 from pacorl.report.figures import Scale, tag
+from pacorl.runtime.cores import use_cores
 
 RECIPE = Path(__file__).parents[1] / "configs" / "reward" / "tiny.yaml"
 ALPHAS = ("uniform", "0.01", "0.1", "0.5", "0.9", "1")
@@ -93,7 +93,7 @@ def drawn(source: str, out: Path) -> Path:
 
 def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path) -> Result:
     """One training, or what it left behind. Raises ValueError where that was made with other settings."""
-    from pacorl.train_judge.run import JudgeTrainer
+    from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     folder = out / f"alpha-{alpha}-steps-{steps}-seed-{seed}"
     known = folder / "result.json"

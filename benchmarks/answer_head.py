@@ -20,10 +20,10 @@ import torch
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.core.objectives import decision_weighted
-from pacorl.train_judge.model import tune
-from pacorl.train_judge.trainer import LABEL_KEYS, read_answers
+from pacorl.judge_training.judge_config import RewardTuningConfig
+from pacorl.judge_training.loop import LABEL_KEYS, read_answers
+from pacorl.judge_training.tuning import tune
 
 VOCABULARY = 151_936
 IMAGE, START, END = 151_655, 151_652, 151_653

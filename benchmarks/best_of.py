@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.core.grid import parse_layout
-from pacorl.data.characters import Oracle
-from pacorl.data.records import prompts_from
-from pacorl.engine.cores import use_cores
-from pacorl.engine.generator import Generator
+from pacorl.generate.generator import Generator
 from pacorl.generate.sets import GeneratedImage, generate_sets
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.records.prompts import prompts_from
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny.characters import Oracle
 from pacorl.types import Size
 
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match")

@@ -16,13 +16,13 @@ from statistics import fmean
 
 from PIL import Image
 
-from pacorl.data.characters import Oracle, Panel
-from pacorl.engine.cores import use_cores
-from pacorl.engine.generator import Generator
+from pacorl.generate.generator import Generator
 from pacorl.generate.sets import GeneratedImage
 from pacorl.generate.storyboard import generate_storyboard, read_storyboard
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny.characters import Oracle, Panel
 
 CASES = sorted((Path(__file__).parents[1] / "configs" / "cases").glob("tiny_*.yaml"))
 SIDE, GAP = 256, 12  # pixels

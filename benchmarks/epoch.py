@@ -38,10 +38,10 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.plan.memory import MemoryLedger
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.types import Conditioning, Size
 
 FORMS = {
@@ -152,7 +152,7 @@ def bare_epoch(training: PolicyTrainer) -> None:
 
 @contextmanager
 def diffusers_own(transformer: Any) -> Iterator[None]:
-    """Within the block the last block computes the text's rows too (`policies.last_block`)."""
+    """Within the block the last block computes the text's rows too (`models.policies.last_block`)."""
     block = transformer.single_transformer_blocks[-1]
     spared = vars(block).pop("forward")
     try:

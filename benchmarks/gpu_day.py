@@ -33,31 +33,31 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.questions import same_theme
-from pacorl.core.sampling import Sampler, Tree
-from pacorl.data.characters import all_panels, draw
-from pacorl.engine.compiled import compile_blocks
-from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect, denoise, sigmas_of
-from pacorl.engine.rows import Row
-from pacorl.engine.runtime import Runtime
-from pacorl.engine.scoring import torch_context
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
+from pacorl.grpo.rows import Row
+from pacorl.grpo.scoring import torch_context
+from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.io.processor import image_text_processor
-from pacorl.judges.local import LocalJudge
-from pacorl.lora.adapters import MovingAverage, add_lora
-from pacorl.plan import sources
-from pacorl.plan.components import Phase, policy_on_meta, rows
-from pacorl.plan.plan import Plan, size_text
-from pacorl.plan.sources import JUDGE_PARTS
-from pacorl.plan.work import work_of
-from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.policies.policy import Policy
-from pacorl.quantize import NONE
-from pacorl.quantize.linear import quantize_model
-from pacorl.train.update import PolicyLoss, update_policy
-from pacorl.twins import CHAT_TEMPLATE, model_on_meta, qwen_tokenizer_of
+from pacorl.judge.local import LocalJudge
+from pacorl.lab.plan import sources
+from pacorl.lab.plan.components import Phase, policy_on_meta, rows
+from pacorl.lab.plan.plan import Plan, size_text
+from pacorl.lab.plan.sources import JUDGE_PARTS
+from pacorl.lab.plan.work import work_of
+from pacorl.models.lora.adapters import MovingAverage, add_lora
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import Policy
+from pacorl.models.quantize import NONE
+from pacorl.models.quantize.linear import quantize_model
+from pacorl.models.twins import CHAT_TEMPLATE, model_on_meta, qwen_tokenizer_of
+from pacorl.runtime.compiled import compile_blocks
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Advantages, Conditioning, Prompt, Question, Samples, Size
 
 THEME = "A small red fox who runs a lighthouse by the northern sea, painted in soft watercolour on cream paper."

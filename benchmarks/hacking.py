@@ -21,11 +21,11 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
-from pacorl.data.characters import GRADES, Oracle
-from pacorl.engine.cores import use_cores
-from pacorl.train.trainer import train_policy
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import train_policy
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny.characters import GRADES, Oracle
 from pacorl.types import Prompt
 
 HARM = 0.10

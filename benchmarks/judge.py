@@ -32,15 +32,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.core.grid import join
 from pacorl.core.questions import same_theme
-from pacorl.data.characters import all_panels, draw, vocabulary
-from pacorl.data.records import prompts_from
-from pacorl.engine.cores import use_cores
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
-from pacorl.judges.local import LocalJudge
-from pacorl.judges.sharing import Node, prefix_forest
-from pacorl.plan.sources import JUDGE_PARTS
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.sharing import Node, prefix_forest
+from pacorl.lab.plan.sources import JUDGE_PARTS
+from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from pacorl.records.prompts import prompts_from
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny.characters import all_panels, draw, vocabulary
 from pacorl.types import Question, Verdict
 
 THEME = "a red round hero with a crown"

@@ -32,19 +32,19 @@ from PIL import Image, ImageDraw, ImageFont
 from tools.tiny.pretrain_domain import early_generators, random_adapter
 
 from pacorl.core.grid import split
-from pacorl.core.sampling import Sampler
-from pacorl.data import characters
-from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.data.records import prompts_from
-from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.cores import use_cores
-from pacorl.engine.rollout import sample_images
+from pacorl.core.sampler import Sampler
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import sample_images
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.domain import Domain
-from pacorl.judges.local import TINY_JUDGE
-from pacorl.policies.flux import FLUX, TINY_FLUX, TRAINED_WITH, FluxPolicy
-from pacorl.policies.kontext import KONTEXT, TINY_KONTEXT
-from pacorl.policies.policy import Policy
+from pacorl.judge.domain import Domain
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.models.policies.flux import FLUX, TINY_FLUX, TRAINED_WITH, FluxPolicy
+from pacorl.models.policies.kontext import KONTEXT, TINY_KONTEXT
+from pacorl.models.policies.policy import Policy
+from pacorl.records.prompts import prompts_from
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny import characters
+from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.types import Grid, Prompt, Size
 
 SHIPPED = ("sklearn/datasets/images", "matplotlib/mpl-data/sample_data", "skimage/data")

@@ -28,15 +28,15 @@ import torch
 from epoch import step_of_each_sample
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
-from pacorl.core.sampling import Sampler
+from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.data.characters import Oracle
-from pacorl.engine.rollout import sample_images
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.rollout import sample_images
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.lora.layers import fuse_lora
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.models.lora.layers import fuse_lora
+from pacorl.tiny.characters import Oracle
 from pacorl.types import Size
 
 FORMS: dict[str, Sequence[str]] = {

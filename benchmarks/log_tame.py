@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
-from pacorl.engine.cores import use_cores
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import train_policy
 from pacorl.io.quiet import quiet_loading
-from pacorl.train.trainer import train_policy
+from pacorl.runtime.cores import use_cores
 
 WAYS = {
     "log-tamed above .2": ("advantages.aggregate=log_tamed", "advantages.threshold=0.2"),

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.train.trainer import PolicyTrainer
 
 LEAST = 0.80
 PROMPTS, GROUP = 2, 8

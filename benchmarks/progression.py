@@ -34,13 +34,13 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.data.characters import VALUES, Oracle, Panel, draw, panels_of
-from pacorl.engine.cores import use_cores
-from pacorl.engine.generator import Generator
+from pacorl.generate.generator import Generator
 from pacorl.generate.storyboard import generate_storyboard, pages, read_storyboard
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.judge import Judge
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.judge import Judge
+from pacorl.judge.local import LocalJudge
+from pacorl.runtime.cores import use_cores
+from pacorl.tiny.characters import VALUES, Oracle, Panel, draw, panels_of
 from pacorl.types import Question
 
 CASE = Path(__file__).parents[1] / "configs" / "cases" / "tiny_journey.yaml"

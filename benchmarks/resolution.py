@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
-from pacorl.data.characters import GRADES, Oracle
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import ExtraMetrics, PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.train.trainer import ExtraMetrics, PolicyTrainer
+from pacorl.tiny.characters import GRADES, Oracle
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
-from pacorl.core.sampling import Suffix
-from pacorl.engine.rollout import Draw, Trunk
-from pacorl.engine.rows import Row, epoch_rows
-from pacorl.engine.scoring import Scorer
+from pacorl.core.sampler import Suffix
+from pacorl.grpo.epoch import compare
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.rollout import Draw, Trunk
+from pacorl.grpo.rows import Row, epoch_rows
+from pacorl.grpo.scoring import Scorer
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
-from pacorl.train.epoch import compare
-from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Advantages
 
 ALL_STEPS = Suffix()

@@ -32,11 +32,11 @@ from PIL import Image
 
 from pacorl.core.grid import parse_layout, split
 from pacorl.core.ranking import bootstrap
-from pacorl.data.characters import Oracle, character_prompts
-from pacorl.engine.generator import Generator
+from pacorl.generate.generator import Generator
 from pacorl.io.documents import parse_json
 from pacorl.io.net import blocking, exchange
 from pacorl.io.quiet import quiet_loading
+from pacorl.tiny.characters import Oracle, character_prompts
 from pacorl.types import Grid, Prompt, Size
 
 ORACLE = Oracle()

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Prompt
 
 

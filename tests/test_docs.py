@@ -19,17 +19,17 @@ from tools.tiny import __main__ as tiny
 
 import pacorl
 from pacorl import cli
-from pacorl.bench.table import BENCHMARKS
+from pacorl.bench.benchmarks import BENCHMARKS
 from pacorl.config.base import Section
-from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.one_of import OneOf
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.solvers import SOLVERS
-from pacorl.policies import POLICIES
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.models.policies import POLICIES
 from pacorl.rewards import REWARDS
 
 ROOT = Path(__file__).parents[1]
@@ -231,7 +231,7 @@ def all_options() -> set[str]:
         if hasattr(command, "get_command"):
             context = click.Context(command)
             pending += [command.get_command(context, name) for name in command.list_commands(context)]
-    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests/attack/__main__.py"]
+    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "qa/attack/__main__.py"]
     scripts = [path.read_text("utf-8") for path in files]
     return names | {name for text in scripts for name in re.findall(r'"(--[\w-]+)"', text)}
 

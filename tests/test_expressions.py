@@ -10,9 +10,10 @@ import pytest
 
 from pacorl.config import public
 from pacorl.core import grid, questions
-from pacorl.data import comparisons, leaks, rankings, tiny_words
 from pacorl.generate import storyboard
+from pacorl.records import comparisons, leaks, rankings
 from pacorl.rewards import ocr
+from pacorl.tiny import words
 
 LENGTH, SECONDS = 20_000, 0.5
 """A quadratic one takes seconds for LENGTH characters, a linear one milliseconds."""
@@ -46,7 +47,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "decisions": comparisons.DECISION.match,
     "mentions": storyboard.MENTION.findall,
     "control tokens": questions.CONTROL_TOKEN.search,
-    "words": tiny_words.WORD.findall,
+    "words": words.WORD.findall,
     "secrets": public.find_secret,
 }
 

@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md hold: a module imports lower layers and its own folder only."""
+"""Imports follow docs/architecture.md: packages import lower ones only, and no two files import each other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,39 +16,40 @@ import pacorl
 SOURCE = Path(pacorl.__file__).parent
 LAYERS = [
     {"types"},
-    {"io", "core.table"},
-    {"config.base", "config.one_of"},
-    {"core", "config.judge_run"},
-    {"data", "lora", "quantize", "twins"},
-    {"policies", "judges"},
+    {"io"},
     {"config"},
+    {"core"},
+    {"tiny"},
+    {"records"},
+    {"models"},
+    {"report"},
+    {"judge"},
+    {"runtime"},
+    {"web"},
     {"rewards"},
-    {"engine", "report"},
-    {"score", "web", "generate"},
-    {"train", "train_judge", "bench", "serve", "dataset"},
-    {"annotate"},
-    {"plan", "probe", "quickstart", "studio"},
+    {"grpo"},
+    {"judge_training", "generate", "serve"},
+    {"bench", "dataset"},
+    {"quickstart"},
+    {"lab"},
+    {"studio"},
     {"cli", "testing"},
     {"__main__"},
 ]
-LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+METHOD = {"core", "models", "judge", "rewards", "grpo"}
+APPLICATIONS = {"generate", "bench", "dataset", "studio", "lab", "cli"}
 
 
 def modules() -> list[Path]:
-    """Every module but the package's own `__init__`, whose lazy exports may name any room."""
+    """Every module but the package's own `__init__`, whose lazy exports may name any package."""
     return [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
 
 
-def room_of(path: Path) -> str:
-    """The room of a module's file: `config.base` if the layers name it, else its folder."""
-    return room_named(".".join(path.relative_to(SOURCE).with_suffix("").parts))
-
-
-def room_named(dotted: str) -> str:
-    """The room of `config.base.load`: the longest beginning that the layers name, else the first part."""
-    parts = dotted.split(".")
-    beginnings = [".".join(parts[:count]) for count in (2, 1)]
-    return next((name for name in beginnings if name in LAYER_OF), parts[0])
+def name_of(path: Path) -> str:
+    """A module's dotted name below `pacorl`, such as `core.sde`."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -62,48 +64,95 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, str(name.value)) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
-def breaches(source: str, room: str) -> list[str]:
-    """What a module of `room` imports and must not."""
-    faults = []
+def own_imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name below `pacorl`) of the imports of this project's modules."""
     for line, name in imported(ast.parse(source)):
         package, _, rest = name.partition(".")
-        other = room_named(rest)
-        if package != "pacorl" or other in {"", "__version__"} or rest.split(".")[0] == room.split(".", maxsplit=1)[0]:
+        if package == "pacorl" and rest not in {"", "__version__"}:
+            yield line, rest
+
+
+def breaches(source: str, package: str) -> list[str]:
+    """Imports that a module of `package` must not contain."""
+    faults = []
+    for line, name in own_imports(source):
+        other = name.split(".")[0]
+        if other == package:
             continue
         if other not in LAYER_OF:
             faults.append(f"line {line}: {name} is in no layer")
-        elif LAYER_OF[other] >= LAYER_OF[room]:
-            faults.append(f"line {line}: {room} (layer {LAYER_OF[room]}) imports {name} (layer {LAYER_OF[other]})")
+        elif LAYER_OF[other] >= LAYER_OF[package]:
+            faults.append(
+                f"line {line}: {package} (layer {LAYER_OF[package]}) imports {name} (layer {LAYER_OF[other]})"
+            )
     return faults
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_only_lower_layers(path: Path) -> None:
-    assert room_of(path) in LAYER_OF, f"{room_of(path)} is in no layer; add it to the plan, or put it elsewhere"
-    assert breaches(path.read_text(encoding="utf-8"), room_of(path)) == []
+def imports_by_module(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module → the modules of `sources` that it imports."""
+    graph = {}
+    for module, source in sources.items():
+        names = {name for _, name in own_imports(source)}
+        # `from pacorl.core import sde` names a module, and `from pacorl.core.sde import kl` a name in one.
+        known = {name if name in sources else name.rpartition(".")[0] for name in names}
+        graph[module] = {name for name in known if name in sources and name != module}
+    return graph
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a ring; empty if there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_packages_import_lower_layers_only() -> None:
+    faults = []
+    for path in modules():
+        package = name_of(path).split(".")[0]
+        assert package in LAYER_OF, f"{package} is in no layer; add it here and to docs/architecture.md"
+        faults += [f"{path}: {fault}" for fault in breaches(path.read_text(encoding="utf-8"), package)]
+    assert faults == []
+
+
+def test_no_two_files_import_each_other() -> None:
+    sources = {name_of(path): path.read_text(encoding="utf-8") for path in modules()}
+    assert cycle(imports_by_module(sources)) == []
+
+
+def test_the_method_knows_none_of_its_applications() -> None:
+    lowest = min(LAYER_OF[package] for package in APPLICATIONS)
+    assert max(LAYER_OF[package] for package in METHOD) < lowest
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("package", "source"),
     [
-        ("data", "from pacorl.judges.judge import LocalJudge"),
+        ("records", "from pacorl.judge.judge import LocalJudge"),
         ("types", "from pacorl import config"),
         ("core", "import pacorl.rewards"),
-        ("rewards", "def late():\n    from pacorl.train.trainer import train_policy"),
-        ("policies", "if TYPE_CHECKING:\n    from pacorl.engine.runtime import Runtime"),
-        ("core", "import_module('pacorl.policies')"),
+        ("rewards", "def late():\n    from pacorl.grpo.trainer import train_policy"),
+        ("models", "if TYPE_CHECKING:\n    from pacorl.runtime.processes import Runtime"),
+        ("core", "import_module('pacorl.models')"),
         ("core", "from pacorl.attic import anything"),
     ],
 )
-def test_a_breach_is_seen(room: str, source: str) -> None:
-    assert len(breaches(source, room)) == 1
+def test_a_breach_is_seen(package: str, source: str) -> None:
+    assert len(breaches(source, package)) == 1
 
 
-def test_lower_layers_and_the_own_room_are_allowed() -> None:
+def test_a_cycle_is_seen() -> None:
+    sources = {"core.a": "from pacorl.core import b", "core.b": "def late():\n    from pacorl.core.a import name"}
+    assert set(cycle(imports_by_module(sources))) == {"core.a", "core.b"}
+
+
+def test_lower_layers_and_the_own_package_are_allowed() -> None:
     source = (
-        "from pacorl.core.grid import split\nfrom pacorl.train.update import Batch\nfrom pacorl import types, config"
+        "from pacorl.core.grid import split\nfrom pacorl.grpo.update import Batch\nfrom pacorl import types, config"
     )
-    assert breaches(source, "train") == []
+    assert breaches(source, "grpo") == []
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.name)
@@ -114,28 +163,27 @@ def test_command_modules_open_with_light_imports(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     names = [name for node in tops for _, name in imported(node)]
-    heavy = [
-        n
-        for n in names
-        if n.split(".")[0] not in {*sys.stdlib_module_names, "typer"}
-        and not n.startswith(
-            (
-                *("pacorl.cli", "pacorl.__version__", "pacorl.config.options", "pacorl.types", "pacorl.bench.table"),
-                "pacorl.io.terminal",
-            )
-        )
-    ]
+    light = (
+        "pacorl.cli",
+        "pacorl.__version__",
+        "pacorl.config.options",
+        "pacorl.types",
+        "pacorl.bench.benchmarks",
+        "pacorl.io.terminal",
+    )
+    allowed = {*sys.stdlib_module_names, "typer"}
+    heavy = [name for name in names if name.split(".")[0] not in allowed and not name.startswith(light)]
     assert heavy == []
 
 
-def test_importing_the_package_opens_no_heavy_door() -> None:
+def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, pacorl; print(sorted({'torch', 'numpy', 'PIL', 'pydantic'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_lazy_exports_resolve() -> None:
-    from pacorl.data.records import load_prompts
+    from pacorl.records.prompts import load_prompts
 
     assert pacorl.load_prompts is load_prompts
     assert set(pacorl.__all__) <= set(dir(pacorl))

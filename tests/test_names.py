@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pacorl
-from pacorl.core.table import Table
-from pacorl.policies import POLICIES
+from pacorl.config.table import Table
+from pacorl.models.policies import POLICIES
 
 SOURCE = Path(pacorl.__file__).parent
 
@@ -50,7 +50,7 @@ def policy_names() -> frozenset[str]:
 GUARDED: Mapping[str, Guarded] = {
     # The kinds of a family begin alike: qwen_edit, qwen_edit_plus.
     "policies": Guarded(
-        POLICIES, "policies/__init__.py", policy_names(), frozenset(kind.partition("_")[0] for kind in POLICIES)
+        POLICIES, "models/policies/__init__.py", policy_names(), frozenset(kind.partition("_")[0] for kind in POLICIES)
     ),
 }
 """To guard another table, add its line here."""
@@ -103,8 +103,8 @@ def test_an_entry_is_known_in_its_own_file_alone(name: str) -> None:
         'kind.startswith("qwen")',
         'checkpoint.lower().startswith("sd3")',
         'sizes = {"FluxPipeline": 1}',
-        "from pacorl.policies.flux import FluxPolicy",
-        "def late():\n    from pacorl.policies import flux, kontext\n    import pacorl.policies.qwen_image",
+        "from pacorl.models.policies.flux import FluxPolicy",
+        "def late():\n    from pacorl.models.policies import flux\n    import pacorl.models.policies.qwen_image",
         'source = "Qwen/Qwen-Image-Edit"',
     ],
 )

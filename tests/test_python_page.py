@@ -33,7 +33,7 @@ def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["JudgeTrainer", "PolicyTrainer"])
 def test_the_example_of_a_trainer_is_code(name: str) -> None:
-    """`tests/train/test_trainer.py` runs the policy's; the page above trains a judge."""
+    """`tests/grpo/test_trainer.py` runs the policy's; the page above trains a judge."""
     assert f"{name}(config" in _example(name)
     compile(_example(name), name, "exec")
 

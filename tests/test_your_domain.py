@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from page_blocks import ROOT, blocks, run_page
 
-from pacorl.annotate.server import plan
 from pacorl.config.base import load
-from pacorl.config.judge_run import JudgeConfig
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.data.comparisons import load_comparisons
-from pacorl.data.rankings import load_rankings
 from pacorl.dataset.importing import import_folder
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import read_jsonl
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.records.comparisons import load_comparisons
+from pacorl.records.rankings import load_rankings
+from pacorl.studio.annotate.routes import plan
 
 PAGE = ROOT / "docs" / "your-domain.md"
 RANKINGS = ROOT / "examples" / "rankings"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.plan.components import PHASES
-from pacorl.plan.plan import Plan, plan_policy
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.lab.plan.components import PHASES
+from pacorl.lab.plan.plan import Plan, plan_policy
 
 ROOT = Path(__file__).parents[1]
 LAUNCHED = "8 GPUs, 7 of them train"

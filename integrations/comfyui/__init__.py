@@ -18,7 +18,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from pacorl import PacoReward
-    from pacorl.score.scores import Scores
+    from pacorl.judge.scores import Scores
 
 Inputs = dict[str, dict[str, Any]]
 
@@ -172,7 +172,7 @@ class LoadLora(Node):
         import comfy.sd
         import comfy.utils
 
-        from pacorl.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+        from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
 
         with tempfile.TemporaryDirectory() as folder:
             write_lora(Path(folder), read_lora(source))
@@ -190,8 +190,8 @@ def check_hosts(source: str) -> None:
     """
     from pacorl.io.net import is_url
     from pacorl.io.terminal import printable
-    from pacorl.judges.http import claims
-    from pacorl.judges.http.endpoints import address_of, is_loopback, load_endpoints
+    from pacorl.judge.http import claims
+    from pacorl.judge.http.endpoints import address_of, is_loopback, load_endpoints
 
     if not claims(source):
         return

@@ -14,17 +14,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pacorl.config.judge_run import JudgeConfig
-    from pacorl.config.policy_run import PolicyConfig
-    from pacorl.data.records import load_prompts
-    from pacorl.engine.generator import Generator
     from pacorl.generate.compose import prompt_from
+    from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
-    from pacorl.judges.http.judge import HttpJudge
-    from pacorl.judges.local import LocalJudge
-    from pacorl.score.reward import PacoReward
-    from pacorl.train.trainer import PolicyTrainer
-    from pacorl.train_judge.run import JudgeTrainer
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.grpo.trainer import PolicyTrainer
+    from pacorl.judge.http.http_judge import HttpJudge
+    from pacorl.judge.local import LocalJudge
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.judge_training.judge_config import JudgeConfig
+    from pacorl.judge_training.judge_trainer import JudgeTrainer
+    from pacorl.records.prompts import load_prompts
     from pacorl.types import Grid, Prompt, Question, Size
 
 __version__ = "0.1.0"
@@ -49,20 +49,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Generator": "pacorl.engine.generator",
+    "Generator": "pacorl.generate.generator",
     "Grid": "pacorl.types",
-    "HttpJudge": "pacorl.judges.http.judge",
-    "JudgeConfig": "pacorl.config.judge_run",
-    "JudgeTrainer": "pacorl.train_judge.run",
-    "LocalJudge": "pacorl.judges.local",
-    "PacoReward": "pacorl.score.reward",
-    "PolicyConfig": "pacorl.config.policy_run",
-    "PolicyTrainer": "pacorl.train.trainer",
+    "HttpJudge": "pacorl.judge.http.http_judge",
+    "JudgeConfig": "pacorl.judge_training.judge_config",
+    "JudgeTrainer": "pacorl.judge_training.judge_trainer",
+    "LocalJudge": "pacorl.judge.local",
+    "PacoReward": "pacorl.judge.paco_reward",
+    "PolicyConfig": "pacorl.grpo.policy_config",
+    "PolicyTrainer": "pacorl.grpo.trainer",
     "Prompt": "pacorl.types",
     "Question": "pacorl.types",
     "Size": "pacorl.types",
     "generate_sets": "pacorl.generate.sets",
-    "load_prompts": "pacorl.data.records",
+    "load_prompts": "pacorl.records.prompts",
     "prompt_from": "pacorl.generate.compose",
 }
 

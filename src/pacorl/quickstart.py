@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
-from pacorl.data import characters
-from pacorl.data.characters import GRADES, Majority, Oracle, Panel
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import SUMMARY, check_unfinished
+from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges import open_judge
-from pacorl.judges.judge import Judge, close_judge
+from pacorl.judge import open_judge
+from pacorl.judge.judge import Judge, close_judge
 from pacorl.report.page import write_report
-from pacorl.train.start import SUMMARY, check_unfinished
-from pacorl.train.trainer import train_policy
+from pacorl.tiny import characters
+from pacorl.tiny.characters import GRADES, Majority, Oracle, Panel
 from pacorl.types import Prompt, Question
 
 METRICS = ("consistency", *GRADES, "diversity")

@@ -115,7 +115,7 @@ class Verdict:
     order_gap: float | None = None
     """How far P(Yes) of the two orders of the images lies apart, if both were asked and `p_yes` is their mean."""
     declined: bool = False
-    """Whether it is missing because an image is outside of what the judge knows (`judges.domain`)."""
+    """Whether it is missing because an image is outside of what the judge knows (`judge.domain`)."""
 
     @property
     def valid(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from pacorl.data.character_edits import draw_edit
-from pacorl.data.characters import all_panels, draw
+from pacorl.tiny.character_edits import draw_edit
+from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Prompt
 
 GRIDS = 4

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
 
-from pacorl.data.characters import Panel, character_prompts, draw, redrawn
 from pacorl.io.documents import write_jsonl
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.tiny.characters import Panel, character_prompts, draw, redrawn
 
 
 @pytest.fixture(scope="session")

@@ -11,18 +11,18 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 from typer.testing import CliRunner, Result
 
+from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
-from pacorl.bench.run import run
+from pacorl.bench.running import run
 from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile
-from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.rewards.jpeg import JpegSize
-from pacorl.score.reward import PacoReward
 from pacorl.types import Question
 
 PLAIN = (
@@ -143,8 +143,8 @@ def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    from pacorl.data.characters import vocabulary
-    from pacorl.twins import clip_tokenizer_of
+    from pacorl.models.twins import clip_tokenizer_of
+    from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -12,13 +12,13 @@ import pytest
 from bench_data import edit_reward_rows, write_parquet
 from typer.testing import CliRunner
 
+from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
-from pacorl.bench.run import run
-from pacorl.bench.table import BenchmarkOptions
+from pacorl.bench.running import run
 from pacorl.cli.benchmark import app
 from pacorl.io.images import open_image
-from pacorl.judges.local import LocalJudge
-from pacorl.score.reward import PacoReward
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Question, Verdict
 
 

@@ -21,10 +21,10 @@ from bench_data import gedit_rows, write_parquet
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from pacorl.bench.benchmarks import GeneratorBenchmarkOptions
 from pacorl.bench.gedit import SUBSETS, read_edits
+from pacorl.bench.image_sources import image_source
 from pacorl.bench.rating import RUBRIC, UnreadableError, read_rubric, read_scores
-from pacorl.bench.sources import image_source
-from pacorl.bench.table import GeneratorBenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
@@ -181,9 +181,9 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
 
 @pytest.mark.slow
 def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
-    from pacorl.data.characters import vocabulary
-    from pacorl.policies.flux import tiny_flux
-    from pacorl.policies.kontext import tiny_kontext
+    from pacorl.models.policies.flux import tiny_flux
+    from pacorl.models.policies.kontext import tiny_kontext
+    from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)
     tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.bench import sources
-from pacorl.bench.run import run
-from pacorl.bench.table import BENCHMARKS
-from pacorl.engine import image_queue
-from pacorl.engine.image_queue import Shard
-from pacorl.score.reward import PacoReward
+from pacorl.bench import image_sources
+from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.bench.running import run
+from pacorl.generate import image_queue
+from pacorl.generate.image_queue import Shard
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Prompt, Question, Verdict
 
 OPTIONS: dict[str, dict[str, Any]] = {"t2is": {}, "gedit": {"generate_only": True}}
@@ -31,7 +31,7 @@ def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Generate the images of a benchmark into a folder, and return its files."""
     spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
     options = spec.options(model="tiny", image_batch=2, **OPTIONS[request.param])
-    monkeypatch.setattr(sources, "_load", lambda options, kind: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda options, kind: by_batch)
 
     def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:
         assert spec.generate
@@ -79,7 +79,7 @@ class Undecided:
 
 
 def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_load", lambda options, kind: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda options, kind: by_batch)
     spec, counts = BENCHMARKS["t2is"], []
     for shard in ("0/2", "1/2"):
         options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2, shard=shard)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pacorl.bench.benchmarks import BenchmarkOptions
 from pacorl.bench.items import BadItemError, Dataset, parse_records
-from pacorl.bench.run import read_results, run
+from pacorl.bench.running import read_results, run
 from pacorl.bench.suite import Line, PaperTable, Row, Table, cell_text
-from pacorl.bench.table import BenchmarkOptions
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.data.records import evenly_spread
-from pacorl.engine.image_queue import Shard
+from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import write_jsonl
+from pacorl.records.prompts import evenly_spread
 
 
 class Numbers:

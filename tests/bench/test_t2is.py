@@ -14,20 +14,20 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.bench import t2is
-from pacorl.bench.run import run
+from pacorl.bench.benchmarks import BenchmarkOptions
+from pacorl.bench.running import run
 from pacorl.bench.scorers import JudgeTexts, RewardTexts
 from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
-from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
-from pacorl.data.characters import character_prompts
-from pacorl.data.leaks import trained_on
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.records.leaks import trained_on
 from pacorl.rewards.jpeg import JpegSize
-from pacorl.score.reward import PacoReward
+from pacorl.tiny.characters import character_prompts
 from pacorl.types import Question, Verdict
 
 

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from pacorl.lora.formats import check_layers
-from pacorl.policies import tiny_spec
+from pacorl.models.lora.formats import check_layers
+from pacorl.models.policies import tiny_spec
 from pacorl.types import Size
 
 RECIPE = Path(__file__).parents[2] / "configs" / "tiny.yaml"

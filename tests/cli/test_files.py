@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.data.records import load_prompts, prompts_from
-from pacorl.lora.formats import Lora, read_lora, write_lora
+from pacorl.models.lora.formats import Lora, read_lora, write_lora
+from pacorl.records.prompts import load_prompts, prompts_from
 
 
 def run(*words: str | Path) -> Result:

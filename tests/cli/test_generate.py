@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.cli import generate as command
-from pacorl.data.characters import character_prompts
-from pacorl.data.records import save_prompts
+from pacorl.records.prompts import save_prompts
+from pacorl.tiny.characters import character_prompts
 
 CASES = Path(__file__).parents[2] / "configs" / "cases"
 SET = ("--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat")

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from judges import serving
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from judges import serving
 from pacorl.cli import app
 from pacorl.cli.shared import BELOW, INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
-from pacorl.data.characters import all_panels, draw, draw_grid, panels_of, set_of, vocabulary, with_another
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.remote import PRIVATE_VARIABLE
-from pacorl.judges.local import LocalJudge
-from pacorl.score.reward import PacoReward
-from pacorl.twins import tiny_judge
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.models.twins import tiny_judge
+from pacorl.tiny.characters import all_panels, draw, draw_grid, panels_of, set_of, vocabulary, with_another
 from pacorl.types import Grid, Question
 
 PANELS = list(all_panels()[::1500])

@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.data.characters import vocabulary
-from pacorl.judges.http.endpoints import load_endpoints
+from pacorl.judge.http.endpoints import load_endpoints
+from pacorl.models.twins import tiny_judge
 from pacorl.serve import builtin, vllm
-from pacorl.twins import tiny_judge
+from pacorl.tiny.characters import vocabulary
 
 CALLS = dict[str, Any]
 
@@ -124,7 +124,7 @@ def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
     [
         (["studio"], "pacorl.studio.server", "the studio", "serve"),
         (["serve", "tiny"], "pacorl.serve.builtin", "the built-in server", "serve"),
-        (["dataset", "annotate", "x"], "pacorl.annotate.server", "the annotation page", "data"),
+        (["dataset", "annotate", "x"], "pacorl.studio.annotate.routes", "the annotation page", "data"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(

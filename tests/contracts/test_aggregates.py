@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacorl.core.advantages import AGGREGATES, AggregateSpec, advantages
-from pacorl.core.sampling import Tree
+from pacorl.core.sampler import Tree
 from pacorl.types import RewardTable
 
 NAN = float("nan")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.table import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.cli import app
 from pacorl.config.options import KEY
 from pacorl.testing import check_benchmark

@@ -11,10 +11,10 @@ from fake_server import FakeServer
 from PIL import Image
 
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_yaml, read_object
-from pacorl.judges import JUDGES, judge_from, open_judge
-from pacorl.judges.judge import (
+from pacorl.judge import JUDGES, judge_from, open_judge
+from pacorl.judge.judge import (
     BACKEND_KEYS,
     BackendOptions,
     InProcessOptions,
@@ -23,9 +23,9 @@ from pacorl.judges.judge import (
     close_judge,
     counts_of,
 )
-from pacorl.judges.local import LocalJudge
-from pacorl.judges.pairwise import ask_pairs
-from pacorl.score.reward import PacoReward
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.judge.pairwise import ask_pairs
 from pacorl.types import Question
 
 SERVED: dict[str, dict[str, Any]] = {"http": {"model": "judge"}}

@@ -20,19 +20,19 @@ from torch import Tensor
 from toy_world import toy_config
 
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.engine.generator import Generator
-from pacorl.lora.adapters import adapter_state, add_lora, load_lora
-from pacorl.lora.formats import read_lora, save_lora
-from pacorl.plan import memory, sources
-from pacorl.plan.plan import plan_policy
-from pacorl.policies import POLICIES, kind_of, qwen_image
-from pacorl.policies.pipeline import PipelinePolicy, guided
-from pacorl.quantize.linear import parameter_count
+from pacorl.generate.generator import Generator
+from pacorl.grpo.builders import check_adapter
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.lab.plan import memory, sources
+from pacorl.lab.plan.plan import plan_policy
+from pacorl.models.lora.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.lora.formats import read_lora, save_lora
+from pacorl.models.policies import POLICIES, kind_of, qwen_image
+from pacorl.models.policies.pipeline import PipelinePolicy, guided
+from pacorl.models.quantize.linear import parameter_count
 from pacorl.testing.policies import check_latents, check_policy, check_spec
-from pacorl.train.builders import check_adapter
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Conditioning, Prompt, Size
 
 KINDS = pytest.mark.parametrize("kind", POLICIES)

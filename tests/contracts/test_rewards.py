@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.config.policy_run import RewardConfig
-from pacorl.data import characters
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError, scores_of
+from pacorl.rewards.section import RewardConfig
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
+from pacorl.tiny import characters
 from pacorl.types import Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sde import SDE_TYPES, SdeSpec, Transition, log_prob
 from pacorl.core.solvers import euler
+from pacorl.grpo.policy_config import PolicyConfig
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 V = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))

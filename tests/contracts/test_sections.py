@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pacorl.config.base import dump, load
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.policies import POLICIES
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.models.policies import POLICIES
 
 CHOICES = [
     *(pytest.param(POLICIES[name], f"model.kind={name}", "model.dtype=float32", id=name) for name in POLICIES),

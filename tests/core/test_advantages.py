@@ -13,7 +13,7 @@ from pacorl.core.advantages import advantages as advantages_of
 from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
 from pacorl.core.advantages.ranked import Ranked, ranked
 from pacorl.core.advantages.weighted_sum import WeightedSum
-from pacorl.core.sampling import Tree
+from pacorl.core.sampler import Tree
 from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")

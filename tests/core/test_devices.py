@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pacorl.core.devices import available_device, best_dtype, widest_float
-from pacorl.judges.local import LocalJudge
-from pacorl.policies.flux import FLUX
+from pacorl.judge.local import LocalJudge
+from pacorl.models.policies.flux import FLUX
 
 
 def test_the_device_is_torchs_own_accelerator_or_the_cpu() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from pacorl.core.sampling import Suffix
+from pacorl.core.sampler import Suffix
 from pacorl.core.solvers import SOLVERS, Past
 
 

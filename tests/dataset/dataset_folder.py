@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 from PIL.Image import Image
 
-from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
-from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.tiny.characters import Panel, character_prompts, draw_grid, redrawn
 from pacorl.types import Prompt
 
 

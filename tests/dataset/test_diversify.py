@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pacorl.dataset.diversify import compare, diversify, embedder, unit
-from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.dataset.selections import (
     SELECTIONS,
     Goal,
@@ -180,7 +180,7 @@ def test_transformer_embedders_load_and_pool(tmp_path, kind):
     import torch
     from transformers import BertConfig, BertModel, CLIPTextConfig, CLIPTextModelWithProjection
 
-    from pacorl.twins import clip_tokenizer_of
+    from pacorl.models.twins import clip_tokenizer_of
 
     texts = ["a red fox in the snow", "a fox", "a blue ship at sea with seven old sailors"]
     tokenizer = clip_tokenizer_of(texts * 3)

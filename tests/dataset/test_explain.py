@@ -6,8 +6,8 @@ import pytest
 
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
+from pacorl.dataset.folder import Answer, read_instances, read_pairs, write_records
 from pacorl.dataset.llm import ChatRefusedError
-from pacorl.dataset.records import Answer, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl
 
 

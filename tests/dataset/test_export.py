@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
-from pacorl.data.comparisons import answer_text, load_comparisons, load_sharegpt
 from pacorl.dataset.export import export, label
+from pacorl.dataset.folder import Answer, read_answers, read_instances, read_pairs, write_records
 from pacorl.dataset.importing import import_folder
-from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
+from pacorl.records.comparisons import answer_text, load_comparisons, load_sharegpt
 
 SHARES = {"train": 0.5, "test": 0.5}
 

@@ -10,9 +10,9 @@ from dataset_folder import draw_unreliably
 from PIL import Image
 
 from pacorl.core.grid import parse_layout, split
+from pacorl.dataset.folder import PromptRecord, read_instances, read_prompts
 from pacorl.dataset.grids import generate, image_source, instances_of, pair, panel_path
-from pacorl.dataset.records import PromptRecord, read_instances, read_prompts
-from pacorl.engine.image_queue import ImageSource, Shard
+from pacorl.generate.image_queue import ImageSource, Shard
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_texts
@@ -165,7 +165,7 @@ def test_impossible_shards():
 
 
 def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
-    from pacorl.data.characters import Oracle
+    from pacorl.tiny.characters import Oracle
 
     tiny = image_source("tiny", size=Size(64, 64), steps=6)
     assert generate(folder, tiny, grids=2)["generated"] == 6
@@ -179,10 +179,10 @@ def test_a_policy_generates(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch
 
-    from pacorl.data.characters import vocabulary
-    from pacorl.lora.adapters import adapter_state, add_lora
-    from pacorl.lora.formats import save_lora
-    from pacorl.policies.flux import FLUX, tiny_flux
+    from pacorl.models.lora.adapters import adapter_state, add_lora
+    from pacorl.models.lora.formats import save_lora
+    from pacorl.models.policies.flux import FLUX, tiny_flux
+    from pacorl.tiny.characters import vocabulary
 
     torch.manual_seed(0)
     checkpoint, adapter = folder / "flux", folder / "adapter"

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
 from pacorl.core import questions
-from pacorl.data.comparisons import comparisons_from, load_comparisons
 from pacorl.dataset.export import export
+from pacorl.dataset.folder import read_answers
 from pacorl.dataset.importing import import_folder
-from pacorl.dataset.records import read_answers
+from pacorl.records.comparisons import comparisons_from, load_comparisons
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 HALF = {"train": 0.5, "test": 0.5}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pacorl.dataset.folder import Answer, Instance, read_answers, write_records
 from pacorl.dataset.importing import import_folder
 from pacorl.dataset.label_studio import LOCAL, load_label_studio, write_tasks
-from pacorl.dataset.records import Answer, Instance, read_answers, write_records
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from pacorl.dataset.folder import read_answers, read_instances, read_pairs, read_prompts
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.records import read_answers, read_instances, read_pairs, read_prompts
 from pacorl.io.documents import read_keyed, write_jsonl
 from pacorl.io.files import write_atomic
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pacorl.dataset.folder import read_instances
 from pacorl.dataset.own_images import MAX_CANDIDATES, pair_images
-from pacorl.dataset.records import read_instances
 from pacorl.io.images import ImageError
 
 

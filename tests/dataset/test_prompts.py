@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
+from pacorl.dataset.folder import read_prompts
 from pacorl.dataset.llm import ChatRefusedError
 from pacorl.dataset.prompts import (
     PAPER,
@@ -23,7 +24,6 @@ from pacorl.dataset.prompts import (
     tiny_writer,
     write_all,
 )
-from pacorl.dataset.records import read_prompts
 from pacorl.io.documents import object_within, read_jsonl, typed
 from pacorl.types import Grid
 
@@ -256,7 +256,7 @@ def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
 
 
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
-    from pacorl.data.characters import Panel
+    from pacorl.tiny.characters import Panel
 
     counts = run(tmp_path, tiny_writer(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
     assert counts["records"] == 10

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pacorl.core import questions
-from pacorl.dataset.records import Answer
+from pacorl.dataset.folder import Answer
 from pacorl.dataset.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
 
 

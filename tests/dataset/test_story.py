@@ -10,10 +10,10 @@ from dataset_folder import draw_unreliably
 from tools.tiny.serving import serving_app
 from typer.testing import CliRunner
 
-from pacorl.annotate.simulate import read_panel, shared_attributes
 from pacorl.cli.dataset import app
-from pacorl.engine.image_queue import ImageSource
+from pacorl.generate.image_queue import ImageSource
 from pacorl.io.documents import read_jsonl
+from pacorl.studio.annotate.simulate import read_panel, shared_attributes
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 
@@ -27,9 +27,9 @@ def run(*arguments: object) -> dict:
 
 def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
-    from pacorl.annotate.server import make_app, prepare
-    from pacorl.annotate.sharing import Sharing
-    from pacorl.annotate.store import Store
+    from pacorl.studio.annotate.links import Sharing
+    from pacorl.studio.annotate.routes import make_app, prepare
+    from pacorl.studio.annotate.store import Store
 
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
@@ -97,9 +97,9 @@ STEPS = {
 @pytest.fixture
 def halfway(dataset):
     """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
-    from pacorl.annotate.server import prepare
-    from pacorl.annotate.sharing import Sharing
-    from pacorl.annotate.store import Store, public_key
+    from pacorl.studio.annotate.links import Sharing
+    from pacorl.studio.annotate.routes import prepare
+    from pacorl.studio.annotate.store import Store, public_key
 
     folder = dataset(prompts=3, grids=2)
     (folder / "manifests").mkdir(exist_ok=True)

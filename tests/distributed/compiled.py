@@ -16,16 +16,16 @@ def sample_and_train(out: Path) -> None:
     from edit_twins import drawn
 
     from pacorl.core.objectives.grpo_clip import GrpoClip
-    from pacorl.core.sampling import Sampler, Tree
-    from pacorl.data.characters import character_prompts, vocabulary
-    from pacorl.engine.compiled import compile_blocks
-    from pacorl.engine.conditioning import ConditioningCache
-    from pacorl.engine.rollout import Draw, collect
-    from pacorl.engine.rows import Row
-    from pacorl.engine.runtime import Runtime
-    from pacorl.lora.adapters import adapter_state, add_lora, full_state
-    from pacorl.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
-    from pacorl.train.update import PolicyLoss, update_policy
+    from pacorl.core.sampler import Sampler, Tree
+    from pacorl.grpo.conditioning import ConditioningCache
+    from pacorl.grpo.rollout import Draw, collect
+    from pacorl.grpo.rows import Row
+    from pacorl.grpo.update import PolicyLoss, update_policy
+    from pacorl.models.lora.adapters import adapter_state, add_lora, full_state
+    from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
+    from pacorl.runtime.compiled import compile_blocks
+    from pacorl.runtime.processes import Runtime
+    from pacorl.tiny.characters import character_prompts, vocabulary
     from pacorl.types import Advantages
 
     torch.manual_seed(0)

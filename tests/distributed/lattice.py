@@ -1,7 +1,7 @@
 """What changes bits? Small runs by processes, shards, batches and stops, each held to one that has none of these.
 
-    PYTHONPATH=tests/toy:tests/policies:tests/distributed python tests/distributed/lattice.py --write   # `make lattice`
-    …/lattice.py --write --cases "toy: awm" "sd3: grpo_clip"                                          # some rows alone
+    make lattice                                                # all rows
+    …/lattice.py --write --cases "toy: awm" "sd3: grpo_clip"    # some rows alone
 
 Runs are compared by their ledgers, as `pacorl verify` compares them. `--write` remakes the table of docs/verify.md.
 """
@@ -26,14 +26,14 @@ from edit_twins import drawn, settings_of, source_image
 from toy_world import toy_config, toy_world
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.data.characters import vocabulary
-from pacorl.policies import POLICIES
-from pacorl.train.ledger import Record, read_ledger
-from pacorl.train.start import checkpoints
-from pacorl.train.trainer import PolicyTrainer
-from pacorl.train.verify import Comparison, Recomputation, compare, recompute
+from pacorl.grpo.ledger import Record, read_ledger
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import checkpoints
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.lab.verify.recompute import Comparison, Recomputation, compare, recompute
+from pacorl.models.policies import POLICIES
+from pacorl.tiny.characters import vocabulary
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

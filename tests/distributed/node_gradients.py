@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler, Tree
-from pacorl.data.characters import character_prompts
-from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect
-from pacorl.engine.rows import Row, assign_rows
-from pacorl.engine.runtime import Runtime
-from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
-from pacorl.policies.klein import KLEIN
-from pacorl.policies.kontext import KONTEXT
-from pacorl.policies.qwen_image import QWEN_EDIT
-from pacorl.train.builders import freeze_idle_layers
-from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.builders import freeze_idle_layers
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rows import Row, assign_rows
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.models.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.models.policies.klein import KLEIN
+from pacorl.models.policies.kontext import KONTEXT
+from pacorl.models.policies.qwen_image import QWEN_EDIT
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import character_prompts
 from pacorl.types import Advantages, Samples, Size
 
 TWINS: dict[str, Callable[[], Any]] = {

@@ -12,8 +12,8 @@ def train(settings: Sequence[str], resume: str) -> None:
     """Ends the process as `pacorl train-policy` does."""
     from pacorl.cli import exit_code
     from pacorl.config import base as configs
-    from pacorl.config.policy_run import PolicyConfig
-    from pacorl.train.trainer import train_policy
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.grpo.trainer import train_policy
 
     toy_world.install()
     config = configs.load(PolicyConfig, None, [*toy_world.SETTINGS, *settings])

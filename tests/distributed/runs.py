@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.grpo.policy_config import PolicyConfig
 
 KEPT = "kept"
 """The folder in a run's that holds what is kept of it."""
@@ -18,8 +18,8 @@ KEPT = "kept"
 def train(overrides: Sequence[str], resume: str = "") -> None:
     """The run, and nothing else."""
     from pacorl.config import base as configs
-    from pacorl.config.policy_run import recipe
-    from pacorl.train.trainer import train_policy
+    from pacorl.grpo.policy_config import recipe
+    from pacorl.grpo.trainer import train_policy
 
     train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)
 
@@ -37,10 +37,10 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
 
 def train_and_keep(config: PolicyConfig) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
-    from pacorl.engine.runtime import Runtime
-    from pacorl.lora.adapters import full_state
-    from pacorl.train import epoch
-    from pacorl.train.trainer import train_policy
+    from pacorl.grpo import epoch
+    from pacorl.grpo.trainer import train_policy
+    from pacorl.models.lora.adapters import full_state
+    from pacorl.runtime.processes import Runtime
     from pacorl.types import Samples
 
     kept = config.out / KEPT
@@ -85,7 +85,7 @@ def write_edit_twins(folder: Path) -> None:
 
     from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
 
-    from pacorl.data.character_edits import character_edits, write_edits
+    from pacorl.tiny.character_edits import character_edits, write_edits
 
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")

@@ -44,9 +44,9 @@ class Model(nn.Module):
 
 def train(out: Path) -> None:
     """Three steps with sampling between them; state is saved, spoilt and put back; one more forward."""
-    from pacorl.engine.runtime import Runtime
-    from pacorl.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
-    from pacorl.train.checkpoint import optimizer_tensors, set_optimizer_tensors
+    from pacorl.grpo.checkpoint import optimizer_tensors, set_optimizer_tensors
+    from pacorl.models.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
+    from pacorl.runtime.processes import Runtime
 
     torch.manual_seed(0)
     machine, model = Runtime(), Model()
@@ -88,7 +88,7 @@ def train(out: Path) -> None:
 
 def wait(out: Path) -> None:
     """Writes the seconds that a process of such a patience waits for another."""
-    from pacorl.engine.runtime import Runtime
+    from pacorl.runtime.processes import Runtime
 
     Runtime(patience=1234.5)
     backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
@@ -105,7 +105,7 @@ class Worded(Exception):
 
 def gather(out: Path) -> None:
     """Each rank's rows on every rank, then a fault of the last one: writes what each rank met."""
-    from pacorl.engine.runtime import Runtime, SharedFault
+    from pacorl.runtime.processes import Runtime, SharedFault
 
     machine = Runtime()
     rows = machine.gather_rows(lambda: {2 - machine.rank: f"row of rank {machine.rank}"})

@@ -10,7 +10,7 @@ import torch
 from launching import launched
 from safetensors.torch import load_file
 
-from pacorl.train.start import checkpoints
+from pacorl.grpo.start import checkpoints
 
 pytest.importorskip("deepspeed")
 

@@ -17,9 +17,9 @@ import worlds
 from tiny_runs import metrics
 from toy_ranks import command
 
-from pacorl.config.policy_run import recipe
-from pacorl.train.ledger import read_ledger
-from pacorl.train.start import checkpoints
+from pacorl.grpo.ledger import read_ledger
+from pacorl.grpo.policy_config import recipe
+from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import lattice
 import pytest
 import worlds
 
-from pacorl.train.verify import TOLERANCE, Comparison, Quantity
+from pacorl.lab.verify.recompute import TOLERANCE, Comparison, Quantity
 
 
 def comparison(**differences: float) -> Comparison:

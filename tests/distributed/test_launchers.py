@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launching import launched, launched_on_two_machines
 
-from pacorl.train.start import checkpoints
+from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 import toy_world
 import worlds
 
-from pacorl.config.policy_run import recipe
-from pacorl.train.start import checkpoints
+from pacorl.grpo.policy_config import recipe
+from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow
 

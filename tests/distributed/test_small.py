@@ -9,7 +9,7 @@ import small
 import torch
 import worlds
 
-from pacorl.engine.runtime import LEAST_PATIENCE
+from pacorl.runtime.processes import LEAST_PATIENCE
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import toy_ranks
 import worlds
 from toy_world import toy_config, toy_world
 
-from pacorl.train.ledger import read_ledger
-from pacorl.train.start import checkpoints
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.grpo.ledger import read_ledger
+from pacorl.grpo.start import checkpoints
+from pacorl.grpo.trainer import PolicyTrainer
 
 
 def test_two_ranks_stop_together_keep_their_generators_and_see_the_scores_of_both(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ EPOCH = ["epochs=1", "rewards=[{name: drawing}]"]
 
 
 def command(words: Sequence[str], errors: Path, shortened: Mapping[str, float] = {}) -> None:
-    """A command line, each rank with its own file for what it says; `shortened` are constants of `engine.watch`."""
+    """A command line, each rank with its own file for what it says; `shortened` are constants of `runtime.watch`."""
     from pacorl import cli
-    from pacorl.engine import watch
+    from pacorl.runtime import watch
 
     toy_world.install()
     decode = toy_world.ToyPolicy.decode
@@ -54,9 +54,9 @@ def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list
 
 def draw_and_resume(out: Path) -> None:
     """What ranks must not mix up: a stop flag, and random generators through a checkpoint and a resumed run."""
-    from pacorl.engine.runtime import Interrupted, Runtime
-    from pacorl.train.checkpoint import random_state
-    from pacorl.train.trainer import PolicyTrainer
+    from pacorl.grpo.checkpoint import random_state
+    from pacorl.grpo.trainer import PolicyTrainer
+    from pacorl.runtime.processes import Interrupted, Runtime
 
     toy_world.install()
     met: dict[str, Any] = {}

@@ -19,8 +19,8 @@ import yaml
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
-        "pacorl.train.trainer",
-        "pacorl.twins",
+        "pacorl.grpo.trainer",
+        "pacorl.models.twins",
         "accelerate",
         "peft",
         "diffusers.pipelines.flux.pipeline_flux",

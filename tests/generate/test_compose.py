@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pacorl.core.grid import panel_texts, shared_text
-from pacorl.data.characters import character_prompts
-from pacorl.data.tiny_words import tiny_prompt
 from pacorl.generate.compose import check_for, compose, find_record, layout_for, prompt_from
+from pacorl.tiny.characters import character_prompts
+from pacorl.tiny.words import tiny_prompt
 from pacorl.types import Grid, Prompt
 
 SCENES = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]

@@ -12,21 +12,21 @@ from PIL import Image, ImageChops
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
-from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.data.characters import Oracle, character_prompts, vocabulary
-from pacorl.data.records import prompts_from
-from pacorl.engine.generator import Generator
-from pacorl.generate.files import save, save_pdf, to_dict, write_page
+from pacorl.generate.generator import Generator
+from pacorl.generate.saved_images import save, save_pdf, to_dict, write_page
 from pacorl.generate.sets import GeneratedImage, Judged, Recipe, best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
-from pacorl.lora.adapters import adapter_state, add_lora, load_lora
-from pacorl.lora.formats import save_lora
-from pacorl.policies import kind_of
-from pacorl.policies.flux import FLUX, LORA_TARGETS, tiny_flux
-from pacorl.policies.klein import KLEIN, tiny_klein
-from pacorl.policies.kontext import KONTEXT, tiny_kontext
-from pacorl.score.reward import PacoReward
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.models.lora.adapters import adapter_state, add_lora, load_lora
+from pacorl.models.lora.formats import save_lora
+from pacorl.models.policies import kind_of
+from pacorl.models.policies.flux import FLUX, LORA_TARGETS, tiny_flux
+from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.records.prompts import prompts_from
+from pacorl.tiny.character_edits import character_edits, write_edits
+from pacorl.tiny.characters import Oracle, character_prompts, vocabulary
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pacorl import PacoReward
-from pacorl.data.characters import all_panels, draw
-from pacorl.policies.flux import tiny_flux_transformer
+from pacorl.models.policies.flux import tiny_flux_transformer
+from pacorl.tiny.characters import all_panels, draw
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"
 PACK = load_custom_node(FOLDER)

@@ -43,42 +43,42 @@ ALLOWED = {
     ("io/files.py", "sweep"): (["unlink"], "half-written files of this machine's dead processes, by their exact form"),
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
-    ("train/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
-    ("train/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
-    ("train/checkpoint.py", "open_aside"): (
+    ("grpo/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
+    ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
+    ("grpo/checkpoint.py", "open_aside"): (
         ["shutil.rmtree"],
         "a hidden folder of an exact name, made by a killed run",
     ),
-    ("train/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),
-    ("train/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),
-    ("train/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
-    ("train/checkpoint.py", "prune"): (["rename"], "a checkpoint, before `remove_made` deletes its files"),
-    ("train/run.py", "Run._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
-    ("train/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
-    ("train/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
-    ("train/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),
-    ("train_judge/run.py", "JudgeTrainer._save"): (
+    ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),
+    ("grpo/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),
+    ("grpo/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
+    ("grpo/checkpoint.py", "prune"): (["rename"], "a checkpoint, before `remove_made` deletes its files"),
+    ("grpo/run.py", "Run._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
+    ("grpo/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
+    ("grpo/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
+    ("grpo/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),
+    ("judge_training/judge_trainer.py", "JudgeTrainer._save"): (
         ["Path.replace", "save_model", "shutil.rmtree", "shutil.rmtree"],
         "a hidden folder of an exact name, whose files take their names one by one",
     ),
-    ("train_judge/model.py", "merge_and_save"): (["save_pretrained"], "merged/ of the run's own folder"),
-    ("train_judge/model.py", "save_processor"): (["save_pretrained"], "model/ or merged/ of the run's own folder"),
-    ("lora/formats.py", "write_lora"): (["save_file", "save_file"], ASIDE),
-    ("engine/conditioning.py", "ConditioningFiles._add.write"): (["save_file"], ASIDE),
-    ("engine/logbook.py", "TensorBoard.__init__"): (["SummaryWriter"], "event files have names of their own"),
+    ("judge_training/tuning.py", "merge_and_save"): (["save_pretrained"], "merged/ of the run's own folder"),
+    ("judge_training/tuning.py", "save_processor"): (["save_pretrained"], "model/ or merged/ of the run's own folder"),
+    ("models/lora/formats.py", "write_lora"): (["save_file", "save_file"], ASIDE),
+    ("grpo/conditioning.py", "ConditioningFiles._add.write"): (["save_file"], ASIDE),
+    ("runtime/logbook.py", "TensorBoard.__init__"): (["SummaryWriter"], "event files have names of their own"),
     ("dataset/export.py", "link_or_copy"): (["os.link", "unlink"], "an image in a folder that `claim_folder` checked"),
     ("dataset/export.py", "_remove_earlier"): (["unlink"], "files with the content that the last export wrote"),
     ("dataset/export.py", "write_parquet"): (["ParquetWriter"], ASIDE),
-    ("dataset/records.py", "connect"): (["sqlite3.connect"], "a database that is there; `Store` makes it"),
+    ("dataset/folder.py", "connect"): (["sqlite3.connect"], "a database that is there; `Store` makes it"),
     ("rewards/human.py", "prepare"): (["unlink"], "asked.json, which a round of the same folder wrote"),
     ("studio/history.py", "History.add"): (["ZipFile"], ASIDE),
     ("studio/history.py", "History._remove"): (["unlink"], "a set that the history lists"),
     ("studio/history.py", "History.export"): (["ZipFile"], TO_MEMORY),
     ("studio/taste.py", "TasteRuns.launch"): (["open"], "a log, by a descriptor of `open_regular`"),
     ("cli/generate.py", "_deliver"): (["Image.save"], "the package's own `files.save`, by `write_atomic`"),
-    ("generate/files.py", "save_pdf"): (["Image.save"], ASIDE),
+    ("generate/saved_images.py", "save_pdf"): (["Image.save"], ASIDE),
     ("io/images.py", "png_bytes"): (["Image.save"], TO_MEMORY),
-    ("judges/http/messages.py", "encode"): (["Image.save"], TO_MEMORY),
+    ("judge/http/messages.py", "encode"): (["Image.save"], TO_MEMORY),
     ("report/figures.py", "_base64"): (["Image.save"], TO_MEMORY),
     ("rewards/jpeg.py", "JpegSize.__call__"): (["Image.save"], TO_MEMORY),
     ("tools/mutants.py", "Recorder.__init__"): (["open", "open"], "a file of its own temporary folder; /dev/null"),
@@ -191,8 +191,8 @@ def test_the_list_names_modules_that_are_there() -> None:
     ],
 )
 def test_a_new_call_is_named_with_its_line_and_the_fix(code: str, kind: str) -> None:
-    (fault,) = faults_of("plan/plan.py", f"class Plan:\n    def clear(self):\n        return {code}\n")
-    assert fault == f"plan/plan.py:3: {kind} in Plan.clear(): {MEND}"
+    (fault,) = faults_of("lab/plan/plan.py", f"class Plan:\n    def clear(self):\n        return {code}\n")
+    assert fault == f"lab/plan/plan.py:3: {kind} in Plan.clear(): {MEND}"
 
 
 def test_a_second_call_in_a_listed_function_is_one_too_many() -> None:

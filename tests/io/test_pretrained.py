@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 import pacorl
 from pacorl.io.pretrained import pretrained
-from pacorl.judges.local import TINY_JUDGE, LocalJudge
-from pacorl.policies.flux import FLUX
+from pacorl.judge.local import TINY_JUDGE, LocalJudge
+from pacorl.models.policies.flux import FLUX
 
 SOURCE = Path(pacorl.__file__).parent
 CODE = "needs Python code of its own, and no code of a checkpoint is run; convert it, or name another checkpoint"
@@ -42,7 +42,7 @@ def judge(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def generator(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(SOURCE / "checkpoints" / "flux", tmp_path / "flux"))
+    return Path(shutil.copytree(SOURCE / "tiny" / "checkpoints" / "flux", tmp_path / "flux"))
 
 
 def change(path: Path, **values: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import ProcessorMixin
 
 from pacorl.io.processor import load_processor
-from pacorl.judges.local import TINY_JUDGE
+from pacorl.judge.local import TINY_JUDGE
 
 TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Same?"}]}]
 KEPT = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "config.json")

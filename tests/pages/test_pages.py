@@ -13,9 +13,9 @@ from page_blocks import ROOT, Block, blocks, run_page
 from tiny_runs import SMALL_QUICKSTART, tiny_run
 
 from pacorl.config.base import load
-from pacorl.config.judge_run import JudgeConfig
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.judge_training.judge_config import JudgeConfig
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

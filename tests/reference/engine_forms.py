@@ -19,13 +19,13 @@ from PIL import Image
 from torch import Tensor
 from toy_world import TOKEN_PIXELS, ToyPolicy, toy_config, toy_world
 
-from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
-from pacorl.data.records import prompts_from
-from pacorl.engine.rows import epoch_rows
-from pacorl.lora.adapters import adapter_state, full_state
-from pacorl.train.trainer import PolicyTrainer
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import epoch_rows
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.models.lora.adapters import adapter_state, full_state
+from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt, Size
 
 SETTINGS = [

@@ -20,11 +20,11 @@ import yaml
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.data.characters import vocabulary
-from pacorl.judges import domain
-from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
+from pacorl.judge import domain
+from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
+from pacorl.models.twins import tiny_judge
 from pacorl.report.publish import published_files, push, write_card
-from pacorl.twins import tiny_judge
+from pacorl.tiny.characters import vocabulary
 
 
 @pytest.fixture

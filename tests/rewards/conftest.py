@@ -36,7 +36,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    from pacorl.twins import clip_tokenizer_of
+    from pacorl.models.twins import clip_tokenizer_of
 
     folder = tmp_path_factory.mktemp("clip")
     tokenizer = clip_tokenizer_of([" ".join(WORDS)])

@@ -11,12 +11,12 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
-from pacorl.data import characters
-from pacorl.data.records import load_prompts
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.local import LocalJudge
+from pacorl.records.prompts import load_prompts
 from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
 from pacorl.rewards.reward import RewardError
 from pacorl.rewards.spec import RewardSpec
+from pacorl.tiny import characters
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}

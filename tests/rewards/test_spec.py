@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig, recipe
-from pacorl.plan.plan import plan_policy
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.lab.plan.plan import plan_policy
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
 from pacorl.rewards.spec import parsed_spec

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 from judges import serving
-from pacorl.data.characters import vocabulary
-from pacorl.judges.local import LocalJudge
-from pacorl.twins import tiny_judge
+
+from pacorl.judge.local import LocalJudge
+from pacorl.models.twins import tiny_judge
+from pacorl.tiny.characters import vocabulary
 
 
 @pytest.fixture(scope="session")

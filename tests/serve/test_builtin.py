@@ -18,22 +18,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from judges import serving
 from PIL import Image
 
-from judges import serving
 from pacorl.cli.serve import ServeOptions
 from pacorl.config.options import KEY
 from pacorl.core.questions import consistent, shows_text
-from pacorl.data.characters import all_panels, draw
 from pacorl.io.images import ImageError
 from pacorl.io.remote import PRIVATE_VARIABLE
-from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.http.messages import encode
-from pacorl.judges.judge import JudgeRefusedError
-from pacorl.judges.local import LocalJudge
-from pacorl.score.reward import PacoReward
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.http.messages import encode
+from pacorl.judge.judge import JudgeRefusedError
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.request_images import data_of
 from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
+from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]

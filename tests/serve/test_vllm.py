@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pacorl.config.base import ConfigError
-from pacorl.judges.http.endpoints import (
+from pacorl.judge.http.endpoints import (
     Endpoints,
     Server,
     describe,
@@ -223,7 +223,7 @@ def test_a_server_that_fails_takes_its_workers_along(
 def test_a_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
     script = (
-        "import sys; from pacorl.judges.http.endpoints import Server; from pacorl.serve.vllm import run_vllm\n"
+        "import sys; from pacorl.judge.http.endpoints import Server; from pacorl.serve.vllm import run_vllm\n"
         f"server = Server('http://127.0.0.1:{port}/v1', 'base', ('judge',), {{}})\n"
         f"run_vllm([server], program={program('none', tmp_path)!r}, on_ready=lambda: print('ready', flush=True))"
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.data.characters import Panel, draw
-from pacorl.lora.adapters import adapter_state, add_lora
+from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.tiny.characters import Panel, draw
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -38,8 +38,8 @@ def adapter(tmp_path_factory) -> Path:
         return Path(ADAPTER)
     import torch
 
-    from pacorl.lora.formats import save_lora
-    from pacorl.policies.flux import FLUX, LORA_TARGETS
+    from pacorl.models.lora.formats import save_lora
+    from pacorl.models.policies.flux import FLUX, LORA_TARGETS
 
     transformer = FLUX.from_pretrained("tiny").transformer
     add_lora(transformer, rank=2, alpha=4, targets=LORA_TARGETS)

@@ -19,9 +19,8 @@ import pytest
 from PIL import Image
 
 from pacorl.config.options import StudioModels
-from pacorl.data.characters import all_panels, draw
-from pacorl.engine.turns import Turns
 from pacorl.io.images import ImageError, png_bytes
+from pacorl.runtime.turns import Turns
 from pacorl.studio import models as limits
 from pacorl.studio.history import History
 from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
@@ -37,6 +36,7 @@ from pacorl.studio.models import (
     prompt_for,
     words,
 )
+from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Size
 
 

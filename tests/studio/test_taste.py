@@ -16,8 +16,8 @@ import pytest
 
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.data.records import load_prompts
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.records.prompts import load_prompts
 from pacorl.rewards import human
 from pacorl.studio.models import taste_example
 from pacorl.studio.taste import TasteRequest, TasteRuns, parse_prompts, run_config

@@ -13,11 +13,11 @@ from tools.tiny.dataset_story import compare, narrator, reasons
 from tools.tiny.serving import serving_app
 from typer.testing import CliRunner
 
-from pacorl.data.characters import Panel, draw
 from pacorl.dataset.explain import explain_pair
+from pacorl.dataset.folder import LabelledPair
 from pacorl.dataset.llm import ChatModel
-from pacorl.dataset.records import LabelledPair
 from pacorl.io.documents import read_jsonl
+from pacorl.tiny.characters import Panel, draw
 from pacorl.types import Comparison, Question, Verdict
 
 pytest.importorskip("faiss", reason="faiss is not installed")

@@ -8,9 +8,9 @@ from PIL import Image
 from tools.tiny.edit_story import CELL, MARGIN, before_and_after, draw_edits, summarize, verdict
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.data.characters import draw
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.tiny.character_edits import character_edits, write_edits
+from pacorl.tiny.characters import draw
 
 RECIPE = Path(__file__).parents[2] / "configs" / "tiny_edit.yaml"
 

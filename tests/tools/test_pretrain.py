@@ -12,10 +12,10 @@ from tools.tiny.pretrain import COUNTS, PIXELS, EditPhase, draw_edits, pretrain_
 from tools.tiny.pretrain_judge import edit_examples
 
 from pacorl.core import questions
-from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
-from pacorl.data.records import load_prompts
 from pacorl.io.images import upright_size
-from pacorl.policies.flux import TINY_FLUX
+from pacorl.models.policies.flux import TINY_FLUX
+from pacorl.records.prompts import load_prompts
+from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
 from pacorl.types import Size
 
 PANELS = all_panels()

@@ -22,9 +22,9 @@ from tools.tiny.pretrain_domain import (
     recoloured,
 )
 
-from pacorl.data import characters
-from pacorl.judges.domain import Domain, thumbnail
-from pacorl.policies.flux import TINY_FLUX
+from pacorl.judge.domain import Domain, thumbnail
+from pacorl.models.policies.flux import TINY_FLUX
+from pacorl.tiny import characters
 
 
 @pytest.fixture(scope="module")

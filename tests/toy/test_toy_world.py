@@ -7,9 +7,9 @@ from pathlib import Path
 
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.judges import JUDGES
-from pacorl.policies import POLICIES
-from pacorl.train.trainer import train_policy
+from pacorl.grpo.trainer import train_policy
+from pacorl.judge import JUDGES
+from pacorl.models.policies import POLICIES
 
 LEARNING = [
     "epochs=8",

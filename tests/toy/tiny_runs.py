@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig, recipe
 
 SMALL_QUICKSTART = [
     "epochs=1",

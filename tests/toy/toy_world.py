@@ -28,14 +28,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.judges import JUDGES
-from pacorl.judges.judge import JudgeSpec
-from pacorl.judges.local import LocalOptions
-from pacorl.policies import DEFAULT_KIND, POLICIES
-from pacorl.policies.flux import FLUX
-from pacorl.policies.pipeline import at_least_fp32, check_multiple
-from pacorl.policies.policy import PolicyOptions, PolicySpec
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge import JUDGES
+from pacorl.judge.judge import JudgeSpec
+from pacorl.judge.local import LocalOptions
+from pacorl.models.policies import DEFAULT_KIND, POLICIES
+from pacorl.models.policies.flux import FLUX
+from pacorl.models.policies.pipeline import at_least_fp32, check_multiple
+from pacorl.models.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
 TOKEN_PIXELS = 4
@@ -122,7 +122,7 @@ class ToyTransformer(nn.Module):
 
 
 class ToyPolicy:
-    """Sets of images as coarse mosaics, behind the seam of `policies.policy.Policy`."""
+    """Sets of images as coarse mosaics, behind the seam of `models.policies.policy.Policy`."""
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
     idle_layers: frozenset[str] = frozenset()
@@ -195,7 +195,7 @@ class ToyJudge:
     """P(Yes) = exp(−STRICTNESS·distance): of several images from each other, of one from the colour that its text
     stands for.
 
-    Behind the seam of `judges.judge.Judge`.
+    Behind the seam of `judge.judge.Judge`.
     """
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacorl.config.judge_run import RewardTuningConfig
-from pacorl.data.characters import vocabulary
-from pacorl.judges.http.endpoints import Server
-from pacorl.judges.local import LocalJudge
+from pacorl.judge.http.endpoints import Server
+from pacorl.judge.local import LocalJudge
+from pacorl.judge_training.judge_config import RewardTuningConfig
+from pacorl.judge_training.tuning import save_processor, tune
+from pacorl.models.twins import tiny_judge
 from pacorl.serve import vllm
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
-from pacorl.train_judge.model import save_processor, tune
-from pacorl.twins import tiny_judge
+from pacorl.tiny.characters import vocabulary
 
 ROOT = Path(__file__).parents[2]
 SHIMS = Path(__file__).with_name("shims")

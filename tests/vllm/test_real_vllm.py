@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pacorl.core.questions import consistent, same_theme
-from pacorl.data.characters import all_panels, draw
-from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import JudgeRefusedError
-from pacorl.judges.local import LocalJudge
-from pacorl.serve.probe import probe
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.judge import JudgeRefusedError
+from pacorl.judge.local import LocalJudge
+from pacorl.serve.readiness import probe
+from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 
 if TYPE_CHECKING:

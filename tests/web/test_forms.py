@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-import pacorl.annotate.server
+import pacorl.studio.annotate.routes
 import pacorl.studio.server
 from pacorl.serve.builtin import create_app
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest
@@ -30,10 +30,10 @@ def studio() -> FastAPI:
 
 
 def annotate(tmp_path: Path) -> FastAPI:
-    from pacorl.annotate.store import Store
+    from pacorl.studio.annotate.store import Store
 
     with Store(tmp_path / "annotations.db") as store:
-        return pacorl.annotate.server.make_app(tmp_path, store)
+        return pacorl.studio.annotate.routes.make_app(tmp_path, store)
 
 
 def request_models(app: FastAPI) -> list[type[BaseModel]]:

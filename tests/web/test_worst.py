@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from PIL import Image
-from tests.attack.serving import TOKEN
+from qa.attack.serving import TOKEN
 from tests.web.worst import Seen, Server, running
 
 pytestmark = pytest.mark.slow

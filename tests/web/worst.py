@@ -104,10 +104,10 @@ class Others:
 
 @contextmanager
 def running(name: str) -> Iterator[Server]:
-    """Start a server of `tests.attack.serving`."""
-    paths = [str(ROOT / part) for part in (".", "src", "tests/judges", "tests/toy")]
+    """Start a server of `qa.attack.serving`."""
+    paths = [str(ROOT / part) for part in (".", "src", "tests/judge", "tests/toy")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.attack.serving", name]
+    command = [sys.executable, "-m", "qa.attack.serving", name]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     with process:
         try:

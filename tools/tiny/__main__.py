@@ -16,7 +16,7 @@ SHARE = typer.Option(1.0, help="Share of the documented training steps, for a qu
 
 @app.callback()
 def threads() -> None:
-    from pacorl.engine.cores import use_cores
+    from pacorl.runtime.cores import use_cores
 
     use_cores()
 
@@ -62,8 +62,8 @@ def judge(
 def domain(out: Path = OUT, share: float = SHARE, seed: int = typer.Option(0, help="Of images and training.")) -> None:
     """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
     the committed ones (about 30 CPU minutes)."""
-    from pacorl.policies.flux import TINY_FLUX
-    from pacorl.policies.kontext import TINY_KONTEXT
+    from pacorl.models.policies.flux import TINY_FLUX
+    from pacorl.models.policies.kontext import TINY_KONTEXT
     from tools.tiny.pretrain_domain import pretrain_domain
 
     generator = out / "flux" if (out / "flux").is_dir() else TINY_FLUX
@@ -86,7 +86,7 @@ def kontext(
     start: Path | None = typer.Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
     """The editor, from the tiny FLUX (about 20 CPU minutes)."""
-    from pacorl.policies.flux import TINY_FLUX
+    from pacorl.models.policies.flux import TINY_FLUX
     from tools.tiny.pretrain import pretrain_kontext
 
     pretrain_kontext(out / "kontext", start=start or TINY_FLUX, share=share)
@@ -103,8 +103,8 @@ def edit_judge(
     """The judge of edits, from the tiny judge (about 25 CPU minutes)."""
     from diffusers import AutoencoderKL
 
-    from pacorl.judges.local import TINY_JUDGE
-    from pacorl.policies.flux import TINY_FLUX
+    from pacorl.judge.local import TINY_JUDGE
+    from pacorl.models.policies.flux import TINY_FLUX
     from tools.tiny.pretrain_judge import edit_examples, pretrain_judge
 
     vae, start = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float(), start or TINY_JUDGE

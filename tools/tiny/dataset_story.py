@@ -18,17 +18,9 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
-from pacorl.annotate.server import make_app, prepare
-from pacorl.annotate.sharing import Sharing
-from pacorl.annotate.simulate import read_panel, shared_attributes, simulate
-from pacorl.annotate.store import Store
 from pacorl.config.base import load
-from pacorl.config.judge_run import JudgeConfig
-from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import parse_layout
 from pacorl.core.ranking import Floats, Indices, bootstrap
-from pacorl.data.characters import IDENTITY, KEPT, Panel
-from pacorl.data.comparisons import load_comparisons
 from pacorl.dataset.diversify import diversify
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
@@ -36,15 +28,23 @@ from pacorl.dataset.grids import generate, image_source, pair
 from pacorl.dataset.llm import ChatModel
 from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import Judge
-from pacorl.judges.local import TINY_JUDGE, LocalJudge
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.judge import Judge
+from pacorl.judge.local import TINY_JUDGE, LocalJudge
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.judge_training.judge_trainer import JudgeTrainer
+from pacorl.records.comparisons import load_comparisons
 from pacorl.serve.builtin import create_app
-from pacorl.train.trainer import train_policy
-from pacorl.train_judge.run import JudgeTrainer
+from pacorl.studio.annotate.links import Sharing
+from pacorl.studio.annotate.routes import make_app, prepare
+from pacorl.studio.annotate.simulate import read_panel, shared_attributes, simulate
+from pacorl.studio.annotate.store import Store
+from pacorl.tiny.characters import IDENTITY, KEPT, Panel
 from pacorl.types import Comparison, Question, Size
 from tools.tiny.serving import serving_app
 

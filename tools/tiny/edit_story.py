@@ -16,13 +16,13 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
-from pacorl.data.character_edits import EDIT_GRADES, grade_edits
-from pacorl.data.characters import Oracle
-from pacorl.data.records import prompts_from
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
-from pacorl.train.trainer import train_policy
+from pacorl.records.prompts import prompts_from
+from pacorl.tiny.character_edits import EDIT_GRADES, grade_edits
+from pacorl.tiny.characters import Oracle
 
 KEPT_GOAL = 0.10
 """What *kept* is to rise by, in every seed, while *followed* does not fall."""

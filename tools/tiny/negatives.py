@@ -21,13 +21,13 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from pacorl.core.grid import split
-from pacorl.core.sampling import Sampler
+from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.data import characters
-from pacorl.data.characters import Oracle
-from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import sample_images
-from pacorl.policies.flux import FLUX, TRAINED_WITH
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import sample_images
+from pacorl.models.policies.flux import FLUX, TRAINED_WITH
+from pacorl.tiny import characters
+from pacorl.tiny.characters import Oracle
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels
 

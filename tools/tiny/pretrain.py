@@ -1,7 +1,7 @@
 """The tiny autoencoder, generator and editor (`python -m tools.tiny vae|generator|edits|kontext`), and what every
 training here shares.
 
-Everything learns from images that `data.characters` draws, so nothing is downloaded. A training prints its loss and
+Everything learns from images that `tiny.characters` draws, so nothing is downloaded. A training prints its loss and
 writes it to `log.jsonl` beside the weights; `docs/tiny.md` says how the committed checkpoints were made.
 
 The editor starts from the generator, whose autoencoder and text encoders it keeps. The last teacher of both is
@@ -27,14 +27,14 @@ from diffusers import AutoencoderKL, FluxPipeline
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pacorl import twins
-from pacorl.data import characters
-from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_edits
-from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.io.documents import append_jsonl, read_json, write_json
-from pacorl.policies.flux import TRAINED_WITH, tiny_flux
-from pacorl.policies.kontext import KONTEXT, tiny_kontext
-from pacorl.policies.pipeline import pack
+from pacorl.models import twins
+from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
+from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.pipeline import pack
+from pacorl.tiny import characters
+from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
+from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.types import Conditioning, Grid, Size
 
 PANEL_SIZES = (32, 64)

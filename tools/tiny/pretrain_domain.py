@@ -24,19 +24,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl.core.grid import split
-from pacorl.core.sampling import Sampler
-from pacorl.data import characters
-from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.data.records import prompts_from
-from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import sample_images
+from pacorl.core.sampler import Sampler
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import sample_images
 from pacorl.io.images import open_image
-from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
-from pacorl.lora.adapters import add_lora
-from pacorl.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
-from pacorl.policies.kontext import KONTEXT
-from pacorl.policies.pipeline import pack
-from pacorl.policies.policy import Policy
+from pacorl.judge.domain import Domain, DomainNet, thumbnail, to_pixels
+from pacorl.models.lora.adapters import add_lora
+from pacorl.models.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
+from pacorl.models.policies.kontext import KONTEXT
+from pacorl.models.policies.pipeline import pack
+from pacorl.models.policies.policy import Policy
+from pacorl.records.prompts import prompts_from
+from pacorl.tiny import characters
+from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.types import Grid, Prompt, Size
 from tools.tiny.negatives import draw_textures, to_images
 from tools.tiny.pretrain import (
@@ -139,7 +139,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
-    """Panels and grids as `data.characters` draws them."""
+    """Panels and grids as `tiny.characters` draws them."""
     panels = characters.panels_of("train")
     for _ in range(count):
         if rng.random() < 0.6:

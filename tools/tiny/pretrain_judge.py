@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from pacorl import twins
 from pacorl.core import questions
-from pacorl.data import characters
-from pacorl.data.character_edits import Edit, draw_edit
-from pacorl.data.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
 from pacorl.io.processor import load_processor
+from pacorl.models import twins
+from pacorl.tiny import characters
+from pacorl.tiny.character_edits import Edit, draw_edit
+from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
 from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, grouped, paper_table
-from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.data.records import evenly_spread
 from pacorl.io.documents import read_jsonl, read_keyed, write_jsonl
 from pacorl.io.files import inside, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
 IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
 

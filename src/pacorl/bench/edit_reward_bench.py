@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
 from pacorl.bench.suite import Row, Table, grouped, paper_table
-from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.records import evenly_spread
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.judges.pairwise import ask
+from pacorl.judge.pairwise import ask
+from pacorl.records.prompts import evenly_spread
 from pacorl.types import Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
 TEXTS = ("key", "instruction", "task_type", "dimension")
 SCHEMA = f"a row of EditReward-Bench has {', '.join(TEXTS)}, input_image and output_images"

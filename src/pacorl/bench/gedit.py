@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.image_sources import described, image_source
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
-from pacorl.bench.sources import described, image_source
 from pacorl.bench.suite import Row, Table, grouped, paper_table
-from pacorl.bench.table import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.records import evenly_spread
-from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
+from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.records.prompts import evenly_spread
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
 NEEDED = ("task_type", "key", "instruction", "instruction_language")
 TEXTS = (*NEEDED, "Intersection_exist")

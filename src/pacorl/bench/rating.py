@@ -20,7 +20,7 @@ from pacorl.types import Question
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judges.judge import Judge
+    from pacorl.judge.judge import Judge
 
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"

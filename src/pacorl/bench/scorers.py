@@ -18,14 +18,14 @@ from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
 from pacorl.io.documents import parse_yaml, read_jsonl
-from pacorl.judges.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
+from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.types import Grid, Prompt, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.judge.paco_reward import PacoReward
     from pacorl.rewards.reward import Reward
-    from pacorl.score.reward import PacoReward
 
 Wording = Literal["criteria", "word", "reasons"]
 """ConsistencyRank's three questions: per written criterion, plain, plain with reasons to follow (its default)."""
@@ -49,9 +49,9 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
         ValueError: if there is no such reward, or it takes other arguments.
     """
     # Rewards bring torch; a command's help, which reads this file, must not.
-    from pacorl.config.policy_run import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
+    from pacorl.rewards.section import RewardConfig
 
     config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
     check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded

@@ -22,28 +22,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
+from pacorl.bench.image_sources import PANEL, described, image_source
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
-from pacorl.bench.sources import PANEL, described, image_source
 from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
-from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.config.options import STRONGEST, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.leaks import id_text
-from pacorl.data.records import evenly_spread, load_prompts
-from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
+from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
-from pacorl.judges.pairwise import Criterion, ask, by_criterion
+from pacorl.judge.pairwise import Criterion, ask, by_criterion
+from pacorl.records.leaks import id_text
+from pacorl.records.prompts import evenly_spread, load_prompts
 from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
 CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from pacorl.bench.table import BENCHMARKS, BenchmarkOptions
+from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
 from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, print_json, progress
 
 
@@ -55,8 +55,8 @@ def command_of(name: str) -> Any:
 
 def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     """Runs a benchmark and prints its tables; ends with a code of its own if items are lacking."""
-    from pacorl.bench.run import run_benchmark
-    from pacorl.engine.cores import use_cores
+    from pacorl.bench.running import run_benchmark
+    from pacorl.runtime.cores import use_cores
 
     use_cores()
     outcome = run_benchmark(name, data, options, progress=progress, notice=echo_errors)

@@ -94,7 +94,7 @@ class ChatOptions:
 
     panel: ClassVar[str] = "Language model"
 
-    model: str = option("", "The model's name at its server.")
+    model: str = option("", "The model's name at its routes.")
     endpoint: str = option("", "Base URL of an OpenAI-compatible API; empty for OPENAI_BASE_URL, or OpenAI's own.")
     key_env: str = option("OPENAI_API_KEY", "The environment variable that holds the key.")
     price: tuple[float, float] | None = option(
@@ -205,7 +205,7 @@ def compare_diversity(
 ) -> None:
     """Compare every selection with random choices of the same size, also in an embedding that did not select."""
     from pacorl.dataset.diversify import compare, table
-    from pacorl.dataset.records import read_prompts
+    from pacorl.dataset.folder import read_prompts
 
     records = [record for path in files for record in read_prompts(path)]
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
@@ -229,8 +229,8 @@ def generate(
 ) -> None:
     """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset import grids as module
-    from pacorl.engine.image_queue import Shard
-    from pacorl.policies import default_options
+    from pacorl.generate.image_queue import Shard
+    from pacorl.models.policies import default_options
 
     # Options of a kind go on by name; None is the checkpoint's own default.
     options = vars(generator).copy()
@@ -276,15 +276,15 @@ def annotate(
     How the work is shared is remembered with the database: without these options a later start changes nothing.
     """
     with needing("data", what="the annotation page"):
-        from pacorl.annotate import server
-        from pacorl.annotate.sharing import Sharing
+        from pacorl.studio.annotate import routes
+        from pacorl.studio.annotate.links import Sharing
 
     changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing, people = Sharing(**changes) if changes else None, split_names(annotators)
     if step.dry_run:
-        step.print(server.plan(folder, people, sharing=sharing))
+        step.print(routes.plan(folder, people, sharing=sharing))
         return
-    run = partial(server.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=echo)
+    run = partial(routes.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=echo)
     run(renew=split_names(renew), adjudicators=split_names(adjudicators))
 
 
@@ -300,7 +300,7 @@ def simulate(
     output: JsonOption,
 ) -> None:
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
-    from pacorl.annotate import simulate as module
+    from pacorl.studio.annotate import simulate as module
 
     # A link ends with its token, and a token holds no slash.
     tokens = {name: link.rpartition("/")[2] for name, _, link in (text.partition("=") for text in links)}

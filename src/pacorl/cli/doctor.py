@@ -11,7 +11,7 @@ import typer
 from pacorl.cli.shared import OnlyJudge, echo, echo_errors, echo_json, print_json
 
 if TYPE_CHECKING:
-    from pacorl.serve.probe import JudgeProbe
+    from pacorl.serve.readiness import JudgeProbe
 
 MARKS = {"fine": "ok", "warning": "look", "error": "ERROR"}
 
@@ -35,7 +35,7 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
-    from pacorl.engine.cores import use_cores
+    from pacorl.runtime.cores import use_cores
 
     use_cores()
     try:
@@ -74,11 +74,11 @@ def _is_run(target: str) -> bool:
 
 def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
     from pacorl.config.base import load
-    from pacorl.config.policy_run import PolicyConfig
+    from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.console import PlainConsole
     from pacorl.io.quiet import quiet_loading
-    from pacorl.plan.doctor import EXIT_CODES, examine
-    from pacorl.plan.plan import print_components
+    from pacorl.lab.doctor import EXIT_CODES, examine
+    from pacorl.lab.plan.plan import print_components
 
     run = load(PolicyConfig, path, overrides)
     quiet_loading()
@@ -95,12 +95,12 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
 def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
     """Names served, a real question either way, token ids, versions, memory."""
-    from pacorl.judges import check_judge
+    from pacorl.judge import check_judge
 
     check_judge(judge, adapter=access.judge_adapter)
-    from pacorl.plan.doctor import EXIT_CODES, judge_severity
-    from pacorl.score.reward import PacoReward
-    from pacorl.serve.probe import probe
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.lab.doctor import EXIT_CODES, judge_severity
+    from pacorl.serve.readiness import probe
 
     with PacoReward.from_pretrained(judge, **access.judge_access) as reward:
         answers = probe(reward.judge, name=reward.name)

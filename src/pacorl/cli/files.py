@@ -14,7 +14,7 @@ from pacorl.config.options import LARGEST, SEEDS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pacorl.lora.formats import Lora
+    from pacorl.models.lora.formats import Lora
 
 
 class ConfigCommands(TyperGroup):
@@ -48,7 +48,7 @@ def adapter(
         check_writable(out, folder=True)
         if out.exists() and any(out.iterdir()):
             raise ValueError(f"--out {out} is not empty; name a new folder")
-    from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
+    from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     lora = read_lora(source)
     echo(f"{source}: {_summary(lora)}")
@@ -81,8 +81,8 @@ def check_prompts(
     as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
     """Say which prompts are also in the others; exit code 1 if any is."""
-    from pacorl.data.leaks import find_leaks, leak_report
-    from pacorl.data.records import prompts_from
+    from pacorl.records.leaks import find_leaks, leak_report
+    from pacorl.records.prompts import prompts_from
 
     train = prompts_from(source)
     leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
@@ -117,10 +117,10 @@ def split_prompts(
     near: float = NEAR,
 ) -> None:
     """Split prompts into training and test, benchmarks kept out of both."""
-    from pacorl.data.edits import save_edits
-    from pacorl.data.leaks import split_prompts
-    from pacorl.data.records import prompts_from, save_prompts
     from pacorl.io.files import check_new
+    from pacorl.records.edits import save_edits
+    from pacorl.records.leaks import split_prompts
+    from pacorl.records.prompts import prompts_from, save_prompts
 
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     benchmarks = {name: prompts_from(name) for name in keep_out}
@@ -135,7 +135,7 @@ def split_prompts(
 @config.command("show")
 def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
     """Say what a key means, what it may be, and what it is if it is left out; of a section, all its keys."""
-    from pacorl.config.reference import matching
+    from pacorl.lab.config_reference import matching
 
     echo("\n\n".join(map(str, matching(key))))
 
@@ -145,6 +145,6 @@ def schema(
     run: Literal["train-policy", "train-reward"] = typer.Argument("train-policy", help="The command that reads it."),
 ) -> None:
     """Print the JSON schema of a run's config, which editors check YAML with."""
-    from pacorl.config.reference import RUNS
+    from pacorl.lab.config_reference import RUNS
 
     print_json(RUNS[run].model_json_schema())

@@ -25,17 +25,17 @@ from pacorl.config.options import (
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
-    from pacorl.engine.generator import Generator
-    from pacorl.generate.files import SavedImage
+    from pacorl.generate.generator import Generator
+    from pacorl.generate.saved_images import SavedImage
     from pacorl.generate.sets import GeneratedImage
-    from pacorl.policies.policy import PolicySpec
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.models.policies.policy import PolicySpec
     from pacorl.types import Prompt
 
 
 BOARD_PAGE = "storyboard.html"
 IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
-"""The first text chunk of a generated PNG (`generate.files.recipe_texts`)."""
+"""The first text chunk of a generated PNG (`generate.saved_images.recipe_texts`)."""
 PDF_MARK = "pacorl".encode("utf-16-be")
 """The producer of its PDFs."""
 
@@ -135,10 +135,10 @@ def generate(
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.engine.cores import use_cores
         from pacorl.generate.sets import generate_sets
         from pacorl.generate.storyboard import generate_storyboard
         from pacorl.io.quiet import quiet_loading
+        from pacorl.runtime.cores import use_cores
 
         _ = spec.pipeline_type
     quiet_loading()
@@ -278,8 +278,8 @@ def _check_models(
     options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]
 ) -> PolicySpec:
     """The kind of the generator; says what is wrong with it, the judge or the size before diffusers is imported."""
-    from pacorl.judges import check_judge
-    from pacorl.policies import POLICIES, check_sources, kind_of
+    from pacorl.judge import check_judge
+    from pacorl.models.policies import POLICIES, check_sources, kind_of
 
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
     for prompt in prompts:
@@ -294,10 +294,10 @@ def _check_models(
 
 
 def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, as_json: bool) -> NoReturn:
-    from pacorl.judges import JUDGES, backend_of
-    from pacorl.judges.judge import BackendOptions
-    from pacorl.plan.plan import plan_generation, print_plan
-    from pacorl.policies import POLICIES, kind_of
+    from pacorl.judge import JUDGES, backend_of
+    from pacorl.judge.judge import BackendOptions
+    from pacorl.lab.plan.plan import plan_generation, print_plan
+    from pacorl.models.policies import POLICIES, kind_of
 
     weights, source = MEMORY[choice.memory], _judge_source(choice, options.model)
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
@@ -319,7 +319,7 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, a
 
 def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
     """The judge of the candidates; with little memory it takes turns with the generator."""
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
     with model.judging():
         reward = PacoReward.from_pretrained(judge, **choice.judge_access)
@@ -328,8 +328,8 @@ def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
 
 
 def _load(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
-    from pacorl.engine.generator import Generator
-    from pacorl.policies import kind_of
+    from pacorl.generate.generator import Generator
+    from pacorl.models.policies import kind_of
 
     # Which tiny checkpoint is meant only the request tells: one makes sets, one edits.
     kind = options.kind or kind_of(options.model, edits=edits)
@@ -346,19 +346,19 @@ def _deliver(
     output: OutputOptions,
 ) -> None:
     """Saves the images and their pages, and prints where they are."""
-    from pacorl.generate import files
+    from pacorl.generate import saved_images
 
     judge = reward.name if reward else ""
     notes = [note for note in (model.note, reward.note if reward else "") if note]
-    saved = files.save(images, output.out, judge=judge, stem="page" if request.board else "")
+    saved = saved_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
     page = output.report or (output.out / BOARD_PAGE if request.board else None)
     if page:
-        files.write_page(page, saved, title=request.title, notes=notes, judge=judge)
+        saved_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
     if output.pdf:
-        files.save_pdf(images, output.pdf, title=request.title)
+        saved_images.save_pdf(images, output.pdf, title=request.title)
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
-        made = [files.to_dict(image) for image in saved]
+        made = [saved_images.to_dict(image) for image in saved]
         print_json(names | {"page": str(page) if page else None, "made": made})
     else:
         echo("\n".join(_line(image) for image in saved))

@@ -17,7 +17,7 @@ from pacorl.config.options import LARGEST, STRONGEST, amount, option
 from pacorl.types import Size
 
 if TYPE_CHECKING:
-    from pacorl.probe.run import Findings
+    from pacorl.lab.probe.probing import Findings
 
 PIPE_WIDTH = 120
 Value = TypeVar("Value")
@@ -68,11 +68,11 @@ def probe(
 ) -> None:
     """Measure which step, noise level and size carry the signal, at the price of about one epoch."""
     from pacorl.config.base import load
-    from pacorl.config.policy_run import PolicyConfig
-    from pacorl.engine.cores import use_cores
+    from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.documents import write_json
     from pacorl.io.files import check_writable, claim_folder
     from pacorl.io.quiet import quiet_loading
+    from pacorl.runtime.cores import use_cores
 
     run = load(PolicyConfig, config, overrides or [])
     if flags.out:
@@ -81,8 +81,8 @@ def probe(
     check_run(run)
     use_cores()
     quiet_loading()
-    from pacorl.probe.draws import ProbeOptions
-    from pacorl.probe.run import probe as run_probe
+    from pacorl.lab.probe.draws import ProbeOptions
+    from pacorl.lab.probe.probing import probe as run_probe
 
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
@@ -101,7 +101,7 @@ def print_findings(findings: Findings) -> None:
     from rich.table import Table
 
     from pacorl.io.console import PlainConsole, labelled
-    from pacorl.probe.variance import JUDGE, START
+    from pacorl.lab.probe.variance import JUDGE, START
     from pacorl.report.figures import duration
 
     # A pipe has no width of its own, and rich's 80 columns would cut numbers.

@@ -13,7 +13,7 @@ from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo, echo_errors, p
 from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
-    from pacorl.score.scores import Scores
+    from pacorl.judge.scores import Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
     )
 
     def __post_init__(self) -> None:
-        from pacorl.judges import check_temperature
+        from pacorl.judge import check_temperature
 
         check_temperature(self.temperature, key="--temperature")
 
@@ -74,13 +74,13 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.core.grid import parse_layout
-    from pacorl.engine.cores import use_cores
     from pacorl.io.files import check_made, check_writable
     from pacorl.io.imports import frozen_imports
-    from pacorl.judges import JUDGES, backend_of, check_judge
-    from pacorl.score import scores as scoring
-    from pacorl.score.page import table, write_page
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge import JUDGES, backend_of, check_judge
+    from pacorl.judge import scores as scoring
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.judge.score_page import table, write_page
+    from pacorl.runtime.cores import use_cores
 
     if output.report:
         check_writable(output.report)

@@ -13,7 +13,7 @@ from pacorl.cli.shared import echo, echo_errors, needing
 from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
 
 if TYPE_CHECKING:
-    from pacorl.judges.http.endpoints import Endpoints, Server
+    from pacorl.judge.http.endpoints import Endpoints, Server
 
 KEY_VARIABLE = "PACORL_API_KEY"
 
@@ -45,7 +45,7 @@ def serve(
     options: ServeOptions,
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. What follows `--` is handed to `vllm serve`."""
-    from pacorl.judges.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
+    from pacorl.judge.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
 
     if options.write and options.write.exists():
         load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
@@ -71,7 +71,7 @@ def serve(
 
 
 def _description(source: str, options: ServeOptions) -> Endpoints:
-    from pacorl.judges.http.endpoints import describe, load_endpoints
+    from pacorl.judge.http.endpoints import describe, load_endpoints
 
     if source.endswith((".yaml", ".yml")):
         if options.name or options.adapter:
@@ -97,9 +97,9 @@ def _key_of(description: Endpoints) -> str:
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
-    from pacorl.engine.cores import use_cores
     from pacorl.io.quiet import quiet_loading
-    from pacorl.judges import check_judge
+    from pacorl.judge import check_judge
+    from pacorl.runtime.cores import use_cores
 
     if extra:
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
@@ -113,7 +113,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
 
         with listening(server.host, server.port):  # a port that is taken is told before weights are loaded
             pass
-        from pacorl.judges.http.client import DECLINE_HEADER
+        from pacorl.judge.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import load_judges, run_builtin
         from pacorl.serve.schema import Limits
     use_cores()
@@ -150,7 +150,7 @@ def studio(
     config = Path(recipe) if recipe else None
     _check_studio(models, folder, config)
     with needing("serve", what="the studio"):
-        from pacorl.judges.http.endpoints import is_loopback
+        from pacorl.judge.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
     if not is_loopback(host):
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
@@ -169,10 +169,10 @@ def studio(
 def _check_studio(models: StudioModels, history: Path | None, recipe: Path | None) -> None:
     # The page would be there at once, and say half a minute later that its models are not.
     from pacorl.config.base import load
-    from pacorl.config.policy_run import PolicyConfig
+    from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.files import check_writable
-    from pacorl.judges import check_judge
-    from pacorl.policies import POLICIES, kind_of
+    from pacorl.judge import check_judge
+    from pacorl.models.policies import POLICIES, kind_of
 
     if history:
         check_writable(history, folder=True)

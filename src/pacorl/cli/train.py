@@ -20,8 +20,8 @@ from pacorl.cli.shared import echo, echo_errors, echo_json
 from pacorl.config.options import inherited, option
 
 if TYPE_CHECKING:
-    from pacorl.config.policy_run import PolicyConfig
-    from pacorl.train.start import Resume
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.grpo.start import Resume
 
 RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
@@ -85,13 +85,13 @@ def train_policy(
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import config_errors, load
-    from pacorl.config.policy_run import PolicyConfig
+    from pacorl.grpo.policy_config import PolicyConfig
 
     run = load(PolicyConfig, config, overrides or [])
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
-        from pacorl.plan.plan import plan_policy, print_plan
+        from pacorl.lab.plan.plan import plan_policy, print_plan
 
         with config_errors(config, run):
             plan = plan_policy(run)
@@ -110,15 +110,15 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.engine.cores import use_cores
-        from pacorl.engine.runtime import destroy_process_group
+        from pacorl.grpo import trainer
         from pacorl.report.page import write_report
-        from pacorl.train import trainer
+        from pacorl.runtime.cores import use_cores
+        from pacorl.runtime.processes import destroy_process_group
 
         _ = run.generator.pipeline_type
     use_cores()
     if run.model.gradient_checkpointing == AUTO:
-        from pacorl.plan.plan import decided, device
+        from pacorl.lab.plan.plan import decided, device
 
         run = decided(run, card_bytes=device()[1])
     with config_errors(config, run):
@@ -169,12 +169,12 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
             samples of an epoch do not divide, or the folder holds a run already.
         OSError: The folder cannot be written.
     """
-    from pacorl.data.records import load_prompts
-    from pacorl.engine.logbook import check_trackers
+    from pacorl.grpo.start import named_start
     from pacorl.io.files import check_writable
-    from pacorl.judges import JUDGES
+    from pacorl.judge import JUDGES
+    from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
-    from pacorl.train.start import named_start
+    from pacorl.runtime.logbook import check_trackers
     from pacorl.types import TINY, Size
 
     check_writable(run.out, folder=True)
@@ -195,7 +195,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
     if resume is not None:
-        from pacorl.engine.rows import check_division  # last of all, since it imports torch
+        from pacorl.grpo.rows import check_division  # last of all, since it imports torch
 
         check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
 
@@ -208,11 +208,11 @@ def train_reward(
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     from pacorl.config.base import config_errors, load
-    from pacorl.config.judge_run import JudgeConfig
-    from pacorl.data.comparisons import comparisons_from, missing_file
-    from pacorl.engine.logbook import check_trackers
     from pacorl.io.files import check_no_run, check_writable
-    from pacorl.judges import check_judge
+    from pacorl.judge import check_judge
+    from pacorl.judge_training.judge_config import JudgeConfig
+    from pacorl.records.comparisons import comparisons_from, missing_file
+    from pacorl.runtime.logbook import check_trackers
 
     if options.resume not in {"", AUTO}:
         raise ValueError(
@@ -233,18 +233,18 @@ def train_reward(
                 comparisons_from(source)  # says what can be named
     from transformers.utils.logging import disable_progress_bar
 
-    from pacorl.engine.cores import use_cores
+    from pacorl.runtime.cores import use_cores
 
     use_cores()
     disable_progress_bar()  # of loading weights; training has its own
     if options.dry_run:
-        from pacorl.plan.judge_plan import plan_reward
+        from pacorl.lab.plan.judge_plan import plan_reward
 
         with config_errors(config, run):
             plan = plan_reward(run)
         echo_json(plan.to_json()) if options.as_json else echo("\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
-    from pacorl.train_judge.run import JudgeTrainer
+    from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
@@ -259,9 +259,9 @@ def quickstart(
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import config_errors, load
-    from pacorl.config.policy_run import PolicyConfig, recipe
+    from pacorl.grpo.policy_config import PolicyConfig, recipe
+    from pacorl.grpo.start import check_unfinished, free_folder
     from pacorl.io.imports import frozen_imports
-    from pacorl.train.start import check_unfinished, free_folder
 
     folder = out or free_folder(QUICKSTART)
     config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
@@ -271,8 +271,8 @@ def quickstart(
     if not out and config.out == folder != QUICKSTART:
         echo_errors(f"{QUICKSTART} stays as it is; this run's folder is {folder}")
     with frozen_imports():
-        from pacorl.engine.cores import use_cores
         from pacorl.quickstart import run_quickstart
+        from pacorl.runtime.cores import use_cores
 
         _ = config.generator.pipeline_type
     use_cores()

@@ -11,8 +11,8 @@ from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
-    from pacorl.train.audit import Finding, Kind
-    from pacorl.train.verify import Comparison, Quantity
+    from pacorl.lab.verify.audit import Finding, Kind
+    from pacorl.lab.verify.recompute import Comparison, Quantity
 
 
 def verify(
@@ -39,7 +39,7 @@ def verify(
 
 
 def _check(run: Path, *, as_json: bool) -> bool:
-    from pacorl.train.audit import audit, ranges
+    from pacorl.lab.verify.audit import audit, ranges
 
     report = audit(run)
     if as_json:
@@ -56,9 +56,9 @@ def _findings(findings: list[Finding]) -> list[str]:
 
 
 def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
-    from pacorl.engine.runtime import destroy_process_group
     from pacorl.io.quiet import quiet_loading
-    from pacorl.train.verify import recompute
+    from pacorl.lab.verify.recompute import recompute
+    from pacorl.runtime.processes import destroy_process_group
 
     quiet_loading()
     comparison = recompute(run, epoch, kind)

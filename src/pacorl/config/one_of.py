@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 
 
 @dataclass(frozen=True)

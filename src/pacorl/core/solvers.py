@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor

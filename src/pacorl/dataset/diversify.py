@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import PromptRecord, read_prompts
 from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
 from pacorl.io.documents import read_object, write_jsonl
 from pacorl.io.pretrained import pretrained

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.dataset.export import label
+from pacorl.dataset.folder import LabelledPair
 from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import LabelledPair
 from pacorl.io.documents import Journal, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES

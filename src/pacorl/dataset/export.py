@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pacorl.core.questions import same_theme
-from pacorl.data.comparisons import save_comparisons, save_sharegpt
+from pacorl.dataset.folder import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
+from pacorl.records.comparisons import save_comparisons, save_sharegpt
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}

@@ -18,9 +18,9 @@ from typing import Any
 
 from pacorl.config.options import packed_form
 from pacorl.core.grid import shared_text, split
+from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_records
-from pacorl.engine.image_queue import (
+from pacorl.generate.image_queue import (
     GenerateImages,
     ImageJob,
     ImageSource,
@@ -111,8 +111,8 @@ def image_source(
         memory: as of `Generator.from_pretrained`.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
-    from pacorl.lora.formats import adapter_file
-    from pacorl.policies import POLICIES, kind_of
+    from pacorl.models.lora.formats import adapter_file
+    from pacorl.models.policies import POLICIES, kind_of
     from pacorl.types import TINY
 
     kind = kind or kind_of(checkpoint)
@@ -126,7 +126,7 @@ def image_source(
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
 
     def load() -> GenerateImages:
-        from pacorl.engine.generator import Generator
+        from pacorl.generate.generator import Generator
 
         quiet_loading()
         generator = Generator.from_pretrained(

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.core import questions
-from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
-from pacorl.data.rankings import Ranking, load_rankings
 from pacorl.dataset.export import link_or_copy
+from pacorl.dataset.folder import Answer, LabelledPair, write_records
 from pacorl.dataset.label_studio import load_label_studio
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
 from pacorl.io.files import digest, flush_all, inside, safe_name
 from pacorl.io.images import check_readable, listed
+from pacorl.records.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
+from pacorl.records.rankings import Ranking, load_rankings
 
 
 class Import:
@@ -148,7 +148,7 @@ def _required(row: Any, key: str) -> Any:
 def import_rankings(
     bundle: Import, *, load: Callable[[Path], list[Ranking]] = load_rankings, form: str = ".csv or .jsonl"
 ) -> Iterator[Answer]:
-    """One's own rankings: a CSV or JSONL (`data/rankings.py`), or what `load` reads.
+    """One's own rankings: a CSV or JSONL (`records/rankings.py`), or what `load` reads.
 
     Rankings of one reference are a group, unless the file says what a group is. Copies of an image count as that image,
     so that no split can part them.

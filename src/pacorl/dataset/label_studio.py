@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pacorl.data.rankings import Ranking
 from pacorl.dataset.export import link_or_copy
-from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
+from pacorl.dataset.folder import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import blamed_on, read_json
 from pacorl.io.files import claim_folder, flush_all, inside, write_atomic
+from pacorl.records.rankings import Ranking
 
 LOCAL = "/data/local-files/?d="
 """What Label Studio's local storage is reached by."""

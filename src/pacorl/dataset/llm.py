@@ -19,7 +19,7 @@ from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, object_within, typed
 from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, blocking, service_url
 from pacorl.io.outage import ask
-from pacorl.judges.http.messages import only_choice
+from pacorl.judge.http.messages import only_choice
 
 OPENAI_URL = "https://api.openai.com/v1"
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pacorl.dataset.folder import Instance, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Instance, write_records
 from pacorl.io.files import flush_all, read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, check_readable, open_image, png_bytes
 

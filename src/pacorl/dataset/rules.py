@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from pacorl.core import questions
-from pacorl.dataset.records import Answer, LabelledPair, final_answers
+from pacorl.dataset.folder import Answer, LabelledPair, final_answers
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:

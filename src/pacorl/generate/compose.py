@@ -8,9 +8,9 @@ from math import isqrt
 from pathlib import Path
 
 from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts
-from pacorl.data.records import load_prompts, text_prompt
 from pacorl.io.documents import read_jsonl
-from pacorl.policies import tiny_spec
+from pacorl.models.policies import tiny_spec
+from pacorl.records.prompts import load_prompts, text_prompt
 from pacorl.types import TINY, Grid, Prompt
 
 _NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")

@@ -18,9 +18,9 @@ from PIL.Image import Image
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import Statistic, set_score, tied_groups
-from pacorl.engine.generator import AnySize, Generator, Prompts, Step
+from pacorl.generate.generator import AnySize, Generator, Prompts, Step
 from pacorl.io.images import open_image
-from pacorl.judges.pairwise import (
+from pacorl.judge.pairwise import (
     Ask,
     EditVerdicts,
     Matrix,
@@ -32,12 +32,12 @@ from pacorl.judges.pairwise import (
     mean_over_dimensions,
     texts_about,
 )
-from pacorl.quantize import NONE
+from pacorl.models.quantize import NONE
 from pacorl.rewards.consistency import Consistency
 from pacorl.types import Prompt, Size, Verdict
 
 if TYPE_CHECKING:
-    from pacorl.judges.judge import Judge
+    from pacorl.judge.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class GeneratedImage:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page of `pacorl generate --report`."""
-        from pacorl.generate.files import SavedImage, page_of  # which imports this module
+        from pacorl.generate.saved_images import SavedImage, page_of  # which imports this module
         from pacorl.report.page import notebook_frame
 
         return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.core.set_scores import Statistic
-    from pacorl.engine.generator import Generator
+    from pacorl.generate.generator import Generator
     from pacorl.generate.sets import GeneratedImage
-    from pacorl.judges.judge import Judge
-    from pacorl.judges.pairwise import Ask
+    from pacorl.judge.judge import Judge
+    from pacorl.judge.pairwise import Ask
 
 KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)

@@ -18,7 +18,7 @@ from pacorl.config.public import find_secret, public
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS
 from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import digest, write_atomic
-from pacorl.policies import DEFAULT_KIND, POLICIES
+from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
 from pacorl.types import TINY
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 from pacorl.rewards.reward import Reward, RewardError
 from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.config.policy_run import RewardConfig
-    from pacorl.judges.judge import Judge
+    from pacorl.judge.judge import Judge
+    from pacorl.rewards.section import RewardConfig
 
 REWARDS: Table[Callable[..., Reward]] = Table(
     "reward",

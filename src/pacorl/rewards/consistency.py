@@ -16,9 +16,9 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.set_scores import Statistic, set_score
 from pacorl.io.images import open_image
-from pacorl.judges import pairwise
-from pacorl.judges.judge import Judge
-from pacorl.judges.pairwise import Ask, Pair
+from pacorl.judge import pairwise
+from pacorl.judge.judge import Judge
+from pacorl.judge.pairwise import Ask, Pair
 from pacorl.rewards.reward import RewardError, check_pairs, check_panels, mean_of, named, tempered
 from pacorl.types import Prompt, Question, Verdict
 

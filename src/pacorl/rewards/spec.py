@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-    from pacorl.judges.judge import Judge
+    from pacorl.judge.judge import Judge
 
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""

@@ -23,14 +23,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pacorl import __version__
 from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
-from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
-from pacorl.judges.http.endpoints import Server
-from pacorl.judges.http.messages import FLOOR_LOGPROB
-from pacorl.judges.local import LocalJudge, placement
-from pacorl.score.scores import check_count
-from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
+from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
+from pacorl.judge.http.endpoints import Server
+from pacorl.judge.http.messages import FLOOR_LOGPROB
+from pacorl.judge.local import LocalJudge, placement
+from pacorl.judge.scores import check_count
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Limits, TokenizeRequest, asking
+from pacorl.serve.served_judge import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
 from pacorl.types import Size
 from pacorl.web.connections import run
 from pacorl.web.forms import JsonRoute, validation_message

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, FailFast, Field, model_validator
 
 from pacorl.io.images import MAX_PIXELS
-from pacorl.score.scores import QuestionSpec, questions_about
+from pacorl.judge.scores import QuestionSpec, questions_about
 from pacorl.web.forms import Form, Text
 
 MOST_MESSAGES = 32

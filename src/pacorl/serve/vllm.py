@@ -23,7 +23,7 @@ from pacorl.io.children import SAFE_PATH
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
 from pacorl.io.net import TransientError, blocking, exchange
-from pacorl.judges.http.endpoints import Server, root_url
+from pacorl.judge.http.endpoints import Server, root_url
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
@@ -64,7 +64,7 @@ def vllm_command(
     """
     folder = server.checkpoint
     if folder == "tiny":
-        from pacorl.judges.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
+        from pacorl.judge.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
 
         folder = str(TINY_JUDGE)
     command = [*program, "serve", folder]

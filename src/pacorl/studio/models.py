@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
-from pacorl.data.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
-from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
 from pacorl.generate.storyboard import Storyboard, pages, parse_storyboard
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.policies import DEFAULT_KIND, POLICIES, tiny_spec
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, tiny_spec
 from pacorl.studio.jobs import Job
+from pacorl.tiny.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
+from pacorl.tiny.characters import VALUES, character_prompts
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
-    from pacorl.engine.generator import Generator
+    from pacorl.generate.generator import Generator
     from pacorl.generate.sets import GeneratedImage
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
 
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
@@ -235,7 +235,7 @@ class ModelHost:
         symmetric: bool = False,
     ) -> dict[str, Any]:
         """Every pair of some images, or of the panels of one."""
-        from pacorl.score import scores as scoring
+        from pacorl.judge import scores as scoring
 
         generator, reward = self._models(job)
         job.enter("Judging")
@@ -266,10 +266,10 @@ class ModelHost:
 
 
 def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
-    from pacorl.engine.cores import use_cores
-    from pacorl.engine.generator import Generator
+    from pacorl.generate.generator import Generator
     from pacorl.io.quiet import quiet_loading
-    from pacorl.score.reward import PacoReward
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.runtime.cores import use_cores
 
     use_cores()
     quiet_loading()
@@ -307,7 +307,7 @@ def _result(job: Job, kind: str, generator: Generator, reward: PacoReward, sampl
 
 
 def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
-    from pacorl.generate.files import recipe_texts
+    from pacorl.generate.saved_images import recipe_texts
 
     recipe, judged = image.recipe, image.judged
     name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"

@@ -23,17 +23,18 @@ from typing import Any
 
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
-from pacorl.config.policy_run import PolicyConfig, RewardConfig
-from pacorl.config.policy_run import recipe as tiny_recipe
-from pacorl.data.records import save_prompts
-from pacorl.engine.runtime import Interrupted
 from pacorl.generate.compose import prompt_from
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.policy_config import recipe as tiny_recipe
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_json, read_jsonl, write_json
 from pacorl.io.files import PRIVATE, open_regular, read_bytes, safe_name, write_atomic
-from pacorl.judges import JUDGES, backend_of
-from pacorl.policies import POLICIES, kind_of
+from pacorl.judge import JUDGES, backend_of
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
+from pacorl.rewards.section import RewardConfig
+from pacorl.runtime.processes import Interrupted
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pacorl.core.ranking import Interval
-from pacorl.score.reward import PacoReward
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from pacorl.bench.benchmarks import BenchmarkSpec
     from pacorl.bench.suite import Row
-    from pacorl.bench.table import BenchmarkSpec
 
 EXAMPLE_ROWS = 3
 """Least number of items of an example."""

@@ -16,17 +16,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pacorl.engine.rollout import denoise
+from pacorl.grpo.builders import check_adapter
+from pacorl.grpo.rollout import denoise
 from pacorl.io.images import open_image
-from pacorl.lora.adapters import add_lora
-from pacorl.policies import POLICIES
-from pacorl.policies.pipeline import PipelinePolicy, pack
-from pacorl.quantize.linear import parameter_count
-from pacorl.train.builders import check_adapter
+from pacorl.models.lora.adapters import add_lora
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.pipeline import PipelinePolicy, pack
+from pacorl.models.quantize.linear import parameter_count
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
-    from pacorl.policies.policy import PolicySpec
+    from pacorl.models.policies.policy import PolicySpec
 
 STEPS = 3
 """Denoising steps of a comparison."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, Share
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 from pacorl.types import Advantages, RewardTable
 
 if TYPE_CHECKING:

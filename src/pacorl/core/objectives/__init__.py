@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pacorl.config.base import Positive, Section
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor

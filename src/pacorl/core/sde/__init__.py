@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pacorl.core.table import Table
+from pacorl.config.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,265 @@
+"""Images that somebody else made: formats and modes of every kind, damaged, cut, and bombs."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageCms, PngImagePlugin
+from qa.attack.damage import damage_file, put
+from qa.attack.harness import Target, WrongError
+
+from pacorl.io.decoder import open_upload
+from pacorl.io.files import read_bytes
+from pacorl.io.images import MAX_PIXELS, ImageError, check_readable, image_size, open_image, png_texts, upright_size
+
+MODES = {
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "JPEG": ("L", "RGB", "CMYK"),
+    "WEBP": ("RGB", "RGBA"),
+    "GIF": ("P", "L"),
+    "BMP": ("1", "L", "P", "RGB", "RGBA"),
+    "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr", "LAB"),
+    "ICO": ("RGBA",),
+    "PPM": ("RGB",),
+    "TGA": ("RGB",),
+    "JPEG2000": ("RGB",),
+    "EPS": ("RGB",),
+    "PDF": ("RGB",),
+}
+EXTRA: dict[str, dict[str, object]] = {
+    "JPEG": {
+        "progressive": True,
+        "comment": b"x" * 100,
+        "exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+    },
+    "TIFF": {"compression": "tiff_lzw"},
+}
+BOMBS: dict[str, Callable[[], bytes]] = {}
+"""Files that are small and would be large: each must be refused."""
+
+
+def bomb(make: Callable[[], bytes]) -> Callable[[], bytes]:
+    BOMBS[make.__name__] = make
+    return make
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, *chunks: bytes, depth: int = 8, colour: int = 2, data: bytes | None = None) -> bytes:
+    """A PNG of zeros, or of the `data` given, with further chunks before the pixels."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    pixels = zlib.compress(bytes((width * 3 + 1) * height)) if data is None else data
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@bomb
+def png_of_gigapixels() -> bytes:
+    return png(60_000, 60_000, data=zlib.compress(bytes(100_000)))
+
+
+@bomb
+def png_beyond_the_limit() -> bytes:
+    return png(8_001, 8_001, data=zlib.compress(bytes(24_004 * 8_001), 1))
+
+
+@bomb
+def png_of_the_largest_sides() -> bytes:
+    return png(2**31 - 1, 2**31 - 1, data=b"")
+
+
+@bomb
+def gif_of_gigapixels() -> bytes:
+    return (
+        b"GIF89a"
+        + struct.pack("<HH", 65_535, 65_535)
+        + b"\0\0\0,\0\0\0\0"
+        + struct.pack("<HH", 65_535, 65_535)
+        + b"\0\x02\0;"
+    )
+
+
+@bomb
+def bmp_of_gigapixels() -> bytes:
+    return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0)
+
+
+@bomb
+def tiff_of_gigapixels() -> bytes:
+    entries = [(256, 4, 1, 60_000), (257, 4, 1, 60_000), (258, 3, 1, 8), (259, 3, 1, 5), (262, 3, 1, 1), (273, 4, 1, 8)]
+    entries += [(277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 10)]
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(entries)) + body + bytes(4)
+
+
+@bomb
+def gif_of_many_frames() -> bytes:
+    return saved([Image.new("L", (16, 16), i) for i in range(200)], "GIF")
+
+
+@bomb
+def tiff_of_many_pages() -> bytes:
+    return saved([Image.new("L", (16, 16), i) for i in range(200)], "TIFF")
+
+
+@bomb
+def webp_of_many_frames() -> bytes:
+    return saved([Image.new("RGB", (16, 16), (i, i, i)) for i in range(20)], "WEBP")
+
+
+@bomb
+def a_strip() -> bytes:
+    return png(10_000, 4)
+
+
+@bomb
+def one_pixel() -> bytes:
+    return png(1, 1)
+
+
+@bomb
+def ghostscript() -> bytes:
+    return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n(x) print flush showpage\n%%EOF\n"
+
+
+@bomb
+def jpeg_of_many_scans() -> bytes:
+    data = saved([Image.linear_gradient("L").resize((64, 64))], "JPEG")
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * 3000 + data[-2:]
+
+
+@bomb
+def jpeg_of_many_segments() -> bytes:
+    data = saved([Image.new("L", (64, 64))], "JPEG")
+    return data[:2] + b"\xff\xfe\0\2" * 100_000 + data[2:]
+
+
+@bomb
+def png_of_many_profiles() -> bytes:
+    return png(64, 64, *[chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))] * 1000)
+
+
+@bomb
+def gif_of_empty_blocks() -> bytes:
+    data = saved([Image.new("L", (64, 64))], "GIF")
+    return data[:-1] + b"!\xf0\1x\0" * 1_100_000 + data[-1:]
+
+
+def saved(frames: list[Image.Image], kind: str) -> bytes:
+    buffer = io.BytesIO()
+    more: dict[str, object] = (
+        {"save_all": True, "append_images": frames[1:]} if len(frames) > 1 else EXTRA.get(kind, {})
+    )
+    frames[0].save(buffer, format=kind, **more)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def corpus() -> Iterator[tuple[str, bytes]]:
+    """Small images of every format and mode; formats that are not read, too."""
+    values = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    colours = Image.fromarray(values)
+    for kind, modes in MODES.items():
+        for mode in modes:
+            image = colours.convert("L").convert(mode) if mode in ("I;16", "I", "F") else _converted(colours, mode)
+            yield f"{kind}-{mode.replace(';', '')}", saved([image], kind)
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("a", "x" * 1000, zip=True)
+    texts.add_itxt("b", "ü" * 1000, zip=True)
+    buffer = io.BytesIO()
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    colours.save(buffer, "PNG", pnginfo=texts, icc_profile=profile, transparency=(0, 0, 0))
+    yield "PNG-texts", buffer.getvalue()
+    # Bombs in what stands beside the pixels, which may be read or passed over.
+    yield "PNG-ztxt", png(8, 8, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(50_000_000))))
+    yield "PNG-iccp", png(8, 8, chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(50_000_000))))
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    if mode == "LAB":
+        srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+        return ImageCms.profileToProfile(image, srgb, lab, outputMode="LAB") or image
+    return image.convert(mode)
+
+
+def mutate(folder: Path, draw: random.Random, corpora: list[tuple[str, bytes]], bombs: list[tuple[str, bytes]]) -> str:
+    """Puts one image of the corpus into x.png, damaged."""
+    path = folder / "x.png"
+    what = draw.choices(["damage", "header", "bomb", "file", "whole"], [70, 15, 6, 3, 6])[0]
+    if what == "file":
+        return damage_file(path, draw)
+    if what == "bomb":
+        name, content = draw.choice(bombs)
+        put(path, content)
+        return f"must refuse {name}"
+    name, original = draw.choice(corpora)
+    content = bytearray(original)
+    if what != "whole":
+        for _ in range(draw.choice([1, 1, 2, 5, 30])):
+            _damage(content, draw, reach=64 if what == "header" else len(content))
+    put(path, content)
+    return f"{what} of {name}"
+
+
+def _damage(content: bytearray, draw: random.Random, *, reach: int) -> None:
+    at = draw.randrange(max(1, min(reach, len(content))))
+    match draw.choice(["flip", "flip", "set", "cut", "drop", "double", "number"]):
+        case "flip" if content:
+            content[at] ^= 1 << draw.randrange(8)
+        case "set" if content:
+            content[at] = draw.choice([0, 255, 127, 128, draw.randrange(256)])
+        case "cut" if draw.random() < 0.3:
+            del content[at:]
+        case "drop":
+            del content[at : at + draw.randrange(1, 20)]
+        case "double":
+            content[at:at] = content[at : at + draw.randrange(1, 60)]
+        case "number":
+            numbers = [0, 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, 10**5]
+            content[at : at + 4] = struct.pack(draw.choice("<>") + "I", draw.choice(numbers))
+
+
+def opened(folder: Path, *, by: str) -> None:
+    """Opens the image as a command does, or as a server does. Raises WrongError if it is then no image of ours."""
+    path = folder / "x.png"
+    if by == "upload":
+        image = open_upload(read_bytes(path, limit=20_000_000), name="x.png", max_pixels=25_000_000)
+    elif by == "list":
+        check_readable([path])
+        return
+    else:
+        with suppress(ImageError):
+            image_size(read_bytes(path))
+        image = open_image(path)
+        png_texts(path)
+        upright_size.cache_clear()
+        size = upright_size(path)
+        if (size.height, size.width) != (image.height, image.width):
+            raise WrongError("wrong", f"{image.size}, and its header says {size}")
+    if image.mode != "RGB" or image.width * image.height > MAX_PIXELS or min(image.size) < 4:
+        raise WrongError("wrong", f"{image.mode} {image.size}")
+
+
+def prepare(folder: Path) -> None:
+    (folder / "x.png").write_bytes(png(8, 8))
+
+
+def targets() -> list[Target]:
+    # Made once for all inputs, in the process that forks.
+    made, bombs = list(corpus()), [(name, make()) for name, make in BOMBS.items()]
+    damage = partial(mutate, corpora=made, bombs=bombs)
+
+    def target(by: str) -> Target:
+        run = partial(opened, by=by)
+        return Target(name=f"images/{by}", prepare=prepare, mutate=damage, run=run, names=("x.png",))
+
+    return [target(by) for by in ("file", "upload", "list")]

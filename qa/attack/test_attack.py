@@ -1,0 +1,248 @@
+"""A few inputs of each kind; `make attack` tries tens of thousands."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from misbehaving import BEHAVIOURS, SCORES, TEXTS
+from qa.attack import (
+    answers,
+    checkpoints,
+    commands,
+    documents,
+    environment,
+    images,
+    links,
+    size_files,
+    size_servers,
+    tables,
+    weights,
+)
+from qa.attack.harness import FAULTS, Target, WrongError, attempt
+from qa.attack.servers import Asked, built
+from qa.attack.size_servers import Moment
+
+ROOMS = (documents, images, tables, weights, commands, checkpoints)
+TARGETS = {target.name: target for room in ROOMS for target in room.targets()}
+INPUTS = {"documents": 8, "images": 60, "tables": 15, "weights": 8}
+
+
+def good(target: Target, folder: Path) -> Path:
+    path = folder / "good"
+    path.mkdir()
+    target.prepare(path)
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name.partition("/")[0] in INPUTS])
+@pytest.mark.filterwarnings("ignore")  # of Pillow and PEFT, about what is wrong; a command prints them
+def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    path, work = good(target, tmp_path), tmp_path / "work"
+    assert attempt(target, path, work, seed=0, number=-1) == ("fine", "good")
+    outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(INPUTS[name.partition("/")[0]])]
+    assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
+    # What is damaged of a history is left out, with a warning.
+    assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.filterwarnings("ignore")  # of PEFT, while it writes the good files
+def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) -> None:
+    path = good(TARGETS[name], tmp_path)
+    for seed in range(2):
+        draw = random.Random(seed)
+        assert all(TARGETS[name].mutate(path, draw) for _ in range(40))
+
+
+def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
+    judge = answers.verdicts("a/judge", 60, [*BEHAVIOURS, "reset"], seed=1, timeout=60)
+    reward = answers.scores("a/reward", 40, [*SCORES, "reset"], seed=1, timeout=60, together=1)
+    model = answers.texts("a/model", 40, [*TEXTS, "reset"], seed=1)
+    for tally in (judge, reward, model):
+        assert tally.faults == []
+        assert tally.kinds["right"] > tally.kinds.total() / 4
+        assert tally.kinds["missing"]
+
+
+@pytest.mark.parametrize("name", [target.name for target in size_files.targets()])
+@pytest.mark.filterwarnings("ignore")
+def test_a_large_file_is_fine_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here of half a megabyte: the attack's have up to 64."""
+    monkeypatch.setattr(size_files, "size", lambda draw, most=0: 2**19)
+    monkeypatch.setattr(size_files, "YAML_BYTES", 2**17)
+    (target,) = (target for target in size_files.targets() if target.name == name)
+    path, work = good(target, tmp_path), tmp_path / "work"
+    outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(-1, 4)]
+    assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
+
+
+QUICK = ("report", "split", "export", "score", "benchmark", "annotate", "history", "taste")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in links.TABLE]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_no_command_writes_through_a_link(name: str, tmp_path: Path) -> None:
+    (target,) = (target for target in links.targets() if target.name == f"links/{name}")
+    path, work = good(target, tmp_path), tmp_path / "work"
+    outcomes = [attempt(target, path, work, seed=3, number=number) for number in range(-1, 8)]
+    assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
+
+
+def test_what_is_written_through_a_link_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def write() -> None:
+        with Path(links.OUT, "a.txt").open("a") as file:
+            file.write("b")
+
+    monkeypatch.setattr(links, "KINDS", ("link", "copy", "dangling", "temporary"))  # a pipe hangs, and is seen by that
+    careless = links.Story(write, prepare=lambda: None)
+    target = replace(
+        links.targets()[0],
+        prepare=lambda folder: links.prepare(folder, careless),
+        run=lambda folder: links.run(folder, careless),
+    )
+    path, work = good(target, tmp_path), tmp_path / "work"
+    outcomes = [attempt(target, path, work, seed=0, number=number) for number in range(30)]
+    kinds = {detail.partition(" as ")[0]: kind for kind, detail in outcomes}
+    assert kinds["link"] == kinds["copy"] == kinds["dangling"] == "wrong"
+    assert kinds["temporary"] == "fine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["traps", "variables", "ends"])
+def test_a_command_in_an_odd_environment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "HEAVY", {"url": environment.HEAVY["url"]} if name == "traps" else {})
+    monkeypatch.setattr(environment, "SERVERS", {})
+    monkeypatch.setattr(environment, "drawn_command", lambda draw: draw.choice(list(environment.LIGHT)))
+    (target,) = (target for target in environment.targets() if target.name == f"environment/{name}")
+    path, work = good(target, tmp_path), tmp_path / "work"
+    outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(4)]
+    assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
+
+
+def test_a_trap_that_runs_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python with `-c` looks for modules in the working folder first."""
+    monkeypatch.setattr(environment, "CONSOLE", Path(sys.executable))
+    monkeypatch.setattr(environment, "COMMANDS", {"c": ("-c", "import yaml"), "isolated": ("-I", "-c", "import json")})
+    environment.set_traps(tmp_path, tmp_path / environment.MARKS)
+    (tmp_path / environment.CASE).write_text('{"command": "c"}')
+    with pytest.raises(WrongError, match=r"\.py of the folder ran"):
+        environment.run(tmp_path)
+    (tmp_path / environment.MARKS).unlink()
+    (tmp_path / "gone").rmdir()
+    (tmp_path / environment.CASE).write_text('{"command": "isolated"}')
+    assert environment.run(tmp_path) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", size_servers.PIXELS)
+def test_others_are_answered_while_a_server_is_sent_megabytes(name: str) -> None:
+    assert size_servers.attacked(name, range(4), seed=1).faults == []
+
+
+@pytest.mark.slow
+def test_the_watch_over_a_server_sees_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(size_servers.REQUESTS, "clumsy", (Asked("GET", "/health"),))
+    monkeypatch.setitem(size_servers.HONEST, "clumsy", Asked("GET", "/health"))
+    monkeypatch.setitem(size_servers.PIXELS, "clumsy", 0)
+    expected = {
+        ("fine", b""): "fine",
+        ("blocks", b"1"): "fine",
+        ("keeps", str(2**25).encode()): "fine",
+        ("blocks", b"5"): "slow",
+        ("computes", b""): "slow",
+        ("keeps", str(2**27).encode()): "memory",
+        ("echoes", b"9000"): "nameless",
+        ("dies", b""): "died",
+    }
+    found = {}
+    for path, body in expected:
+        with size_servers.watched("clumsy") as watch:
+            request = built(watch.server, Asked("POST", f"/{path}", body))
+            sends = size_servers.Hostile(path, [request], "a key", True)
+            found[path, body] = size_servers.sent_while_others_ask(watch, sends, 0).kind
+    assert found == expected
+
+
+def test_a_busy_machine_makes_no_wait_longer() -> None:
+    """Nine seconds by the clock, of which others had the processor for seven."""
+    before = Moment(clock=0, computed=0, loop=0, ready=0, machine=0, stolen=0)
+    waited = partial(replace(before, clock=9, computed=1, loop=0.5, machine=9).waited, before)
+    assert waited() == 9
+    assert replace(before, clock=9, computed=1, loop=0.5, ready=7, machine=9).waited(before) == 2
+    assert replace(before, clock=9, computed=1, loop=0.5, ready=20, machine=9).waited(before) == 1
+    assert replace(before, clock=9, computed=9, loop=5, ready=20, machine=9).waited(before) == 9
+    assert replace(before, clock=9, computed=4, loop=4, ready=20, machine=18).waited(before) == 4
+
+
+@pytest.mark.campaign
+def test_tens_of_thousands_of_inputs(tmp_path: Path, measured: Callable[[str], None]) -> None:
+    """The whole attack, in a process of its own: its children are forked before anything else runs there."""
+    root, counts = Path(__file__).parents[2], tmp_path / "counts.json"
+    paths = [str(root / name) for name in (".", "tests/judge", "tests/models/policies", "tests/toy")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "qa.attack", "--json", str(counts)]
+    ended = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True, check=False)
+    assert counts.exists(), ended.stdout[-20_000:] + ended.stderr[-2000:]
+    document = json.loads(counts.read_text())
+    for family, kinds in by_family(document["targets"]).items():
+        listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        measured(f"attack on {family}, seed {document['seed']}: {kinds.total():,} inputs, {listed}")
+    assert ended.returncode == 0, ended.stdout[-20_000:]
+
+
+def by_family(targets: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """What became of the inputs of each family."""
+    families: dict[str, Counter[str]] = defaultdict(Counter)
+    for target in targets:
+        families[target["name"].partition("/")[0]].update(target["kinds"])
+    return families
+
+
+@pytest.mark.slow
+def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> None:
+    """And the rest of the harness: what is silent, wrong or nameless is seen."""
+    code = (
+        "import os, time\n"
+        "from qa.attack import harness\n"
+        "harness.SECONDS, harness.PATIENCE, harness.BYTES = 2.0, 12.0, 2**26\n"
+        "def run(folder):\n"
+        "    text = (folder / 'x').read_text()\n"
+        "    if text == '1': time.sleep(60)\n"
+        "    if text == '2': os._exit(9)\n"
+        "    if text == '3': raise KeyError('x')\n"
+        "    if text == '4': raise ValueError('no name')\n"
+        "    if text == '5': raise harness.WrongError('wrong', 'no')\n"
+        "    if text == '6': raise ValueError('x.txt: bad')\n"
+        "    if text == '7': b'1' * 2**28\n"
+        "def mutate(folder, draw):\n"
+        "    number = str(mutate.count)\n"
+        "    (folder / 'x').write_text(number)\n"
+        "    return 'must' if number == '8' else number\n"
+        "def attempt(target, good, work, *, seed, number, usage=None, plain=harness.attempt):\n"
+        "    mutate.count = number\n"
+        "    return plain(target, good, work, seed=seed, number=number, usage=usage)\n"
+        "harness.attempt = attempt\n"
+        "prepare = lambda folder: (folder / 'x').write_text('good')\n"
+        "target = harness.Target(name='a/b', prepare=prepare, mutate=mutate, run=run, names=('x.txt',))\n"
+        "tally = harness.attack(target, 9, seed=0)\n"
+        "print(*(f'{f.number}{f.kind}' for f in tally.faults), *map(tally.kinds.get, ['fine', 'refused']))\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
+    assert ended.stdout == "1slow 2died 3traceback 4nameless 5wrong 7memory 8silent 1 1\n"

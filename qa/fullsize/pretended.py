@@ -1,0 +1,469 @@
+"""A card that is not there: torch's meta device, with the books that a real one would need.
+
+Tensors on "meta" are what lies on the card; they have shapes and no values. `PretendedCard` counts what is asked of
+them, kernels, FLOPs, bytes of traffic and of memory, copies to and from the host, and answers where a program reads a
+value: with the value itself for what follows from the host's own integers (ids, masks, lengths), of which it keeps a
+copy, else with zeros, and with True for booleans. So the project's own loop runs as it is, at published widths.
+
+Weights that lie in a checkpoint's files are `mapped`: tensors on the host of full size that take no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pacorl.lab.plan.memory import Operations, fused_attention, tensors_in
+from pacorl.models.twins import META
+
+aten = torch.ops.aten
+DRAWN = 2**22
+"""Elements up to which floats that the host reads are drawn; a larger tensor is a weight, and zero."""
+DRAWS = torch.Generator().manual_seed(0)
+SMALL = 2**20
+"""Elements up to which integers on the card have a copy here."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked of the card."""
+
+    forwards: int = 0
+    """Of the transformer."""
+    kernels: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    """Read and written by kernels."""
+    to_card: int = 0
+    """Copies from the host, which goes on at once."""
+    to_host: int = 0
+    """Copies and values read, for which the host waits."""
+    weights: int = 0
+    """Copies of whole models that take turns or are loaded."""
+    streamed: int = 0
+    """Bytes of weights that were sent for a product."""
+    peak: int = 0
+    """The most bytes in the card's memory at a time."""
+    host_peak: int = 0
+    """The same of the host's, tensors of this process alone."""
+    pages_peak: int = 0
+    """Of the checkpoints' files, the most bytes that were read and mapped at a time."""
+    main_peak: int = 0
+    """The most bytes of the host's tensors and these files together."""
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+class PretendedCard:
+    """The books of a card, by phase and by thread: `main`, or `judge` if that works beside it."""
+
+    def __init__(self) -> None:
+        self.phase = "between"
+        self.counts: dict[str, Counts] = defaultdict(Counts)
+        """By phase; what the judge does beside the main thread is in `judge`."""
+        self.stage = ""
+        """What the names of phases begin with."""
+        self.steps: list[Counts] = []
+        """What lies between one forward of a batch's denoising and its next."""
+        self.single: dict[str, Counts] = {}
+        """What one forward, SDE step or trained forward takes, by its name; of several the last."""
+        self.times: Counter[str] = Counter()
+        """How often there was each of these."""
+        self.step_began: Counts | None = None
+        self.device, self.host = defaultdict[str, int](int), defaultdict[str, int](int)
+        """Bytes taken, by whose thread took them."""
+        self.files: dict[int, weakref.ref[Any]] = {}
+        """Of the checkpoints' files, those of which pages were read and are still mapped."""
+        self.sent = WeakTensorKeyDictionary()
+        """Weights of these files → what of them is on the card, as long as somebody holds it there."""
+        self.pages = 0
+        """Bytes of these pages, which the processes of a machine share."""
+        self.read = WeakTensorKeyDictionary()
+        """Weights of these files whose pages are noted."""
+        self.is_streaming = False
+        self.lock = threading.RLock()
+        self.operations = Operations()
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._main = threading.get_ident()
+
+    @property
+    def lane(self) -> str:
+        return "main" if threading.get_ident() == self._main else "judge"
+
+    @property
+    def now(self) -> Counts:
+        """The counts of this thread's phase."""
+        return self.counts[self.stage + (self.phase if self.lane == "main" else "judge")]
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[Counts]:
+        """Within the block, by the main thread, what happens belongs to a phase; its peak begins with what is there."""
+        before, self.phase = self.phase, phase
+        self._mark()
+        try:
+            yield self.now
+        finally:
+            self.phase = before
+            self._mark()
+
+    @contextmanager
+    def noted(self, name: str) -> Iterator[None]:
+        """Within the block what is asked of the card is also that of one `name`."""
+        before = replace(self.now)
+        yield
+        self.single[self.stage + name] = self.now - before
+        self.times[self.stage + name] += 1
+        self.now.forwards += name.endswith("forward")
+
+    def begin_steps(self) -> None:
+        """Another batch's denoising begins."""
+        self.step_began = None
+
+    def note_step(self) -> None:
+        """A denoising step begins; what was asked since the last one of the batch joins `steps`."""
+        if self.step_began is not None:
+            self.steps.append(self.now - self.step_began)
+        self.step_began = replace(self.now)
+
+    def _mark(self) -> None:
+        counts = self.now
+        counts.peak = max(counts.peak, self.device[self.lane])
+        counts.host_peak = max(counts.host_peak, self.host[self.lane])
+        counts.pages_peak = max(counts.pages_peak, self.pages)
+        counts.main_peak = max(counts.main_peak, self.host[self.lane] + self.pages)
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Within the block copies are of weights for the next product."""
+        self.is_streaming = True
+        yield
+        self.is_streaming = False
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within the block this thread's tensors are in the books."""
+        with _Books(self):
+            yield
+
+    # --- bookkeeping -------------------------------------------------------------------------------------------
+
+    def take(self, tensor: Tensor, *, counted: bool = True) -> None:
+        """Note a storage, from its birth to its death."""
+        storage = tensor.untyped_storage()
+        if (key := id(storage)) in self._storages:
+            return
+        on_card, lane = tensor.is_meta, self.lane
+        memory = self.device if on_card else self.host
+        # A mapped tensor is one element that seems to be many.
+        size = (storage.nbytes() if on_card else max(storage.nbytes(), tensor.nbytes)) if counted else 0
+
+        def gone(_: object) -> None:
+            with self.lock:
+                memory[lane] -= size
+                self._storages.pop(key, None)
+
+        self._storages[key] = weakref.ref(storage, gone)
+        memory[lane] += size
+        self._mark()
+
+    def copied(self, source: Tensor, *, back: bool) -> None:
+        """Note a copy between host and card."""
+        counts = self.now
+        if _is_mapped(source) and source not in self.read:
+            self._read_file(source)
+        if self.is_streaming:
+            counts.streamed += source.nbytes
+        elif source.nbytes > WEIGHT_BYTES:
+            counts.weights += 1
+        elif back:
+            counts.to_host += 1
+        else:
+            counts.to_card += 1
+
+    def note_sent(self, weight: Tensor, on_card: Tensor) -> None:
+        """Note what a weight, of a file or parked, is on the card."""
+        _as_weight(on_card)
+        if _is_mapped(weight):
+            self.sent[weight] = weakref.ref(on_card.untyped_storage())
+
+    def still_sent(self, weight: Tensor) -> Tensor | None:
+        """What a weight of a file is on the card, if it was sent there before and is not gone."""
+        storage = self.sent.get(weight, lambda: None)()
+        return (
+            None if storage is None else torch.empty(0, dtype=weight.dtype, device=META).set_(storage, 0, weight.shape)
+        )
+
+    def _read_file(self, weight: Tensor) -> None:
+        """Note the pages of a mapped weight, until its file is let go."""
+        storage, size = weight.untyped_storage(), weight.nbytes
+        self.read[weight] = True
+
+        def unmapped(_: object) -> None:
+            with self.lock:
+                self.pages -= size
+
+        self.files[len(self.files)] = weakref.ref(storage, unmapped)
+        self.pages += size
+        self._mark()
+
+
+WEIGHT_BYTES = 2**26
+"""A larger copy is of a weight: no latent, image or encoded text is."""
+
+
+WITHOUT_KERNEL = {
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+    aten.new_empty_strided.default, aten.set_.source_Storage, aten.lift_fresh.default,
+}  # fmt: skip
+
+
+@cache
+def _launches(func: Any) -> bool:
+    """Whether an operation does more than to look at a tensor in another way."""
+    returns = func._schema.returns
+    views = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
+    return func not in WITHOUT_KERNEL and not any(views)
+
+
+class _Books(TorchDispatchMode):
+    """A thread's hand in the books."""
+
+    def __init__(self, card: PretendedCard) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.card = card
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if DTensor in types:  # its own share, and what it says to others, come by themselves
+            return NotImplemented
+        if _composite(func):  # as under inference mode
+            with self:
+                outputs = func.decompose(*args, **kwargs)
+            if outputs is not NotImplemented:
+                return outputs
+        if func.namespace in COLLECTIVES:
+            return func(*args, **kwargs)
+        with self.card.lock:
+            return self._dispatch(func, args, kwargs)
+
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        inputs = list(tensors_in([*args, *kwargs.values()]))
+        if not (any(tensor.is_meta for tensor in inputs) or _asks_for_card(kwargs)):
+            for tensor in inputs:
+                self.card.take(tensor, counted=False)
+            return self._taken(func(*args, **kwargs))
+        if func in (aten._local_scalar_dense.default, aten.is_nonzero.default):
+            self.card.now.to_host += 1
+            return func(_read(args[0]))
+        if func in COPIES and _leaves_card(func, args, kwargs):
+            return self._to_host(func, args, kwargs)
+        # A module that moves to a real card keeps the tie of two weights; to the meta device each would move by itself.
+        if func is aten._to_copy.default and (sent := self.card.still_sent(args[0])) is not None:
+            return sent
+        known = _known(func, args, kwargs, inputs)
+        if known is not None and any(_data_dependent(func, inputs)):
+            outputs, flops = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known), 0.0
+        else:
+            outputs, flops = self.card.operations.run(func, tuple(_masks_as_rows(func, args)), kwargs)
+        if known is not None:
+            for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
+                tensor.shadow = shadow
+        self._count(func, inputs, list(tensors_in(self._taken(outputs))), flops)
+        if func is aten._to_copy.default and _is_weight(args[0]):
+            self.card.note_sent(args[0], outputs)
+        return outputs
+
+    def _taken(self, outputs: Any) -> Any:
+        for tensor in tensors_in(outputs):
+            self.card.take(tensor)
+        return outputs
+
+    def _count(self, func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], flops: float) -> None:
+        counts = self.card.now
+        if func in COPIES and (sent := next((tensor for tensor in inputs if not tensor.is_meta), None)) is not None:
+            self.card.copied(sent, back=False)
+        elif _launches(func):
+            counts.kernels += 1
+            counts.flops += flops
+            counts.bytes += sum(
+                {id(t): min(t.nbytes, t.untyped_storage().nbytes()) for t in [*inputs, *outputs]}.values()
+            )
+
+    def _to_host(self, func: Any, args: Sequence[Any], kwargs: Any) -> Tensor:
+        source = args[1] if func is aten.copy_.default else args[0]
+        self.card.copied(source, back=True)
+        values = _read(source)
+        if func is aten.copy_.default:
+            copied: Tensor = args[0].copy_(values)
+            return copied
+        here: Tensor = self._taken(values.to(kwargs.get("dtype") or source.dtype))
+        return _as_weight(here) if _is_weight(source) else here
+
+
+@cache
+def _composite(func: Any) -> bool:
+    """Whether an operation is made of others, which are what a card computes."""
+    name = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), name))
+
+
+COLLECTIVES = {"c10d", "_c10d_functional", "fsdp"}
+"""Namespaces of what passes between cards."""
+COPIES = (aten._to_copy.default, aten.copy_.default)
+
+
+def _asks_for_card(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == META.type
+
+
+def _leaves_card(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
+    if func is aten.copy_.default:
+        return bool(args[1].is_meta and not args[0].is_meta)
+    device = kwargs.get("device")
+    return bool(args[0].is_meta and device is not None and device.type != META.type)
+
+
+def _read(tensor: Tensor) -> Tensor:
+    """What the host sees of a tensor on the card."""
+    shadow: Tensor | None = getattr(tensor, "shadow", None)
+    if shadow is not None:
+        return shadow.clone()
+    if tensor.is_floating_point() and tensor.numel() <= DRAWN and not _is_weight(tensor):
+        # Images that differ, and scores: of equal ones a judge would look at one alone. A weight's nobody looks at.
+        return torch.rand(tensor.shape, generator=DRAWS, dtype=torch.float32).to(tensor.dtype)
+    return torch.full((), tensor.dtype == torch.bool, dtype=tensor.dtype).expand(tensor.shape)
+
+
+def _known(func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
+    """The values of a result that follows from integers of the host alone; None of all others."""
+    for tensor in inputs:
+        if tensor.dtype in FLOATS or (tensor.is_meta and not hasattr(tensor, "shadow")) or tensor.numel() > SMALL:
+            return None
+    if not inputs and (_of_floats(kwargs) or _elements(args) > SMALL):
+        return None
+    here = {**kwargs, **({"device": torch.device("cpu")} if kwargs.get("device") is not None else {})}
+    shadows, here = tree_map_only(Tensor, lambda t: getattr(t, "shadow", t), (args, here))
+    known = func(*shadows, **here)
+    tensors = [tensor for tensor in tree_iter(known) if isinstance(tensor, Tensor)]
+    return known if tensors and all(t.dtype not in FLOATS and t.numel() <= SMALL for t in tensors) else None
+
+
+FLOATS = {
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.complex128,
+}
+
+
+def _of_floats(kwargs: Any) -> bool:
+    return (kwargs.get("dtype") or torch.float32) in FLOATS
+
+
+def _elements(args: Sequence[Any]) -> int:
+    """Of what a factory makes, if its first argument is a shape."""
+    shape = args[0] if args and isinstance(args[0], list | tuple) else ()
+    return math.prod(shape)
+
+
+def _data_dependent(func: Any, inputs: Sequence[Tensor]) -> Iterator[bool]:
+    """Whether the shape of a result depends on values."""
+    yield func._overloadpacket in (aten.nonzero, aten.unique_consecutive, aten._unique2, aten.masked_select)
+    yield func._overloadpacket is aten.repeat_interleave
+    yield func is aten.index.Tensor and any(tensor.dtype == torch.bool for tensor in inputs[1:])
+
+
+def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Indexing by a mask whose values are known, as indexing by the rows that it selects."""
+    if func is not aten.index.Tensor:
+        return args
+    rows: list[Any] = []
+    for index in args[1]:
+        if index is None or index.dtype != torch.bool:
+            rows.append(index)
+        else:
+            rows += [torch.empty_like(r, device=META) for r in _read(index).nonzero(as_tuple=True)]
+    return (args[0], rows, *args[2:])
+
+
+def _as_weight(tensor: Tensor, *, mapped: bool = False) -> Tensor:
+    """The tensor, its storage marked as a checkpoint's weight: one of its files, or what came of that."""
+    tensor.untyped_storage().is_mapped_weight = mapped  # type: ignore[attr-defined]
+    return tensor
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return hasattr(tensor.untyped_storage(), "is_mapped_weight")
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    return getattr(tensor.untyped_storage(), "is_mapped_weight", False)
+
+
+# --- weights in files ------------------------------------------------------------------------------------------
+
+
+def mapped(model: nn.Module) -> nn.Module:
+    """A model of the meta device as its files would give it: on the host, of full size, and nothing in memory."""
+    files: dict[torch.dtype, Tensor] = {}
+    weights: dict[nn.Parameter, nn.Parameter] = {}
+    """By what each stands for: what is tied stays so."""
+
+    def in_file(like: Tensor) -> Tensor:
+        return files.setdefault(like.dtype, _as_weight(torch.zeros((), dtype=like.dtype), mapped=True)).expand(
+            like.shape
+        )
+
+    def weight(like: nn.Parameter) -> nn.Parameter:
+        if like not in weights:
+            weights[like] = nn.Parameter(in_file(like), requires_grad=False)
+        return weights[like]
+
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = weight(parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                computed = name in module._non_persistent_buffers_set
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype) if computed else in_file(buffer)
+    return model
+
+
+@contextmanager
+def pretended() -> Iterator[PretendedCard]:
+    """Within the block the meta device is a card."""
+    card, made_here = PretendedCard(), torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+        # On the meta device torch makes it without its values; a card is sent them.
+        made = made_here(data, **options)
+        return made if device is None else made.to(device)
+
+    # torch remembers its factories from when it is first asked: with ours among them, `with META` would not see torch's
+    # for the rest of the process, and transformers would leave the positions of a CLIP without values.
+    _device_constructors()
+    with fused_attention(), card.attached(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "tensor", tensor)
+        yield card

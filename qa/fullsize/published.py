@@ -1,0 +1,137 @@
+"""Checkpoints of published widths without weights: folders with every file that is not a weight, and what loads them.
+
+Tokenizers are a twin's, trained on the run's own texts; all sizes are the published ones but for the number of the
+generator's repeated blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+import transformers
+from diffusers import DiffusionPipeline
+from pretended import mapped
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from pacorl.lab.plan.sources import CLIP_PARTS, JUDGE_PARTS
+from pacorl.models import twins
+from pacorl.models.policies.policy import WITHOUT_WEIGHTS, PolicySpec
+
+Depth = tuple[int, ...]
+"""How many blocks of each kind a transformer has, in the order of `AXES`."""
+
+AXES = {
+    "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
+    "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
+    "QwenImageTransformer2DModel": ("num_layers",),
+    "SD3Transformer2DModel": ("dual", "num_layers"),
+}
+"""A transformer's class → what its config calls the number of blocks of each kind; SD 3.5 lists the dual ones."""
+
+
+def published_depth(spec: PolicySpec) -> Depth:
+    config = spec.parts["transformer"]
+    dual = len(config.get("dual_attention_layers", ()))
+    sizes = {**config, "dual": dual, "num_layers": config["num_layers"] - dual}
+    return tuple(sizes[name] for name in AXES[config["_class_name"]])
+
+
+def fewest_blocks(spec: PolicySpec) -> Depth:
+    """One block of each kind, and two of the last: the very last block is unlike its kind. What it makes of the text is
+    thrown away, so that some of its layers change no image, or are not computed."""
+    return (*(1 for _ in published_depth(spec)[1:]), 2)
+
+
+def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
+    """A transformer's config with so many blocks."""
+    sizes: dict[str, Any] = dict(zip(AXES[config["_class_name"]], depth, strict=True))
+    if "dual" in sizes:
+        dual = sizes.pop("dual")
+        sizes = {"num_layers": dual + sizes["num_layers"], "dual_attention_layers": list(range(dual))}
+    return {**config, **sizes}
+
+
+def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, depth: Depth) -> Path:
+    """A generator's folder: a twin's tokenizers and scheduler, and the published configs of what has weights."""
+    twin = spec.twin(texts)
+    if "processor" in spec.parts:
+        twin.processor.image_processor = type(twin.processor.image_processor)(**spec.parts["processor"])
+    twin.save_pretrained(folder)
+    for weights in folder.rglob("*.safetensors"):
+        weights.write_bytes(b"")
+    for name, config in spec.parts.items():
+        if name not in WITHOUT_WEIGHTS:
+            written = cut(config, depth) if name == "transformer" else with_token_ids(config, twin)
+            (folder / name / "config.json").write_text(json.dumps(written))
+    return folder
+
+
+def with_token_ids(config: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """A vision-language model's config by the ids that a twin's tokenizer gives an image; others are as they were."""
+    if config.get("model_type") != "qwen2_5_vl":
+        return dict(config)
+    ids = source.tokenizer.convert_tokens_to_ids
+    names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>"}
+    return {**config, **{f"{name}_token_id": ids(token) for name, token in names.items()}}
+
+
+QUARTERS = 4
+"""Of the judge's blocks: 7 of its language model, and 8 of its vision tower, the last of which sees the whole image."""
+
+
+def judge_config(quarters: int) -> dict[str, Any]:
+    """The published 7B judge's, with so many quarters of its blocks."""
+    text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
+    text["num_hidden_layers"] = text["num_hidden_layers"] * quarters // QUARTERS
+    vision["depth"] = vision["depth"] * quarters // QUARTERS
+    vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:quarters]
+    return {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
+
+
+def write_judge(folder: Path, texts: Sequence[str], *, quarters: int) -> Path:
+    """The published 7B judge's folder, with so many quarters of its blocks."""
+    _, processor = twins.tiny_judge(texts)
+    processor.image_processor = type(processor.image_processor)(**JUDGE_PARTS["processor"])
+    processor.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(with_token_ids(judge_config(quarters), processor)))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def write_clip(folder: Path, texts: Sequence[str]) -> Path:
+    """The folder of CLIP ViT-H-14, which the recipes' rewards of text and image read."""
+    twins.clip_tokenizer_of(texts).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(CLIP_PARTS["ViT-H-14"]))
+    CLIPImageProcessorPil().save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@contextmanager
+def weightless() -> Iterator[None]:
+    """Within the block loading a checkpoint gives its models mapped: of full size, and with nothing in memory."""
+    load_pipeline = DiffusionPipeline.from_pretrained.__func__
+
+    def pipeline(cls: Any, source: str, *, dtype: torch.dtype, **components: Any) -> Any:
+        for config in Path(source).glob("*/config.json"):
+            if config.parent.name not in {*components, *WITHOUT_WEIGHTS}:
+                components[config.parent.name] = model(config.parent, dtype=dtype)
+        return load_pipeline(cls, source, dtype=dtype, **components)
+
+    def model(source: str | Path, *, dtype: torch.dtype, **_: Any) -> Any:
+        with _disable_current_modes():  # building it is nothing that a card sees
+            return mapped(twins.model_on_meta(json.loads((Path(source) / "config.json").read_text()), dtype=dtype))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", classmethod(pipeline))
+        patch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", model)
+        patch.setattr(transformers.CLIPModel, "from_pretrained", model)
+        yield

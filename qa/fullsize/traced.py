@@ -1,0 +1,387 @@
+"""A run of the project's own loop on the pretended card: what each of its phases asks of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial, partialmethod, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
+from fake_server import FakeServer
+from PIL import Image
+from pretended import Counts, PretendedCard, pretended
+from published import (
+    QUARTERS,
+    Depth,
+    fewest_blocks,
+    judge_config,
+    published_depth,
+    weightless,
+    write_clip,
+    write_generator,
+    write_judge,
+)
+from torch.utils import _foreach_utils
+
+from pacorl.config.base import load
+from pacorl.generate import generator
+from pacorl.generate.generator import SIZE, Generator
+from pacorl.generate.sets import generate_sets
+from pacorl.grpo import builders, epoch, evaluate, rollout, scoring
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.run import Run
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.judge.judge import InProcessOptions
+from pacorl.lab.plan.components import PHASES, Phase
+from pacorl.lab.plan.plan import Plan, plan_policy
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.flux import FLUX
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.quantize.linear import quantize_model, weight_bytes
+from pacorl.models.quantize.streaming import WeightStream
+from pacorl.models.twins import META, model_on_meta
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.turns import Turns
+from pacorl.runtime.workers import LimitedCall
+from pacorl.tiny.characters import character_prompts
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SETS = character_prompts("train", 8)
+INSTRUCTION = "Turn the sky to sunset."
+TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
+
+
+Traced = TypeVar("Traced")
+
+
+@contextmanager
+def card_of_processes() -> Iterator[None]:
+    """Within the block accelerate gives every process the meta device, and torch treats it as the card that it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for state in (PartialState, AcceleratorState, GradientState):
+            patch.setattr(state, "_shared_state", {})
+        PartialState(cpu=True)
+        PartialState._shared_state["device"] = META
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # accelerate shards among cards alone
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        kinds = _foreach_utils._get_foreach_kernels_supported_devices()
+        for user in (_foreach_utils, import_module("torch.optim.optimizer")):
+            patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Puts the run's own functions on the card's books."""
+
+    card: PretendedCard
+    patch: pytest.MonkeyPatch
+
+    def as_phase(self, phase: str, owner: Any, name: str) -> None:
+        """What a function asks of the card is a phase's."""
+        self.around(owner, name, lambda: self.card.during(phase))
+
+    def counted(self, kind: str, owner: Any, name: str) -> None:
+        """What a function asks of the card is noted, with gradients and without."""
+        self.around(owner, name, lambda: self.card.noted("trained " * torch.is_grad_enabled() + kind))
+
+    def before(self, act: Callable[[], None], owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def after(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return function(*args, **kwargs)
+
+        self.patch.setattr(owner, name, after)
+
+    def around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return function(*args, **kwargs)
+
+        self.patch.setattr(owner, name, within)
+
+
+def move(self: Turns, device: torch.device) -> None:
+    """`Turns` move the generator; a parameter of the meta device takes no data of the host's, as a real card's does."""
+    for module in self.generator.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                module._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+
+
+def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]]) -> Callable[[], ExitStack]:
+    """What a thread of the scorer enters, and the card's books: torch hands its modes to no thread."""
+    enter = plain()
+
+    def with_books() -> ExitStack:
+        stack = enter()
+        if card.lane != "main":
+            stack.enter_context(card.attached())
+        return stack
+
+    return with_books
+
+
+def at_once(self: LimitedCall[Any], plain: Callable[[LimitedCall[Any]], Any]) -> Any:
+    """A call that overlaps with nothing is made here, where the card's books are; its time limit costs no memory."""
+    return self.act() if self._future is None else plain(self)
+
+
+@contextmanager
+def phases(card: PretendedCard) -> Iterator[None]:
+    """Within the block the run's own functions tell the card which phase they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
+        patch.setattr(LimitedCall, "result", partialmethod(at_once, LimitedCall.result))
+        patch.setattr(Turns, "_move_generator", move)
+        watched = Watched(card, patch)
+        watched.around(WeightStream, "_send", card.streaming)
+        watched.before(card.begin_steps, rollout, "integrate")
+        watched.before(card.note_step, rollout, "velocity_at")
+        watched.counted("forward", PipelinePolicy, "predict")
+        watched.counted("SDE step", rollout.Trunk, "_branch")
+        for phase, owner, name in (
+            ("load", builders, "build_adapted_policy"),
+            ("encode", ConditioningCache, "prepare"),
+            ("place", builders, "place_transformer"),
+            ("sample", Run, "draw"),
+            ("sample", rollout.Trunk, "grow"),
+            ("sample", rollout.Trunk, "finish"),
+            ("score", Run, "gather_scores"),
+            ("train", epoch, "update_policy"),
+            ("optimizer", Runtime, "step"),
+            ("sample", evaluate, "sample_images"),
+            ("sample", generator, "sample_images"),
+            ("score", evaluate, "_measure"),
+            ("decode", PipelinePolicy, "decode"),
+            ("save", PolicyTrainer, "save"),
+        ):
+            watched.as_phase(phase, owner, name)
+        yield
+
+
+def write_prompts(folder: Path, *, edits: bool) -> Path:
+    """Prompts of a run: sets of four panels, or edits of square sources."""
+    path = folder / "prompts.jsonl"
+    if not edits:
+        path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
+        return path
+    records = []
+    for number in range(8):
+        Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
+        records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def run_of(
+    recipe: str, folder: Path, *, depth: Depth, quarters: int, url: str, overrides: Sequence[str]
+) -> PolicyConfig:
+    """A recipe on checkpoints of this machine: its own settings but for the number of prompts, steps and blocks."""
+    path = CONFIGS / f"{recipe}.yaml"
+    config = load(PolicyConfig, path, overrides)
+    edits = not config.generator.sets or any(reward.name == "edit_consistency" for reward in config.rewards)
+    checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
+    prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
+    judge = write_judge(folder / "judge", TEXTS, quarters=quarters)
+    is_http = config.judge is not None and config.judge.backend == "http"
+    rewards = [reward.model_dump(mode="json") for reward in config.rewards]
+    for reward in rewards:
+        if reward["name"] == "panel_clip_text":
+            reward["args"]["checkpoint"] = str(clip)
+    small = [
+        f"model.checkpoint={checkpoint}",
+        f"prompts.train={prompts}",
+        f"prompts.evaluation={prompts}",
+        "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
+        "prompts.leaks=off",
+        f"out={folder / 'run'}",
+        "epochs=1",
+        f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
+        f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
+        "evaluation.steps=2",
+        "trackers=[]",
+        f"rewards={json.dumps(rewards)}",
+        *([f"judge.checkpoint={url}", "judge.model=judge"] if is_http else [f"judge.checkpoint={judge}"]),
+    ]
+    return load(PolicyConfig, path, [*small, *overrides])
+
+
+@cache
+def published_bytes(component: str, kind: str, dtype: str, quantize: str, *, stream: bool) -> int:
+    """On the device of the weights of a kind's transformer, or of the judge, with all blocks."""
+    config = judge_config(QUARTERS) if component == "judge" else POLICIES[kind].parts["transformer"]
+    model = model_on_meta(config, dtype=getattr(torch, dtype))
+    quantize_model(model, quantize, device=META, stream=stream)
+    return weight_bytes(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a run asked of the card at some depth, and what its plan said before."""
+
+    phases: dict[str, Counts]
+    single: dict[str, Counts]
+    times: Mapping[str, int]
+    """How often there was each of `single`."""
+    steps: list[Counts]
+    plan: Plan
+    config: PolicyConfig
+
+    @property
+    def images(self) -> int:
+        """Training samples of the epoch."""
+        return self.config.prompts_per_epoch * self.config.group_size
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """Bytes on the device by phase, as the plan has them."""
+        return {phase: self.plan.phase_bytes(phase) for phase in PHASES}
+
+    def left_out(self, phase: Phase) -> int:
+        """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
+        options = {"transformer": self.config.model, "judge": self.config.judge}
+        rows = [row for row in self.plan.rows if row.component in options and phase in row.phases]
+        kind = self.config.model.kind
+        return sum(
+            published_bytes(row.component, kind, form.dtype, form.quantize, stream=form.stream) - row.bytes
+            for row in rows
+            if (form := options[row.component])
+        )
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Bytes on the device by the plan's phases; a judge that works beside the sampling takes its own."""
+        judge = self.phases["judge"].peak if "judge" in self.phases else 0
+        peaks = {phase: max(p.peak for name, p in self.phases.items() if name in names) for phase, names in OF.items()}
+        return {phase: peak + judge * (phase in BESIDE) for phase, peak in peaks.items()}
+
+
+OF: dict[str, tuple[str, ...]] = {
+    "encode": ("load", "encode"),
+    "check": ("place",),
+    "sample": ("sample", "evaluation/sample"),
+    "decode": ("decode", "evaluation/decode"),
+    "score": ("score", "evaluation/score"),
+    "train": ("train", "optimizer"),
+}
+"""A phase of the plan → those of a trace."""
+BESIDE = ("sample", "decode", "score")
+
+
+def trace(
+    recipe: str,
+    folder: Path,
+    *,
+    depth: Depth,
+    quarters: int = 1,
+    overrides: Sequence[str] = (),
+    resumes: bool = False,
+) -> Trace:
+    """A recipe's loop with so many blocks: loading, an epoch, an evaluation, a checkpoint, and going on from it.
+
+    A judge of this process has so many `quarters` of its own.
+    """
+    with FakeServer().running() as server:
+        config = run_of(recipe, folder, depth=depth, quarters=quarters, url=server.url, overrides=overrides)
+        plan = plan_policy(config)
+        with weightless(), card_of_processes(), pretended() as card, phases(card):
+            run = PolicyTrainer(config)
+            run.run_epoch()
+            card.stage = "evaluation/"
+            run.evaluate()  # with AdamW's moments beside it, as all but the first
+            card.stage = ""
+            run.save()
+            run.close()
+            if resumes:
+                del run
+                gc.collect()  # judge and trainer hold on to each other
+                with card_of_processes():  # which accelerate sets up once a start
+                    # Each rank of a layout has a checkpoint's folder and a judge's address of its own.
+                    again = PolicyTrainer(config, resume=True, allow_changes=True)
+                assert again.epoch == 1
+                again.close()
+    return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
+
+
+def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
+    """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory`, asks of the card."""
+    with weightless(), pretended() as card, phases(card):
+        checkpoint = write_generator(folder / "generator", FLUX, TEXTS, depth=depth)
+        with card.during("load"):
+            source, device = str(checkpoint), META.type
+            generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory=memory)
+        generate_sets(generator, SETS[:1], size=SIZE, steps=2)
+    return dict(card.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Deep(Generic[Traced]):
+    """What runs at the published depth, by those with the fewest blocks and with one more of each kind.
+
+    Every block of a kind asks for the same, so that this is exact; `make campaign` holds it to a run of all blocks.
+    """
+
+    fewest: Depth
+    full: Depth
+    traces: Sequence[Traced]
+    """With the fewest blocks, then with one more of each kind in turn."""
+
+    @classmethod
+    def of(cls, fewest: Depth, full: Depth, trace_of: Callable[[Depth], Traced]) -> Deep[Traced]:
+        """By what traces so many blocks."""
+        more = [tuple(count + (kind == axis) for kind, count in enumerate(fewest)) for axis in range(len(fewest))]
+        return cls(fewest, full, [trace_of(depth) for depth in (fewest, *more)])
+
+    def __call__(self, read: Callable[[Traced], float]) -> float:
+        """A figure at the published depth, by how it is read from a trace."""
+        base, *others = map(read, self.traces)
+        left_out = (full - few for full, few in zip(self.full, self.fewest, strict=True))
+        return base + sum(blocks * (more - base) for blocks, more in zip(left_out, others, strict=True))
+
+
+def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep[Trace]:
+    """A recipe's loop; the quarters of a judge of its process are one more kind of blocks."""
+    config = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides)
+    few, full = fewest_blocks(config.generator), published_depth(config.generator)
+    kinds = len(full)
+    if isinstance(config.judge, InProcessOptions):
+        few, full = (*few, 1), (*full, QUARTERS)
+
+    def trace_of(depth: Depth) -> Trace:
+        quarters = sum(depth[kinds:]) or 1
+        return trace(recipe, new_folder(folder, depth), depth=depth[:kinds], quarters=quarters, overrides=overrides)
+
+    return Deep.of(few, full, trace_of)
+
+
+def deep_sets(folder: Path, *, memory: str) -> Deep[dict[str, Counts]]:
+    """A set by FLUX.1-dev with little memory."""
+    full = published_depth(FLUX)
+    return Deep.of(
+        fewest_blocks(FLUX), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth, memory=memory)
+    )
+
+
+def new_folder(folder: Path, depth: Depth) -> Path:
+    run = folder / "-".join(map(str, depth))
+    run.mkdir(parents=True)
+    return run

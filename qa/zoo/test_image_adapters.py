@@ -1,0 +1,211 @@
+"""Adapters of every generator in every form, by every tool: the output is PEFT's own for the adapter as it was made.
+
+Each cell loads a form directly if the tool reads it. If it does not, the cell shows that it does not (DOES_NOT_READ
+says why), and loads what `pacorl adapter SOURCE --out FOLDER` makes of it. The scale α/rank is 2, as the released
+adapters', so that folding it into weights rounds nothing: every difference is 0.0.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy import load_in_comfy
+from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
+from edit_twins import drawn, edit, qwen_pipeline, source_image
+from forms import FORMS, Adapter
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+from pacorl.models.lora.adapters import load_lora
+from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
+from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.policy import Policy
+from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS
+from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.types import Size
+
+RANK, ALPHA = 4, 8
+SIZE = Size(32, 32)
+
+
+class Zoo:
+    """A generator, one adapter of all its modules, and what it makes of fixed inputs."""
+
+    def __init__(self, policy: Policy, source: Path) -> None:
+        self.policy = policy
+        self.pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
+        self.base = copy.deepcopy(policy.transformer)
+        prompt = edit(source) if policy.references else character_prompts("dev", 1)[0]  # type: ignore[attr-defined]
+        self.size = policy.size_of(prompt, SIZE)
+        self.conditioning = policy.collate(policy.encode([prompt], self.size))
+
+    @torch.no_grad()
+    def output(self, transformer: nn.Module) -> Tensor:
+        """The velocity of one noise at σ = .6."""
+        self.policy.transformer = transformer
+        noise = self.policy.noise([0], self.size)
+        return self.policy.velocity(noise, torch.tensor([0.6]), self.conditioning, self.size)
+
+    def fresh(self) -> Any:
+        return copy.deepcopy(self.base)
+
+    def pipeline_with(self, transformer: nn.Module) -> Any:
+        return type(self.pipeline)(**{**self.pipeline.components, "transformer": transformer})
+
+    @cache  # noqa: B019
+    def adapter(self, blocks: str = r"(single_)?transformer_blocks", *, alpha: int = ALPHA, odd: int = 0) -> Adapter:
+        """An adapter by PEFT's own hands whose weights are all drawn; `odd`: the rank, and half the α, of one module
+        that has others than the rest."""
+        targets = self.policy.lora_targets  # type: ignore[attr-defined]
+        modules = [
+            re.escape(name)
+            for name, module in self.base.named_modules()
+            if isinstance(module, nn.Linear) and re.match(blocks, name) and name.endswith(targets)
+        ]
+        single_module = r"^transformer_blocks\.0\.attn\.to_v"
+        patterns = {"rank_pattern": {single_module: odd}, "alpha_pattern": {single_module: 2 * odd}} if odd else {}
+        config = LoraConfig(r=RANK, lora_alpha=alpha, target_modules="|".join(modules), **patterns)
+        torch.manual_seed(1)
+        model = get_peft_model(self.fresh(), config)
+        model.add_adapter("old", copy.deepcopy(config))
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        return Adapter(model, self.pipeline_with(self.fresh()), RANK, alpha, targets)
+
+    @cache  # noqa: B019
+    def truth(self, adapter: Adapter, *, merged: bool) -> Tensor:
+        """What PEFT makes of the adapter; `merged` into the weights, as ComfyUI does it."""
+        model = copy.deepcopy(adapter.model)
+        model.set_adapter("default")
+        return self.output(model.merge_and_unload(adapter_names=["default"]) if merged else model.base_model.model)
+
+
+def flux_pipeline() -> Any:
+    """FLUX in even smaller: what is asked of it here depends on its names alone."""
+    pipeline = tiny_flux(vocabulary())
+    pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=2)
+    return drawn(pipeline)
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "flux": lambda: FLUX.over(flux_pipeline(), guidance_scale=3.5, max_sequence_length=48),
+    "kontext": lambda: KONTEXT.over(tiny_kontext(flux_pipeline()), guidance_scale=2.5, max_sequence_length=48),
+    "qwen_edit": lambda: QWEN_EDIT.over(qwen_pipeline()),
+    "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True)),
+    "klein": lambda: KLEIN.over(drawn(tiny_klein(vocabulary())), max_sequence_length=48),
+}
+
+
+@pytest.fixture(scope="module", params=list(POLICIES))
+def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    torch.manual_seed(0)
+    source = source_image(tmp_path_factory.mktemp("sources") / "source.png", height=48, width=48)
+    return Zoo(POLICIES[request.param](), source)
+
+
+# --- tools: each puts the adapter at a path on a fresh model ---------------------------------------------------------
+
+
+def by_ours(zoo: Zoo, path: Path) -> nn.Module:
+    transformer: nn.Module = zoo.fresh()
+    load_lora(transformer, path)
+    return transformer
+
+
+def by_peft(zoo: Zoo, path: Path) -> nn.Module:
+    model: nn.Module = PeftModel.from_pretrained(zoo.fresh(), path).base_model.model
+    return model
+
+
+def by_diffusers(zoo: Zoo, path: Path) -> nn.Module:
+    pipeline = zoo.pipeline_with(zoo.fresh())
+    if path.is_file() or _only_file(path) != DIFFUSERS_WEIGHTS:
+        file = path if path.is_file() else path / _only_file(path)
+        pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    else:
+        pipeline.load_lora_weights(path)  # as docs/adapters.md says
+    transformer: nn.Module = pipeline.transformer
+    return transformer
+
+
+def by_comfy(zoo: Zoo, path: Path) -> nn.Module:
+    transformer: nn.Module = zoo.fresh()
+    unread = load_in_comfy(transformer, path if path.is_file() else path / _only_file(path))
+    assert unread == [], "lora key not loaded"
+    return transformer
+
+
+def _only_file(folder: Path) -> str:
+    """The image tools' file if there is one, else PEFT's."""
+    return DIFFUSERS_WEIGHTS if (folder / DIFFUSERS_WEIGHTS).is_file() else "adapter_model.safetensors"
+
+
+TOOLS = {"ours": by_ours, "peft": by_peft, "diffusers": by_diffusers, "comfy": by_comfy}
+OF_PEFT = ("peft", "peft with old")
+DOES_NOT_READ = {
+    **{(form, "diffusers"): "it takes PEFT's prefix for another trainer's form, or passes over it" for form in OF_PEFT},
+    **{(form, "comfy"): "its key map has no name that begins with base_model.model" for form in OF_PEFT},
+    **{(form, "peft"): "it reads folders that hold an adapter_config.json" for form in FORMS if "peft" not in form},
+    ("diffusers with metadata", "comfy"): "it takes α from tensors alone, so this file's scale is lost",
+}
+del DOES_NOT_READ["ours", "peft"]
+DOES_NOT_READ_OF_FLUX2 = {
+    ("diffusers with alphas", "diffusers"): "it reads α tensors by kohya's names alone",
+    ("diffusion_model", "diffusers"): "it takes down and up for kohya's, whose names these are not",
+    ("down and up", "diffusers"): "it takes down and up for kohya's, whose names these are not",
+}
+SPLIT_AT_FULL_WIDTH = ("kohya", "diffusion_model")
+"""FLUX.1's single blocks are one matrix there, which diffusers cuts at 3072 and 12288 rows, whatever the model: such
+files hold the double blocks alone here, and tests/models/lora/test_formats.py reads single blocks at FLUX.1's width."""
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_output_is_that_of_the_adapter_as_it_was_made(zoo: Zoo, form: str, tool: str, tmp_path: Path) -> None:
+    whole = zoo.adapter()
+    is_split = isinstance(zoo.base, FluxTransformer2DModel) and form in SPLIT_AT_FULL_WIDTH
+    adapter = zoo.adapter("transformer_blocks") if is_split else whole
+    truth = zoo.truth(adapter, merged=tool == "comfy")
+    assert (truth - zoo.output(zoo.fresh())).abs().max() > 0.05, "the adapter changes nothing, so nothing is compared"
+    path = FORMS[form](adapter, tmp_path / "adapter")
+    flux2 = isinstance(zoo.base, Flux2Transformer2DModel)
+    if (form, tool) in (DOES_NOT_READ | DOES_NOT_READ_OF_FLUX2 if flux2 else DOES_NOT_READ):
+        assert not _reads(zoo, tool, path, truth), f"{tool} reads it: strike {form!r} from DOES_NOT_READ"
+        write_lora(tmp_path / "converted", read_lora(path))
+        path = tmp_path / "converted"
+    assert (zoo.output(TOOLS[tool](zoo, path)) - truth).abs().max() == 0.0
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_modules_of_other_rank_and_alpha_keep_theirs(zoo: Zoo, tool: str, tmp_path: Path) -> None:
+    """PEFT's rank_pattern and alpha_pattern, carried into both files."""
+    adapter = zoo.adapter(odd=2)
+    write_lora(tmp_path / "converted", read_lora(FORMS["peft"](adapter, tmp_path / "adapter")))
+    output = zoo.output(TOOLS[tool](zoo, tmp_path / "converted"))
+    assert (output - zoo.truth(adapter, merged=tool == "comfy")).abs().max() == 0.0
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_scale_that_is_no_power_of_two_is_right_to_rounding(zoo: Zoo, tool: str, tmp_path: Path) -> None:
+    adapter = zoo.adapter(alpha=6)
+    output = zoo.output(TOOLS[tool](zoo, FORMS["ours"](adapter, tmp_path / "adapter")))
+    torch.testing.assert_close(output, zoo.truth(adapter, merged=tool == "comfy"), rtol=1e-5, atol=1e-5)
+
+
+def _reads(zoo: Zoo, tool: str, path: Path, truth: Tensor) -> bool:
+    """Whether a tool makes of the form, as it is, what it should."""
+    try:
+        output = zoo.output(TOOLS[tool](zoo, path))
+    except (AssertionError, KeyError, ValueError, OSError):
+        return False
+    return bool((output - truth).abs().max() < 1e-3)

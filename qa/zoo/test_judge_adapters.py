@@ -1,0 +1,216 @@
+"""Adapters of a judge in every form, by every tool: P(Yes) is that of PEFT's own model, merged, to the bit.
+
+An image tool has no judge to put an adapter on, and no trainer writes a language model's adapter in an image tool's
+form; IMPOSSIBLE names these cells. Handed such a file, the judge says what is wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forms import FORMS
+from judges import build, pairs, processor_of_any_size
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from test_image_adapters import TOOLS
+
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judge.adapter import merge_adapter
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.judge_training.judge_config import RewardTuningConfig
+from pacorl.judge_training.tuning import save_processor, source_of, tune
+from pacorl.models.lora.formats import METADATA
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+RANK, ALPHA = 4, 8
+JUDGE_FORMS = ("peft", "peft with old", "ours")
+JUDGE_TOOLS = ("ours", "peft")
+IMPOSSIBLE = {
+    **{(form, tool): "diffusers' pipelines and ComfyUI's image models have no judge to put an adapter on"
+       for form in FORMS for tool in ("diffusers", "comfy")},
+    **{(form, tool): "a form of image tools: no trainer writes a language model's adapter in it"
+       for form in FORMS if form not in JUDGE_FORMS for tool in JUDGE_TOOLS},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def processor() -> ImageTextProcessor:
+    return processor_of_any_size()
+
+
+@pytest.fixture(scope="module")
+def base(processor: ImageTextProcessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judge's folder, as a hub's."""
+    folder = tmp_path_factory.mktemp("judge")
+    build("qwen2_5_vl", processor).save_pretrained(folder)
+    save_processor(processor, folder, source=str(folder))
+    return folder
+
+
+def loaded(base: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+
+
+def drawn(model: Any) -> Any:
+    """The adapter's weights drawn, so that it changes the answers."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def p_yes(model: Any, processor: ImageTextProcessor) -> list[float | None]:
+    return [verdict.p_yes for verdict in LocalJudge(model, processor).verdicts(pairs(6))]
+
+
+@pytest.fixture(scope="module")
+def made(base: Path) -> Any:
+    """PEFT's own model of an adapter, as the judge's training makes it, with a second one named `old`."""
+    model = tune(loaded(base), RewardTuningConfig(rank=RANK, alpha=ALPHA))
+    model.add_adapter("old", copy.deepcopy(model.peft_config["default"]))
+    return drawn(model)
+
+
+@pytest.fixture(scope="module")
+def truth(base: Path, made: Any, processor: ImageTextProcessor) -> list[float | None]:
+    merged = copy.deepcopy(made).merge_and_unload(adapter_names=["default"])
+    answers = p_yes(merged, processor)
+    assert answers != pytest.approx(p_yes(loaded(base), processor), abs=0.01), "the adapter changes nothing"
+    return answers
+
+
+def saved(form: str, made: Any, folder: Path) -> Path:
+    """`pacorl train-reward` saves by PEFT too, the one adapter that it has."""
+    made.save_pretrained(folder, selected_adapters=None if form == "peft with old" else ["default"])
+    assert (folder / "old").is_dir() == (form == "peft with old")
+    return folder
+
+
+def test_every_cell_is_here_or_says_why_it_cannot_be() -> None:
+    cells = set(itertools.product(FORMS, TOOLS))
+    possible = set(itertools.product(JUDGE_FORMS, JUDGE_TOOLS))
+    assert cells == possible | set(IMPOSSIBLE)
+    assert not possible & set(IMPOSSIBLE)
+    assert all(tool in ("diffusers", "comfy") or form not in JUDGE_FORMS for form, tool in IMPOSSIBLE)
+
+
+@pytest.mark.parametrize("tool", JUDGE_TOOLS)
+@pytest.mark.parametrize("form", JUDGE_FORMS)
+def test_the_answers_are_those_of_the_adapter_as_it_was_made(
+    form: str, tool: str, *, base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
+) -> None:
+    folder = saved(form, made, tmp_path / "adapter")
+    model = loaded(base)
+    if tool == "ours":
+        model = merge_adapter(model, str(folder))
+    else:
+        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    assert p_yes(model, processor) == truth
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in JUDGE_FORMS])
+def test_a_form_of_image_tools_is_refused(form: str, base: Path, made: Any, tmp_path: Path) -> None:
+    """The judge's weights in the names and with the α of each form."""
+    folder = saved("peft", made, tmp_path / "adapter")
+    (folder / "adapter_config.json").unlink()
+    weights = {
+        key.removeprefix("base_model.model."): value
+        for key, value in load_file(folder / "adapter_model.safetensors").items()
+    }
+    down_up = {key.replace("lora_A", "lora_down").replace("lora_B", "lora_up"): value for key, value in weights.items()}
+    tensors = {
+        "diffusers with alphas": {f"transformer.{key}": value for key, value in weights.items()} | {"x.alpha": RANK},
+        "diffusers with metadata": {f"transformer.{key}": value for key, value in weights.items()},
+        "kohya": {f"lora_unet_{key}": value for key, value in down_up.items()},
+        "diffusion_model": {f"diffusion_model.{key}": value for key, value in down_up.items()},
+        "down and up": down_up,
+    }[form]
+    file = tmp_path / "adapter.safetensors"
+    metadata = {METADATA: json.dumps({"transformer.lora_alpha": ALPHA})}
+    save_file({key: torch.as_tensor(value) for key, value in tensors.items()}, file, metadata=metadata)
+    with pytest.raises(ValueError, match=r"has no adapter_config\.json beside .*; a judge takes PEFT's form alone"):
+        merge_adapter(loaded(base), str(file))
+
+
+# --- a judge's LoRA as the judge -------------------------------------------------------------------------------
+
+
+def test_a_lora_as_the_judge_is_its_base_with_it(
+    base: Path,
+    made: Any,
+    truth: list[float],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = saved("peft", made, tmp_path / "adapter")
+    with caplog.at_level(logging.WARNING):
+        judge = LocalJudge.from_pretrained(str(folder))
+    assert [verdict.p_yes for verdict in judge.verdicts(pairs(6))] == truth
+    lines = [record.message for record in caplog.records if "LoRA" in record.message]
+    assert lines == [f"{folder} is a LoRA adapter; the judge is its base {base} with it merged in"]
+    with PacoReward.from_pretrained(folder) as reward:
+        assert reward.name == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("base_name", "message"),
+    [
+        (None, r"whose adapter_config\.json names no base; name both: --judge BASE --adapter .*adapter \("),
+        ("/somewhere/else", r"is a LoRA adapter of /somewhere/else, which is not here; name both: --judge BASE"),
+    ],
+)
+def test_a_lora_whose_base_is_unknown_says_which_flags_name_it(
+    made: Any, tmp_path: Path, base_name: str | None, message: str
+) -> None:
+    folder = saved("peft", made, tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base_name}))
+    with pytest.raises(ValueError, match=message):
+        LocalJudge.from_pretrained(str(folder))
+
+
+def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path) -> None:
+    folder = str(saved("peft", made, tmp_path / "adapter"))
+    with pytest.raises(ValueError, match=rf"is a LoRA adapter; set model\.checkpoint={base} tuning\.start={folder}"):
+        source_of(folder)
+
+
+def test_two_adapters_are_refused(made: Any, tmp_path: Path) -> None:
+    folder = str(saved("peft", made, tmp_path / "adapter"))
+    with pytest.raises(ValueError, match=r"and adapter .* beside it a second one; name one"):
+        LocalJudge.from_pretrained(folder, adapter=folder)
+
+
+def test_an_adapter_file_of_another_name_is_one(
+    base: Path, made: Any, processor: ImageTextProcessor, truth: list[float], tmp_path: Path
+) -> None:
+    folder = saved("peft", made, tmp_path / "adapter")
+    file = (folder / "adapter_model.safetensors").rename(folder / "judge-step-400.safetensors")
+    assert p_yes(merge_adapter(loaded(base), str(file)), processor) == truth
+
+
+@pytest.mark.parametrize(("name", "folder"), [("lab/judge-lora", "."), ("lab/judge-lora:step-400", "step-400")])
+def test_a_lora_on_the_hub_as_the_judge(
+    name: str, folder: str, *, made: Any, truth: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The released PaCo-Reward-7B-Lora, in small; its files are in the cache, and no network is reached."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "models--lab--judge-lora"
+    saved("peft", made, repo / "snapshots" / "abc" / folder)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    judge = LocalJudge.from_pretrained(name)
+    assert [verdict.p_yes for verdict in judge.verdicts(pairs(6))] == truth

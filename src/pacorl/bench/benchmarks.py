@@ -1,0 +1,138 @@
+"""The benchmarks: a table of specs, the options that all of them share, and what an entry brings.
+
+A new benchmark is one file with a `BenchmarkSpec`, and one line of `BENCHMARKS`: the command `pacorl benchmark NAME`,
+its help, its tables and the contract tests come from the entry. This file imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option
+from pacorl.config.table import Table
+
+if TYPE_CHECKING:
+    from pacorl.bench.suite import Benchmark
+    from pacorl.generate.image_queue import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(FrugalJudge):
+    """Options of every benchmark; one of a judge measures the judge itself."""
+
+    panel: ClassVar[str] = "Run"
+
+    out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
+    limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
+    batch: int = option(16, "Items per call of the judge.", least=1, most=LARGEST)
+    shard: str = option("", "This process's share, e.g. 0/4; under torchrun its rank.")
+    trained: Path | None = option(None, "A run's folder; items that it was trained on are counted apart.")
+    skip_bad: bool = option(False, "Leave out items whose data cannot be used; exit with code 3.")
+    name: str = option("", "What the tables call this run.")
+    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether a judge is loaded."""
+        return True
+
+    @property
+    def dealt(self) -> int:
+        """Items of a batch, by which processes share them."""
+        return self.batch
+
+    @property
+    def subject(self) -> str:
+        """The name of what is measured, for the tables."""
+        return self.judge_name
+
+    @property
+    def subject_adapter(self) -> str:
+        """The adapter that is measured; the run whose folder it lies in must not have seen the items."""
+        return self.judge_adapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
+    """Options of a benchmark that measures a generator, or images that are finished."""
+
+    panel: ClassVar[str] = "Generator"
+
+    model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
+    images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
+    image_batch: int = option(4, "Images per forward.", least=1, most=LARGEST)
+    generate_only: bool = option(False, "Generate this share and judge nothing.")
+
+    def __post_init__(self) -> None:
+        if not self.model and not self.images:
+            raise ValueError("name a generator with --model, or a folder of finished images with --images")
+        if self.images and not self.images.is_dir():
+            raise ValueError(f"--images {self.images}: there is no such folder")
+
+    @property
+    def dealt(self) -> int:
+        # A process judges the images that it generates.
+        return self.image_batch
+
+    @property
+    def subject(self) -> str:
+        return str(self.images) if self.images else self.generator_name
+
+    @property
+    def subject_adapter(self) -> str:
+        return self.adapter
+
+
+Options = TypeVar("Options", bound=BenchmarkOptions)
+Items = TypeVar("Items")
+Advance = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkSpec(Generic[Options, Items]):
+    """What a benchmark's file brings.
+
+    Example:
+        PAIRS = BenchmarkSpec(
+            summary="Does a judge tell matching pairs from others?",
+            data="A JSONL of pairs.",
+            options=BenchmarkOptions,
+            benchmark=PairAccuracy,
+            read=lambda data, options: read_pairs(data, limit=options.limit),
+            build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
+        )
+    """
+
+    summary: str
+    """The line of the command's help."""
+    data: str
+    """The help of the argument DATA."""
+    options: type[Options]
+    benchmark: type[Benchmark]
+    """With the title, the columns and the published rows."""
+    read: Callable[[Path, Options], Items]
+    """Reads and checks the published data, before anything heavy is loaded."""
+    build: Callable[[Items, Options, Any, Path], Benchmark]
+    """(items, options, the `PacoReward` or None if the options need no judge, the run's folder) → the benchmark."""
+    generate: Callable[[Items, Options, Path, Shard, Advance], object] | None = None
+    """Generates the images of a share that the run's folder lacks; None for benchmarks of judges."""
+    example: Callable[[Path], tuple[Path, Options]] | None = None
+    """Writes at least three items in the published format into an empty folder, and returns DATA and the options to
+    measure them with. A judge that compares mean colours answers them rightly; `pacorl.testing` measures them."""
+    all_spellings: bool = False
+    """Whether P(Yes) adds up every spelling of Yes and of No."""
+
+
+BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
+    "benchmark",
+    {
+        "consistency-rank": "pacorl.bench.consistency_rank:SPEC",
+        "edit-reward-bench": "pacorl.bench.edit_reward_bench:SPEC",
+        "t2is": "pacorl.bench.t2is:SPEC",
+        "gedit": "pacorl.bench.gedit:SPEC",
+    },
+)

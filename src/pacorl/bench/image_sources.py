@@ -1,0 +1,83 @@
+"""The generator of a benchmark: not loaded before an image is missing, and named in each image's recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pacorl.bench.benchmarks import GeneratorBenchmarkOptions
+from pacorl.config.options import packed_form
+from pacorl.generate.image_queue import GenerateImages, ImageSource
+from pacorl.io.files import digest
+from pacorl.io.quiet import quiet_loading
+
+PANEL = 512
+"""Side of a panel, in pixels, if neither the options nor a record say one."""
+
+
+def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL) -> ImageSource:
+    """The generator of a benchmark's images.
+
+    Args:
+        edits: whether it is to edit images, rather than to make sets.
+        panel: the side of a panel.
+
+    Raises:
+        ValueError: if the model does the other.
+    """
+    from pacorl.models.policies import POLICIES, kind_of
+
+    kind = options.kind or kind_of(options.model, edits=edits)
+    spec = POLICIES.named(kind)
+    if not (spec.edits if edits else spec.sets):
+        raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
+    recipe = described(options, panel=panel) | {"kind": kind}
+    return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)
+
+
+def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
+    from pacorl.models.policies import POLICIES
+
+    POLICIES[kind].check_source(options.model, adapter=options.adapter)
+    quiet_loading()
+    import torch
+
+    from pacorl.generate.generator import Generator
+
+    # Under torchrun each process has a GPU of its own; without a rank, the usual choice.
+    rank = os.environ.get("LOCAL_RANK")
+    device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
+    generator = Generator.from_pretrained(
+        options.model,
+        kind=kind,
+        adapter=options.adapter,
+        device=device,
+        memory=options.memory,
+        **options.policy_options,
+    )
+    generator.batch = options.image_batch
+    return lambda prompts, seeds: generator.sample(prompts, seeds, size=options.size, steps=options.steps)
+
+
+def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
+    """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
+    if options.images:  # nothing else is known of them
+        return {"images": str(options.images)}
+    given_options = {name: value for name, value in options.policy_options.items() if value is not None}
+    return {
+        "model": options.model,
+        "adapter": _adapter_digest(options.adapter),
+        "size": str(options.size or ""),
+        "steps": options.steps,
+        "panel": panel,
+        "seed": options.seed,
+        **packed_form(options.memory),
+    } | given_options
+
+
+def _adapter_digest(source: str) -> str:
+    """An adapter's content if it lies on the disk, else its name: a run writes new weights under the same path."""
+    path = Path(source)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if source and path.is_dir() else []
+    return digest(files[0])[:16] if files else source

@@ -1,0 +1,292 @@
+"""The records of a dataset folder: prompts in the T2IS form, instances to rank, rankings and labelled pairs.
+
+Rankings come from the database of the annotation page (`pacorl.studio.annotate`), which may be read while it serves.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
+from pydantic.dataclasses import dataclass
+
+from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
+from pacorl.io.files import PRIVATE, SHARED, safe_name
+from pacorl.io.net import MALFORMED
+from pacorl.records.prompts import load_prompts
+from pacorl.records.rankings import Criteria
+from pacorl.types import Prompt
+
+Record = TypeVar("Record")
+DATABASE = "annotations.db"
+ADMINISTRATOR, ADJUDICATOR = 1, 2
+"""Values of the database's `people.is_admin`, which is 0 for those who rank: it was a truth value before there were
+adjudicators, and databases of that time are still read."""
+# People number their groups and ids, and JSON then has numbers.
+RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+def _no_text(names: Any) -> Any:
+    if isinstance(names, str):  # whose letters would be taken for names
+        raise ValueError(f"a list of images, not {names!r}")
+    return tuple(names) if isinstance(names, list) else names  # strict validation makes no tuple behind a validator
+
+
+class PromptRecord(NamedTuple):
+    """One line of prompts.jsonl: the prompt, and the whole T2IS record with the keys that nothing here reads."""
+
+    idx: str
+    """Names the prompt's folder of images, and is its group in every split."""
+    prompt: Prompt
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, config=RECORD)
+class Instance:
+    """One question to a person: rank `candidates` by their consistency with `reference`.
+
+    Paths are relative to the dataset's folder, in POSIX form.
+    """
+
+    id: str
+    group: str
+    """The prompt; no split may cut through it."""
+    reference: str
+    candidates: Annotated[tuple[str, ...], BeforeValidator(_no_text)]
+    theme: str = ""
+    category: str = ""
+    task: str = ""
+    criteria: Criteria | None = None
+    must: tuple[tuple[StrictInt, StrictInt], ...] = ()
+    """Only control questions have these: (better, worse) candidates whose order is known."""
+
+    def __post_init__(self) -> None:
+        count = len(self.candidates)
+        if count < 2 or len(set(self.candidates)) < count:
+            raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
+        if any(not 0 <= index < count for pair in self.must for index in pair):
+            raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
+        order = TopologicalSorter[int]()
+        for better, worse in self.must:
+            order.add(worse, better)
+        try:
+            order.prepare()
+        except CycleError:
+            raise ValueError(f"`must` puts a candidate above itself, which nobody can: {list(self.must)}") from None
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.must)
+
+
+@dataclass(frozen=True, slots=True, config=RECORD)
+class Answer:
+    """One person's ranking of one instance."""
+
+    instance: str
+    annotator: str
+    group: str
+    reference: str
+    candidates: tuple[str, ...]
+    """Best first."""
+    theme: str = ""
+    category: str = ""
+    ranks: tuple[int, ...] = ()
+    """The candidates' ranks from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty if none are."""
+    criteria: Criteria = Field(default_factory=dict)
+    """What the candidates were ranked by, if that was written down."""
+    adjudicated: bool = False
+    """Whether it is an adjudicator's decision about what people disagreed on: it stands in the place of theirs."""
+    own_group: bool = False
+    """Whether the ranking's file names its group; then a theme that other groups share is no tie between them."""
+
+    @property
+    def tiers(self) -> tuple[tuple[str, ...], ...]:
+        """Best first; the candidates of one tier are tied."""
+        ranks = self.ranks or range(len(self.candidates))
+        ranked = zip(ranks, self.candidates, strict=True)
+        return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda entry: entry[0]))
+
+    @classmethod
+    def to(
+        cls, question: Instance, best_first: tuple[str, ...], *, annotator: str, adjudicated: bool = False
+    ) -> Answer:
+        """Somebody's ranking of a question."""
+        return cls(
+            question.id,
+            annotator,
+            question.group,
+            question.reference,
+            best_first,
+            question.theme,
+            question.category,
+            adjudicated=adjudicated,
+        )
+
+
+@dataclass(frozen=True, slots=True, config=RECORD)
+class LabelledPair:
+    """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
+
+    key: str
+    """Names the pair whatever its order."""
+    group: str
+    images: tuple[str, ...]
+    consistent: bool
+    question: str
+    category: str = ""
+    votes: tuple[int, int] = (0, 0)
+    """(Yes, No)"""
+    reasons: str = ""
+
+
+def read_prompts(path: Path) -> list[PromptRecord]:
+    """Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder."""
+    prompts = iter(load_prompts(path))
+
+    def parse(**row: Any) -> PromptRecord:
+        if row.get("idx") is None:
+            raise ValueError("'idx' is missing; it names the prompt's folder of images")
+        with blamed_on("idx"):
+            return PromptRecord(safe_name(str(row["idx"])), next(prompts), row)
+
+    repeated = "idx {0.idx!r} is already taken by an earlier record; ids must be unique"
+    return _read(path, parse, "a prompt", repeated)
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Raises ValueError with file and record if one is malformed or its id is taken."""
+    return _read(path, Instance, "a ranking instance", "id {0.id!r} is already taken by an earlier record")
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Raises ValueError with file and record if one is malformed, or a person answers an instance twice."""
+    return _read(path, Answer, "a ranking", "{0.annotator} has already ranked {0.instance}")
+
+
+def read_pairs(path: Path) -> list[LabelledPair]:
+    """Raises ValueError with file and record if one is malformed or its key is taken."""
+    return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
+
+
+def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair], *, mode: int = SHARED) -> None:
+    write_jsonl(path, map(asdict, records), mode=mode)
+
+
+def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
+    """The records of a JSONL file; `repeated` is the fault of one that an earlier record rules out."""
+    records: dict[str, Record] = {}
+    for number, row in enumerate(read_jsonl(path), 1):
+        with blamed_on(f"{path}, record {number}"):
+            try:
+                record = kind(**row)
+            except ValidationError as error:
+                raise ValueError(f"not {name} ({faults_of(error)})") from None
+            # The fault spells out what has to be unique, so it is the key of that too.
+            fault = repeated.format(record)
+            if records.setdefault(fault, record) is not record:
+                raise ValueError(fault)
+    return list(records.values())
+
+
+# --- the rankings of people --------------------------------------------------------------------------------------
+
+
+def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
+    """The rankings of a folder, control questions aside: its database's, written to rankings.jsonl, or that file's."""
+    database, path = folder / DATABASE, folder / "rankings.jsonl"
+    if not database.is_file():
+        return read_answers(path) if path.is_file() else []
+    with closing(connect(database, read_only=dry_run)) as db:
+        answers = stored_answers(db)
+    if not dry_run:
+        write_records(path, answers, mode=PRIVATE)
+    return answers
+
+
+def connect(
+    database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
+) -> sqlite3.Connection:
+    """Opens a database of annotations for any thread; `read_only` leaves the folder as it is, to the byte.
+
+    Raises:
+        ValueError: it is none, or damaged (`check`); the message names it.
+    """
+    address = f"file:{quote(str(database))}"
+    if read_only:
+        # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.
+        is_written = database.with_name(f"{database.name}-wal").exists()
+        address += "?mode=ro" if is_written else "?immutable=1"
+    # isolation_level=None: transactions begin where the store says so, not where the module guesses.
+    db = sqlite3.connect(address, uri=True, timeout=10, check_same_thread=False, isolation_level=None)
+    try:
+        db.executescript(setup)
+        if check:
+            _check(db)
+    except (sqlite3.Error, *MALFORMED) as error:
+        db.close()
+        raise ValueError(f"{database} cannot be used as a database ({error}); move it away or restore a copy") from None
+    return db
+
+
+def _check(db: sqlite3.Connection) -> None:
+    """Raises whatever reading a damaged database raises: now, and not when somebody ranks."""
+    (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise ValueError(" ".join(verdict.split()))
+    for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        db.execute(f'SELECT * FROM "{table}"').fetchall()  # texts may be no UTF-8
+    for (content,) in db.execute("SELECT content FROM instances"):
+        stored_instance(content)
+    for controls in (False, True):
+        stored_answers(db, controls=controls)
+    undone = "SELECT e.content, i.content FROM events e JOIN instances i ON i.id = e.instance WHERE e.kind = 'undo'"
+    for ranking, content in db.execute(f"{undone} AND e.content IS NOT NULL"):
+        stored_ranking(ranking, stored_instance(content))
+
+
+def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
+    """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+    # In the order of the answers, so that rankings.jsonl is the same file each time.
+    rows = db.execute(
+        "SELECT b.person, b.ranking, i.content, p.is_admin FROM answers b JOIN instances i ON i.id = b.instance "
+        "JOIN people p ON p.name = b.person "
+        "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
+        (controls,),
+    )
+    # Many people rank one instance, and there are few orders: reading 40,000 answers anew took 1.6 s of a start.
+    instance_of, order_of = cache(stored_instance), cache(parse_json)
+    answers = []
+    for person, ranking, content, role in rows:
+        shown = instance_of(content)
+        candidates = tuple(shown.candidates[index] for index in stored_ranking(ranking, shown, read=order_of))
+        answers.append(Answer.to(shown, candidates, annotator=person, adjudicated=role == ADJUDICATOR))
+    return answers
+
+
+def final_answers(answers: Sequence[Answer]) -> list[Answer]:
+    """What counts: of an instance that was adjudicated the decision alone, of the others every ranking."""
+    decided = {answer.instance for answer in answers if answer.adjudicated}
+    return [answer for answer in answers if answer.adjudicated or answer.instance not in decided]
+
+
+def stored_instance(content: str) -> Instance:
+    """The instance of a row of the database."""
+    return typed(parse_json(content), Instance)
+
+
+def stored_ranking(text: str, instance: Instance, *, read: Callable[[str], Any] = parse_json) -> list[int]:
+    """The candidates of a ranking in the database, best first."""
+    order = read(text)
+    if sorted(order) != list(range(len(instance.candidates))):
+        raise ValueError(f"a ranking of {instance.id} is {text[:60]}")
+    return list(order)

@@ -1,0 +1,1 @@
+"""PaCo-GRPO: reinforcement learning of generators from consistency rewards."""

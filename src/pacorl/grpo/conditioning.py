@@ -1,0 +1,121 @@
+"""What a policy derived from prompts, derived once per run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, weight_write_errors
+from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from pacorl.models.policies.policy import Policy
+    from pacorl.runtime.processes import Runtime
+
+
+class ConditioningCache:
+    """Each prompt encoded once per run; edits, whose source is encoded with them, once per size.
+
+    Keyed by text and sources, not by id: training and evaluation prompts are numbered apart.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._encoded: dict[tuple[Any, ...], Conditioning] = {}
+
+    def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
+        """One batch on the device, for prompts that are all sampled at `size`."""
+        self._encode(prompts, size)
+        keys = [_key(prompt, size) for prompt in prompts]
+        conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}
+        return self._policy.collate([conditionings[key] for key in keys])
+
+    def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
+        """Encode what is not encoded yet, for a config's `size`."""
+        by_size: dict[Size, list[Prompt]] = {}
+        for prompt in prompts:
+            by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)
+        for sampled_size, group in by_size.items():
+            self._encode(group, sampled_size)
+
+    def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
+        keyed = {_key(prompt, size): prompt for prompt in prompts}
+        if new := {key: prompt for key, prompt in keyed.items() if not self._has(key)}:
+            self._add(new, size)
+
+    def _has(self, key: tuple[Any, ...]) -> bool:
+        return key in self._encoded
+
+    def _read(self, key: tuple[Any, ...]) -> Conditioning:
+        return self._encoded[key]
+
+    def _add(self, prompts: dict[tuple[Any, ...], Prompt], size: Size) -> None:
+        self._encoded |= dict(zip(prompts, self._policy.encode(list(prompts.values()), size), strict=True))
+
+
+class ConditioningFiles(ConditioningCache):
+    """The conditionings of a run in files that its processes write together, each its share, and map to read.
+
+    For FLUX.1-dev a prompt takes 4 MiB: in main memory 100,000 of them would be 420 GB, in each process.
+    """
+
+    FILES = (f"{'[0-9a-f]' * 64}.safetensors", f".*{PART}", ".tmp*")
+    """Patterns of their names, and of what a kill leaves of one."""
+    CHUNK = 32
+    """Prompts that a process encodes together and then writes. A multiple of the policies' own batches: what is in one
+    of these does not depend on the number of processes, and so neither do the last bits of what is encoded."""
+
+    def __init__(self, policy: Policy, folder: Path, *, runtime: Runtime) -> None:
+        """
+        Args:
+            policy: whose encoders the processes share.
+            folder: that all of them see; what lies there, of an earlier run, goes.
+            runtime: of the processes.
+        """
+        super().__init__(policy)
+        self.folder, self.runtime, self._written = folder, runtime, set[tuple[Any, ...]]()
+        runtime.on_main(self.remove)
+        runtime.on_main(lambda: make_folder(folder))
+
+    def remove(self) -> None:
+        """Delete the files; the main process does it at a run's end. Files of other names stay."""
+        with suppress(OSError):  # they are found and deleted when the run goes on
+            remove_made(self.folder, self.FILES)
+
+    def _has(self, key: tuple[Any, ...]) -> bool:
+        return key in self._written
+
+    def _read(self, key: tuple[Any, ...]) -> Conditioning:
+        # Opened anew for each batch: a system maps some 65,000 files at a time, and its cache keeps what is read often.
+        with safe_open(self._path(key), framework="pt") as file:
+            return Conditioning({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no dict
+
+    def _add(self, prompts: dict[tuple[Any, ...], Prompt], size: Size) -> None:
+        ordered, runtime = list(prompts), self.runtime
+
+        def write() -> dict[int, None]:
+            for start in range(runtime.rank * self.CHUNK, len(ordered), runtime.world * self.CHUNK):
+                keys = ordered[start : start + self.CHUNK]
+                encoded = self._policy.encode([prompts[key] for key in keys], size)
+                for key, conditioning in zip(keys, encoded, strict=True):
+                    path = self._path(key)
+                    with weight_write_errors(path), replacing(path, mode=PRIVATE, flush=False) as temporary:
+                        save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, temporary)
+            return {}
+
+        runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all
+        self._written |= set(prompts)
+
+    def _path(self, key: tuple[Any, ...]) -> Path:
+        return self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.safetensors"
+
+
+def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
+    # A text is encoded without regard to the size; a source is encoded at the size of its edit.
+    return prompt.text, prompt.sources, size if prompt.sources else None

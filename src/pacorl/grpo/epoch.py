@@ -1,0 +1,229 @@
+"""One epoch of PaCo-GRPO, from top to bottom: draw, sample, score, compare, update (arXiv 2512.04784, §3.3).
+
+A prompt gives a *group* of samples, which are compared with each other alone. A sample is a *row*, numbered over all
+ranks; its randomness follows from (seed, epoch, row or node, step), so that any number of processes draws the same.
+Samples of a group may share the beginning of their paths: a *node* is a latent that several of them descend from. It
+passes the transformer once, in sampling as in training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from pacorl.core.advantages import advantages
+from pacorl.core.sampler import Sampler
+from pacorl.core.selection import drop_alike_groups
+from pacorl.grpo.rollout import draw_samples
+from pacorl.grpo.rows import Row, assign_rows, epoch_rows
+from pacorl.grpo.run import Run
+from pacorl.grpo.scoring import Scorer, Scores, reward_table, share_not_finite
+from pacorl.grpo.suffix_check import check_suffix
+from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
+from pacorl.runtime.processes import SharedFault
+from pacorl.types import Advantages, Rollout, Samples
+
+
+def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, float]:
+    """Run the coming epoch. A stop during sampling abandons it, and a resumed run samples the same again.
+
+    Args:
+        run: in its state after the last epoch.
+        scorer: constructor of the scorer. A verification passes one that replays recorded scores.
+
+    Returns:
+        The epoch's line in metrics.jsonl.
+
+    Raises:
+        Interrupted: after a signal, when the state is saved.
+        ValueError: if more scores are missing than `advantages.max_missing`, when the state is saved.
+        Exception: raised by a reward on any rank; on all ranks, when the state is saved.
+    """
+    before = run.begin_epoch()
+    sampler = run.sampler
+
+    with run.guard():
+        # 1. Draw: prompts × group size. The shuffled prompts are used up before they are shuffled again.
+        rows = epoch_rows(
+            run.train_prompts,
+            epoch=run.epoch,
+            count=run.config.prompts_per_epoch,
+            group_size=run.config.group_size,
+            seed=run.config.seed,
+        )
+
+        # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run beside the generator,
+        # or take turns with it on a small card.
+        samples = [Samples() for _ in range(run.config.optimizer.updates_per_epoch)]
+        with run.scorer(scorer, samples=len(rows)) as scoring:
+            with run.bars.phase("sampling", total=len(rows) // run.runtime.world) as advance, run.sampling_policy():
+                for rollout in sample(run, sampler, rows, samples):
+                    scoring.submit(rollout)
+                    advance(len(rollout))
+                    # Ranks meet here: they may have other units, but each has as many batches of samples.
+                    run.runtime.check_stop()
+            scores = run.gather_scores(scoring)
+
+            # 3. Compare: tame, weigh and normalise within groups. A missing score is not trained on.
+            epoch_advantages = compare(run, sampler, rows, scores)
+            metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
+            check_missing(run, metrics, scoring)
+            statistics = scoring.statistics()
+        run.note_samples(samples, scores, epoch_advantages)
+        metrics |= check_suffix(
+            run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
+        )
+        metrics |= run.judge_counts(since=before) | run.schedule_metrics(sampler)
+
+        # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
+        metrics |= learn(run, sampler, samples, epoch_advantages)
+
+        # 5. Record: ledger, monitor, log.
+        return run.finish_epoch(samples, statistics, metrics, since=before)
+
+
+def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Samples]) -> Iterator[Rollout]:
+    """Draw this rank's share of the rows, and yield each batch of images. Samples of a stopped run are not drawn again.
+
+    Args:
+        run: whose policy samples; see `Run.sampling_policy`.
+        sampler: of the epoch.
+        rows: of all ranks.
+        samples: one per update; filled with its rollouts and nodes.
+    """
+    config, runtime = run.config, run.runtime
+    # Whole subtrees go to an update and a rank, so that what an update contains does not depend on the ranks.
+    units_of_updates = assign_rows(
+        rows,
+        tree=sampler.tree,
+        batch=config.sampling.batch,
+        updates=len(samples),
+        world=runtime.world,
+        rank=runtime.rank,
+        sharded=runtime.sharded,
+    )
+
+    kept = run.pending.recall([list(chain(*units)) for units in units_of_updates])
+    if kept is not None:
+        for update, of_stopped in zip(samples, kept, strict=True):
+            update.nodes += of_stopped.nodes
+            for rollout in of_stopped.rollouts:
+                update.rollouts.append(rollout)
+                yield rollout
+        return
+
+    draw = run.draw(sampler)
+    for update, units in zip(samples, units_of_updates, strict=True):
+        for unit in units:
+            with run.clock.timed("rollout"):
+                yield from draw_samples(draw, unit, update)
+    run.pending.hold(samples)
+
+
+def compare(run: Run, sampler: Sampler, rows: Sequence[Row], scores: Mapping[int, Scores]) -> Advantages:
+    """Aggregate the rewards and normalise them within groups, and among the children of each node.
+
+    Args:
+        run: whose rewards are weighed.
+        sampler: of the epoch.
+        rows: of all ranks.
+        scores: global row → one score per reward.
+
+    Returns:
+        Advantages by global row and by level of the tree. Groups in which all are alike are left out if
+        `selection.min_std` is set.
+    """
+    config = run.config
+    table = reward_table(scores, rows, names=tuple(run.rewards))
+    weights = [reward.weight for reward in config.rewards]
+    nodes = sampler.tree.nodes([row.number for row in rows])
+
+    values = advantages(table, config.advantages, weights=weights, nodes=nodes)
+    return drop_alike_groups(values, table, config.selection, weights=weights)
+
+
+def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> None:
+    """Raise SharedFault with the rewards' reasons, on all ranks, if more scores are missing than the run tolerates."""
+    missing, not_finite = metrics["samples/missing"], metrics["samples/not_finite"]
+    tolerated = run.config.advantages.max_missing
+    if missing <= tolerated:
+        return
+
+    reasons = sorted({error for error in run.runtime.gather(scoring.last_error()) if error})
+    if not_finite:
+        reasons.append(f"{not_finite:.0%} were no finite numbers")
+    fault = ValueError(
+        f"{missing:.0%} of the scores of epoch {run.epoch + 1} are missing, and advantages.max_missing is "
+        f"{tolerated:.0%}; the state is saved. {'; '.join(reasons) or 'The rewards gave no reason'}"
+    )
+    raise SharedFault(fault)
+
+
+def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:
+    """Take the epoch's optimizer steps: each update's samples once per inner epoch.
+
+    Returns:
+        The metrics' means over updates and ranks; of the ratio's deviation the largest.
+    """
+    config = run.config
+    sampled_at = run.step
+    passes = [(inner, update) for inner in range(config.objective.inner_epochs) for update in samples]
+    history: dict[str, list[float]] = defaultdict(list)
+    empty = 0
+
+    with run.clock.timed("update"), run.bars.phase("updating", total=len(passes)) as advance:
+        for inner, update in passes:
+            if config.max_steps and run.step >= config.max_steps:
+                break
+            metrics = take_step(run, sampler, update, epoch_advantages, inner=inner, moved=run.step > sampled_at)
+            empty += not metrics
+            for name, value in metrics.items():
+                history[name].append(value)
+            advance(1)
+
+    if run.old and run.objective.lag:
+        run.old.follow(run.objective.lag(run.step))
+    means = gather_metrics(history, run.runtime)
+    run.warn_of_deviation(means)
+    if empty:
+        run.warn_of_empty(empty, len(passes))
+    return means | ({"updates/empty": float(empty)} if config.selection.min_std else {})
+
+
+def take_step(
+    run: Run, sampler: Sampler, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool
+) -> dict[str, float]:
+    """Take one optimizer step. It is skipped, on all ranks alike, if a gradient is not finite or no sample is left.
+
+    Args:
+        run: whose policy learns.
+        sampler: of the epoch.
+        samples: this rank's, for this step.
+        epoch_advantages: of all samples of the epoch.
+        inner: number of earlier passes over these samples.
+        moved: whether the trained policy has taken a step since they were sampled.
+
+    Returns:
+        Its metrics; none if no sample was left.
+    """
+    rate = run.set_learning_rate()
+    policy_loss = PolicyLoss(
+        run.policy,
+        sampler,
+        run.cache,
+        options=run.config.objective,
+        advantage_clip=run.config.advantages.clip,
+        # A policy that has not moved is the one that sampled: its forward serves as both.
+        old=run.old if moved or run.objective.lag else None,
+    )
+
+    metrics = update_policy(
+        policy_loss, samples, epoch_advantages, runtime=run.runtime, draw=(run.config.seed, run.epoch, inner)
+    )
+    if not metrics:
+        return {}
+
+    norm = run.step_optimizer()
+    return {"lr": rate, **metrics, "grad_norm": norm, "skipped": float(not math.isfinite(norm))}

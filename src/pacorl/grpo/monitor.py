@@ -1,0 +1,264 @@
+"""The monitor of reward hacking: what a policy's images look like, against what they looked like at the start.
+
+A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one image for every
+prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's images are
+measured without a model, measures that nobody rewards (`held_out/…`) stand beside them, and a sign that moves beyond
+its limit from where it stood warns, or stops the run.
+
+    duplicates      share of a grid image's pairs of panels that are nearly the same, blank ones included
+    blank           share of panels that show nothing: flat, or dark and nearly flat
+    grid_artifact   share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
+    diversity       root mean squared distance, over pairs of prompts, of what their images have in common
+    held_out/…      an evaluation's measures that are not rewarded
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pacorl.core.grid import split
+from pacorl.core.metric_names import HELD_OUT, MONITOR, SIGN_MEANINGS, sign_meaning
+from pacorl.grpo.policy_config import LimitConfig, MonitorConfig
+from pacorl.types import Prompt
+
+Pixels = NDArray[np.float64]
+Kind = Literal["epoch", "evaluation"]
+
+# Panels are compared at this size, whatever theirs: noise and compression differ there little.
+SIDE = 32
+# Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the tiny
+# world changes more (`tests/grpo/test_monitor.py` measures it).
+SAME_DISTANCE = 0.02
+# A panel with less contrast than this shows nothing; with less than twice as much if it is dark.
+FLAT_STD = 0.04
+DARK_MEAN = 0.15
+THUMBNAIL = 8
+# Fewer prompts say nothing of diversity: which ones an epoch drew would decide it.
+LEAST_PROMPTS = 4
+# Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
+FINE_PERIOD = 16
+# A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
+PEAK_FACTOR = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class PanelStatistics:
+    """What one grid image shows, measured without a model."""
+
+    group: int
+    duplicates: float
+    blank: float
+    grid_artifact: float
+    thumbnail: tuple[float, ...]
+    """The mean panel in small, RGB in 0..1: what the panels have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign beyond its limit."""
+
+    sign: str
+    reference: float
+    """Where a sign that should not rise started, or the best that one that should not fall has been."""
+    now: float
+    limit: float
+    action: Literal["warn", "stop"]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
+            f"({sign_meaning(self.sign)})"
+        )
+
+
+class HackingSuspectedError(ValueError):
+    """A sign of reward hacking went beyond a limit that stops the run; the state is saved."""
+
+    def __init__(self, stops: Sequence[Alarm], *, epoch: int) -> None:
+        super().__init__(
+            f"stopped after epoch {epoch}, and saved: {'; '.join(map(str, stops))}. Look at the samples; reward what "
+            "is lost as well, or lower optimizer.lr, or go on with monitor.<sign>.action=warn"
+        )
+
+
+# --- one image -------------------------------------------------------------------------------------------------
+
+
+def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
+    """Measure one grid image without a model."""
+    # All panels at once: an epoch's images at 64 px took 2.6 % of its CPU time when each panel had its own calls.
+    panels = split(image.convert("RGB"), prompt.grid)
+    small_PHWC, tiny_PHWC = (
+        _pixels([panel.resize((side, side), Image.Resampling.BOX) for panel in panels]) for side in (SIDE, THUMBNAIL)
+    )
+    return PanelStatistics(
+        group=prompt.id,
+        duplicates=duplicate_share(small_PHWC),
+        blank=float(is_blank(small_PHWC).mean()),
+        grid_artifact=fmean(grid_artifact_share(_pixels(panels).mean(3))),
+        thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
+    )
+
+
+def duplicate_share(panels_PHWC: Pixels) -> float:
+    """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one image; 0 for a single panel."""
+    first, second = np.triu_indices(len(panels_PHWC), 1)
+    distance = np.sqrt(((panels_PHWC[first] - panels_PHWC[second]) ** 2).mean((1, 2, 3)))
+    return float((distance < SAME_DISTANCE).mean()) if len(first) else 0.0
+
+
+def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
+    """(P,): whether a (SIDE, SIDE, 3) panel shows nothing."""
+    contrast_P, mean_P = panels_PHWC.std((1, 2)).mean(1), panels_PHWC.mean((1, 2, 3))
+    return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
+
+
+def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
+    """Per panel the share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 if flat.
+
+    A bin is such a peak if it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures spread
+    over many bins, a regular pattern does not.
+    """
+    window, fine = _spectrum_of(*grey_PHW.shape[1:])
+    power_PHW = np.abs(np.fft.fft2((grey_PHW - grey_PHW.mean((1, 2), keepdims=True)) * window)) ** 2
+    peaks = fine & (power_PHW > PEAK_FACTOR * _ring_maximum(power_PHW))
+    for axis in (1, 2):  # the Hann window spreads a peak to the bins around it, and no further
+        peaks = peaks | np.roll(peaks, 1, axis) | np.roll(peaks, -1, axis)
+    shares = []
+    for power, own in zip(power_PHW, peaks & fine, strict=True):
+        total = float(power[fine].sum())
+        # Rounding alone: the share of nothing would be noise.
+        shares.append(float(power[own].sum()) / total if total > 1e-9 * power.size else 0.0)
+    return shares
+
+
+@lru_cache(maxsize=8)
+def _spectrum_of(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
+    """The window of a panel, and which bins of its spectrum are fine detail."""
+    fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
+    return np.outer(np.hanning(height), np.hanning(width)), fine
+
+
+def _ring_maximum(power_PHW: Pixels) -> Pixels:
+    """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
+    around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
+    across, down = _run_maximum(around), _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
+    rows = np.maximum(across[:, :-6], across[:, 6:])
+    return np.maximum(rows, np.maximum(down[:, :, :-6], down[:, :, 6:]))
+
+
+def _run_maximum(values_PHW: Pixels) -> Pixels:
+    """The largest of each run of seven along the last axis, by three doublings instead of seven comparisons."""
+    two = np.maximum(values_PHW[..., :-1], values_PHW[..., 1:])
+    four = np.maximum(two[..., :-2], two[..., 2:])
+    return np.maximum(four[..., :-3], four[..., 3:])
+
+
+def _pixels(images: Sequence[Image.Image]) -> Pixels:
+    """(P, H, W, 3) in 0..1."""
+    return np.stack([np.asarray(image) for image in images]) / 255
+
+
+# --- many images -----------------------------------------------------------------------------------------------
+
+
+def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
+    """The signs of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
+    names = ("duplicates", "blank", "grid_artifact")
+    signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
+    spread = diversity(statistics)
+    return signs if spread is None else signs | {"diversity": spread}
+
+
+def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
+    """Root mean squared distance of groups' mean thumbnails, over pairs of groups; None if under LEAST_PROMPTS."""
+    groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for image in statistics:
+        groups[image.group].append(image.thumbnail)
+    if len(groups) < LEAST_PROMPTS:
+        return None
+    mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
+    # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
+    return float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))
+
+
+# --- over time -------------------------------------------------------------------------------------------------
+
+
+class HackingMonitor:
+    """Remembers every sign from the start of a run, and raises alarms.
+
+    A sign that should not rise is compared with its start, one that should not fall with the best that it has been:
+    what a run gained and loses again is lost as well. Training samples and evaluations have references of their own,
+    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
+    an evaluation always has the same prompts and seeds, and is taken as it is.
+    """
+
+    def __init__(self, limits: Mapping[str, LimitConfig], *, average: int = 3) -> None:
+        self.limits, self.average = limits, average
+        self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+
+    @classmethod
+    def of(cls, config: MonitorConfig) -> HackingMonitor:
+        """The monitor of a config."""
+        return cls({name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))})
+
+    def observe(
+        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
+    ) -> tuple[dict[str, float], list[Alarm]]:
+        """Take in an epoch's or an evaluation's images.
+
+        Args:
+            kind: which of the two.
+            statistics: of each grid image, from every process.
+            metrics: the rest of the log's line, whose held-out measures are signs too.
+
+        Returns:
+            What the log holds of signs and alarms, and the alarms.
+        """
+        signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
+        raised = self.update(kind, {**metrics, **signs})
+        return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
+
+    def update(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
+        """Take in a line of the log (`monitor/…` and `held_out/…`); returns what is beyond its limit."""
+        return [alarm for sign in self._remember(kind, values) for alarm in self._alarms(kind, sign)]
+
+    def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take in an earlier log, without alarms, so that a resumed run goes on as if it had not been stopped."""
+        for line in lines:
+            self._remember(line["kind"], line)
+
+    def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
+        """The signs among the values, now remembered."""
+        signs = []
+        for name, value in values.items():
+            sign = name.removeprefix(MONITOR)
+            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(MONITOR) and sign in self.limits)):
+                self._history[kind, sign].append(value)
+                signs.append(sign)
+        return signs
+
+    def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
+        limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
+        history, average = self._history[kind, sign], self.average if kind == "epoch" else 1
+        if limit.action == "off" or len(history) <= average:
+            return []
+        *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
+        if sign == "diversity" or sign.startswith(HELD_OUT):
+            # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.
+            reference = max(before)
+            change = (reference - now) / abs(reference) if reference else 0.0
+        else:
+            reference = before[0]
+            change = now - reference
+        return [Alarm(sign, reference, now, limit.at, limit.action)] if change > limit.at else []

@@ -1,0 +1,419 @@
+"""A PaCo-GRPO run: the sections of its config and their defaults, the paper's for FLUX.1-dev."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName, Word
+from pacorl.config.one_of import OneOf
+from pacorl.config.options import LARGEST, MEMORY
+from pacorl.core.advantages import AGGREGATES, AggregateOptions
+from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
+from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
+from pacorl.core.schedule import NoiseWindow, stage_size
+from pacorl.core.sde import SDE_TYPES
+from pacorl.core.selection import Selection
+from pacorl.judge import JudgeSection, default_judge
+from pacorl.judge.judge import InProcessOptions
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
+from pacorl.models.policies.policy import PolicyOptions, PolicySpec
+from pacorl.rewards.section import RewardConfig
+from pacorl.types import TINY, Prompt, Size
+
+
+class AdapterConfig(Section):
+    """The LoRA that is trained."""
+
+    rank: Rank = 64
+    """r of the added product BA."""
+    alpha: Positive = 128
+    """α of its scale α/r."""
+    targets: tuple[str, ...] = ()
+    """Module name suffixes; empty for the policy's own (the released ones)."""
+    start: str = ""
+    """An adapter to go on from, in PEFT or diffusers form."""
+
+
+class PromptsConfig(Section):
+    """What is generated."""
+
+    train: str = "data/t2is/train.jsonl"
+    """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
+    evaluation: str = "data/t2is/test.jsonl"
+    """What is evaluated on, named as `train` is."""
+    evaluation_limit: Positive = 64
+    """At most so many evaluation prompts, evenly spread over the file."""
+    benchmarks: tuple[str, ...] = ()
+    """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
+    leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
+    """What happens if a training prompt is among the evaluation's or a benchmark's."""
+    near: Share | None = None
+    """The share of word triples from which two texts count as one; None for equal texts only."""
+    record_sizes: bool = False
+    """For generators of sets: whether records that say a height and width are generated at these, in training and in
+    evaluation, and only others at sampling.size and evaluation.size."""
+
+
+class SamplingConfig(SamplingSteps):
+    """How training samples are drawn: at a low resolution, with a few stochastic steps."""
+
+    size: tuple[Positive, Positive] = (512, 512)
+    """Height and width."""
+    curriculum: tuple[tuple[Annotated[int, Field(ge=0)], tuple[Positive, Positive]], ...] = ()
+    """[epoch, [height, width]] …: from each of these epochs on (the first is 0) that size replaces `size`."""
+    shift: Literal["training", "evaluation"] = "training"
+    """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
+    steps: Steps = 10
+    sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
+    """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
+    is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
+    window: NoiseWindow = NoiseWindow()
+    tree: TreeOptions = TreeOptions()
+    """How the samples of a group branch; by default each has its own noise, as in the paper."""
+    batch: Positive = 1
+    """Samples per forward."""
+    fuse_lora: bool = True
+    """Whether base and adapter are one product in forwards that are not trained on, evaluation included: faster, and
+    exact up to rounding. In fp32 for one more copy of the adapted weights; not of sharded or quantised ones."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> SamplingConfig:
+        if not self.sde_steps:
+            raise ValueError("sde_steps is empty, so nothing would be trained; name at least one step, e.g. [1]")
+        if list(self.sde_steps) != sorted(set(self.sde_steps)):
+            raise ValueError(f"sde_steps {list(self.sde_steps)} must be ascending and distinct")
+        if self.sde_steps[-1] >= self.steps:
+            raise ValueError(f"sde_steps {list(self.sde_steps)} reach beyond the {self.steps} sampling steps")
+        if self.window.kind != "fixed" and self.window.size > len(self.sde_steps):
+            raise ValueError(
+                f"window.size {self.window.size} exceeds the {len(self.sde_steps)} sde_steps that it is chosen from"
+            )
+        starts = [epoch for epoch, _ in self.curriculum]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
+        return self
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Every size that is trained at."""
+        # In the order of training, each once.
+        return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
+
+    def size_at(self, epoch: int) -> Size:
+        """The size that epoch `epoch` (from 0) is sampled at."""
+        return Size(*(stage_size(self.curriculum, epoch) or self.size))
+
+    @property
+    def stochastic_steps(self) -> int:
+        """How many an epoch has."""
+        return len(self.sde_steps) if self.window.kind == "fixed" else self.window.size
+
+    def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
+        """How an epoch's samples are drawn.
+
+        Args:
+            epoch: from 0.
+            group_size: samples per prompt.
+            seed: of the run, which random windows follow.
+            spec: of the objective that is trained.
+            evaluation_size: whose sigmas are taken with `shift: evaluation`.
+        """
+        return Sampler(
+            size=self.size_at(epoch),
+            steps=self.steps,
+            sde_type=self.sde_type,
+            noise_level=self.noise_level,
+            sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
+            suffix=self.suffix,
+            tree=self.tree.resolve(group_size, steps=self.stochastic_steps),
+            # An objective of the endpoint samples the plain ODE.
+            stochastic=spec.needs == "path",
+            keeps_means=spec.keeps_means,
+            shift_size=evaluation_size if self.shift == "evaluation" else None,
+        )
+
+
+class EvaluationConfig(Section):
+    """How the policy is judged: at full resolution, without noise."""
+
+    size: tuple[Positive, Positive] = (1024, 1024)
+    """Height and width in pixels."""
+    steps: Steps = 20
+    """Denoising steps."""
+    every: int = Field(10, ge=0)
+    """Epochs between evaluations; 0 for only before and after."""
+    samples_per_prompt: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Images per prompt, each from its own noise."""
+    batch: Positive = 1
+    """Images per forward."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
+    judge: JudgeSection = None
+    """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
+    reached nor loaded if they ask no judge."""
+    compare_sizes: bool = True
+    """Whether each evaluation also generates its prompts at the training size, if that differs, to log how the rewards
+    at both sizes correlate."""
+    compare_trained: bool = True
+    """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
+    and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
+    an evaluation once more; without `compare_sizes`, or if both sizes are equal, a quarter of an evaluation."""
+
+    @model_validator(mode="after")
+    def _judge_has_work(self) -> EvaluationConfig:
+        if self.judge and not self.rewards:
+            raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
+        return self
+
+
+class LimitConfig(Section):
+    """How far a sign may move from where it stood at the start, and what happens beyond."""
+
+    at: float = Field(gt=0)
+    """How far it may move."""
+    action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
+    """What happens beyond: nothing, a line of warning, or the end of the run, saved."""
+
+
+class MonitorConfig(Section):
+    """The monitor of reward hacking (docs/rewards.md); its limits leave three times what a healthy run did."""
+
+    duplicates: LimitConfig = LimitConfig(at=0.2)
+    """Rise of the share of pairs of panels that are copies."""
+    blank: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of panels that show nothing."""
+    grid_artifact: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of fine detail that is a regular pattern."""
+    diversity: LimitConfig = LimitConfig(at=0.4)
+    """Fall, as a share of the best so far, of the root mean squared distance between prompts' images."""
+    held_out: LimitConfig = LimitConfig(at=0.15)
+    """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _rest_of_a_limit(cls, limit: Any, info: ValidationInfo) -> Any:
+        """A limit that says only `at` or only `action` keeps the other's default."""
+        default = cls.model_fields[str(info.field_name)].default
+        return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
+
+
+OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip")
+ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed")
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerConfig(Section):
+    """AdamW and the adapter's moving average."""
+
+    lr: float = Field(3e-4, gt=0, le=1)
+    """AdamW's learning rate, at its highest."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the rate rises to `lr`."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW's decay of its first and second moments."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW's decoupled decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The norm that a larger gradient is scaled down to."""
+    updates_per_epoch: Positive = 2
+    """Optimizer steps per epoch, each on its share of the groups."""
+    ema_decay: Share = 0.85
+    """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
+    ema_interval: Positive = 1
+    """Optimizer steps between updates of the average."""
+
+
+def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's document with what its `memory` means for keys that are left out."""
+    filled, weights = dict(document), MEMORY[document["memory"]]
+    sections = {
+        "model": {**weights, "gradient_checkpointing": True},
+        "judge": weights,
+        "sampling": {"fuse_lora": False},
+    }
+    for section, keys in sections.items():
+        if isinstance(given := document.get(section, {}), Mapping):  # not `judge: none`
+            filled[section] = {**keys, **given}
+    evaluation = document.get("evaluation")
+    if isinstance(evaluation, Mapping) and isinstance(judge := evaluation.get("judge"), Mapping):
+        filled["evaluation"] = {**evaluation, "judge": {**weights, **judge}}
+    return filled
+
+
+class PolicyConfig(Section):
+    """A PaCo-GRPO run; what is left out has the paper's value.
+
+    Example:
+        from pacorl import PolicyConfig
+
+        config = PolicyConfig(epochs=20, group_size=8, model={"checkpoint": "tiny"}, rewards=[{"name": "consistency"}])
+    """
+
+    out: Path = Path("runs/policy")
+    """The run's folder: log, images, page, checkpoints and adapter."""
+    seed: Seed = 42
+    """Every random draw follows from it."""
+    epochs: Positive = 100
+    """The run ends after so many."""
+    max_steps: int = Field(0, ge=0)
+    """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
+    prompts_per_epoch: Positive = 42
+    """Groups that are sampled in an epoch."""
+    group_size: Annotated[int, Field(ge=2, le=LARGEST)] = 16
+    """Samples per prompt, which are compared with one another."""
+    save_every: Positive = 10
+    """Epochs between checkpoints."""
+    keep_checkpoints: Positive = 3
+    """So many of the newest are kept, and the best."""
+    best_by: str = "reward"
+    """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
+    weighted sum of the rewards; empty to keep none for it."""
+    tf32: bool = True
+    """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
+    times the rate. It acts with `model.dtype: bfloat16` alone, where it changes no log-probability."""
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+
+    memory: Literal["normal", "low", "lowest"] = "normal"
+    """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`
+    says otherwise; generator and judge take turns on the device, so that scores are not computed while samples are
+    drawn; and gradient checkpointing is on. lowest: for 8 to 12 GB; these weights also stay in main memory, and each is
+    sent to the card when its layer computes."""
+
+    # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
+    model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
+        default_factory=default_options
+    )
+    adapter: AdapterConfig = AdapterConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    judge: JudgeSection = Field(default_factory=default_judge)
+    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
+    evaluation or best_by asks it."""
+    rewards: tuple[RewardConfig, ...] = (
+        RewardConfig(name="consistency", weight=0.2),
+        RewardConfig(name="panel_match", weight=0.8),
+    )
+    reward_timeout: float = Field(600.0, gt=0)
+    """Seconds that a reward or judge of this process may take for a batch. An evaluation asks about all images of a
+    process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
+    have limits of their own."""
+    advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
+    """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
+    selection: Selection = Selection()
+    objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
+    """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _low_memory(cls, document: Any) -> Any:
+        in_turns = isinstance(document, Mapping) and document.get("memory") in ("low", "lowest")
+        return with_low_memory(document) if in_turns else document
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether the generator and the models that score are on the device in turn."""
+        return self.memory != "normal"
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> PolicyConfig:
+        if self.in_turns and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
+            raise ValueError(
+                f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
+                "leave overlap out, or take memory: normal"
+            )
+        if (samples := self.prompts_per_epoch * self.group_size) > LARGEST:
+            raise ValueError(
+                f"prompts_per_epoch {self.prompts_per_epoch} with {self.group_size} samples each makes "
+                f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
+            )
+        if not self.rewards:
+            raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
+        for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):
+            # Curves, tables and absences are keyed by these names.
+            names = [reward.key for reward in rewards]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
+        self._check_steps()
+        if self.model.checkpoint == TINY:
+            _ = self.generator.committed  # refuses a kind without one
+        if not self.generator.sets:
+            self._check_edits()
+        if self.prompts.record_sizes and self.sampling.curriculum:
+            raise ValueError(
+                "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
+            )
+        return self
+
+    @property
+    def generator(self) -> PolicySpec:
+        """What is known of the kind of generator."""
+        return POLICIES[self.model.kind]
+
+    def _check_steps(self) -> None:
+        sampling = self.sampling
+        tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
+        is_path = OBJECTIVES[self.objective.name].needs == "path"
+        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
+            sampling.suffix.grid(last + 1, sampling.steps)
+        # An sde_type may add no noise at a step, which then has no likelihood to train.
+        if is_path:
+            SDE_TYPES[sampling.sde_type].check(
+                sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
+            )
+        elif tree.seeds < tree.group_size:
+            raise ValueError(
+                f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
+                "since it samples without noise; leave the tree out"
+            )
+        if self.advantages.among == "siblings" and min(tree.branches) < 2:
+            raise ValueError(
+                f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
+                "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
+            )
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Check that edits have an editor, and none of the settings that they rule out.
+
+        Raises:
+            ValueError: naming the prompt or the setting.
+        """
+        edit = next((prompt for prompt in prompts if prompt.sources), None)
+        if edit and not self.generator.edits:
+            editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)
+            raise ValueError(
+                f"prompt {edit.id} ({edit.text[:60]!r}) edits an image, and model.kind {self.model.kind} would not see "
+                f"it; take one of {editors}, or give prompts of sets"
+            )
+        if edit:
+            self._check_edits()
+
+    def _check_edits(self) -> None:
+        if self.prompts.record_sizes:
+            raise ValueError(
+                f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "
+                "source's shape; leave it out"
+            )
+        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
+            if judge and judge.symmetric:
+                raise ValueError(
+                    f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "
+                    "the original, and must not be turned round; set it to false"
+                )
+
+
+def recipe() -> Path:
+    """The tiny recipe: in the wheel beside the package's modules, in a checkout under configs/."""
+    package = Path(__file__).parents[1]
+    inside = package / "tiny.yaml"
+    return inside if inside.exists() else package.parents[1] / "configs" / "tiny.yaml"

@@ -1,0 +1,136 @@
+"""A judge behind an OpenAI-compatible API: its options, and its line of `JUDGES`.
+
+`judge` asks, `batch` asks nothing twice, `messages` writes requests and reads answers, `client` sends them, and
+`endpoints` says where judges are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pacorl.config.base import Positive
+from pacorl.io.net import is_url, service_url
+from pacorl.io.outage import OUTAGE_SECONDS
+from pacorl.judge.http.endpoints import address_of, listens, load_endpoints
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.judge import BackendOptions, JudgeSpec
+
+logger = logging.getLogger(__name__)
+DAY = 86_400.0
+"""Seconds that anybody waits at most."""
+
+
+class HttpOptions(BackendOptions):
+    """A judge behind an OpenAI-compatible API."""
+
+    backend: Literal["http"] = "http"
+    checkpoint: str = ""
+    """A URL, or a YAML file of endpoints."""
+    model: str = ""
+    """The model's name there."""
+    api_key_env: str = ""
+    """The environment variable that holds the key."""
+    concurrency: Positive = 32
+    """Requests that an endpoint is sent at a time, by all processes together."""
+    timeout: float = Field(60.0, gt=0, le=DAY)
+    """Seconds for an answer."""
+    retries: int = Field(6, ge=0, le=1000)
+    """Further attempts before a verdict is missing."""
+    startup: float = Field(180.0, ge=0, le=DAY)
+    """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
+
+    outage: float = Field(OUTAGE_SECONDS, ge=0, le=DAY)
+    """Seconds for which a training retries questions that no server answers; then it saves, keeps the epoch's images
+    and answers, and ends with exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
+
+    def patience(self, missing: int) -> float:
+        rounds = 1 + math.ceil(missing / self.concurrency)
+        return self.startup + self.outage + rounds * (1 + self.retries) * self.timeout
+
+    def on_resume(self) -> HttpOptions:
+        # Its server has answered this run before, so that it is an outage and no wrong address.
+        return self.model_copy(update={"startup": max(self.startup, self.outage)})
+
+    def identity(self) -> str:
+        return f"model {self.model or load_endpoints(Path(self.checkpoint)).named().name}"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_adapter(cls, section: Any) -> Any:
+        if isinstance(section, dict) and (adapter := section.get("adapter")):
+            raise ValueError(f"adapter {adapter} is a server's own affair; name it there, and here as the model")
+        return section
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> HttpOptions:
+        if not claims(self.checkpoint):
+            raise ValueError(
+                f"checkpoint {self.checkpoint!r} is no address; backend http needs a URL such as "
+                "http://127.0.0.1:8000/v1, or a YAML file of endpoints"
+            )
+        if is_url(self.checkpoint) and service_url(self.checkpoint, name="checkpoint") and not self.model:
+            raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.model or self.checkpoint
+
+
+def claims(source: str) -> bool:
+    """Whether a judge's name is a server's address or a YAML of endpoints."""
+    return is_url(source) or source.endswith((".yaml", ".yml"))
+
+
+def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None, waits: bool = True) -> HttpJudge:
+    """The judge of a config, after it shook hands with every endpoint; `device` means nothing to it."""
+    keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "outage", "symmetric", "variants"}
+    settings = options.model_dump(include=keys)
+    return connected(options.checkpoint, processes=processes, startup=waits * options.startup, **settings)
+
+
+def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge:
+    """`HttpJudge.connect`, closed again if an endpoint does not answer its handshake within `startup` seconds."""
+    judge = HttpJudge.connect(source, **options)
+    try:
+        try:
+            judge.check()
+        except ConnectionError as fault:
+            if not startup:
+                raise
+            logger.warning("%s; waiting up to %g s for it (Ctrl-C ends it)", fault, startup)
+            judge.check(patience=startup)
+    except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
+        judge.close()
+        raise
+    return judge
+
+
+def from_source(
+    source: str, *, adapter: str = "", quantize: str = "", stream: bool = False, **options: Any
+) -> tuple[HttpJudge, str]:
+    """A judge by its address, after it shook hands."""
+    if adapter:
+        raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
+    judge = connected(source, **options)
+    return judge, judge.model
+
+
+def how_to_serve(options: HttpOptions) -> str:
+    """For a server of this machine at whose port nobody listens, how to start it."""
+    from_file = not is_url(options.checkpoint)
+    urls = load_endpoints(Path(options.checkpoint)).urls if from_file else [options.checkpoint]
+    silent = [(host, port) for host, port in map(address_of, urls) if host and not listens(host, port)]
+    if not silent:
+        return ""
+    ports = ", ".join(f"{host}:{port}" for host, port in silent)
+    served = options.checkpoint if from_file else f"CHECKPOINT --name {options.model} --port {silent[0][1]}"
+    return f" (nobody listens at {ports}: `pacorl serve {served} --backend vllm`)"
+
+
+SPEC = JudgeSpec(options=HttpOptions, open=open_http, from_source=from_source, claims=claims, remedy=how_to_serve)

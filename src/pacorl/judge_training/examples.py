@@ -1,0 +1,202 @@
+"""Comparisons → what the judge's model takes: prompt, answer, and which positions the loss reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from pacorl.io.images import check_readable, open_image
+from pacorl.judge.local import single_token
+from pacorl.judge.prompting import chat_text
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.judge_training.loop import decision_metrics, processes
+from pacorl.judge_training.tuning import processor_of
+from pacorl.records.comparisons import IMAGE_TAG, answer_text, comparisons_from
+from pacorl.types import Comparison
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Target = Literal["reasons", "label", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedComparison:
+    """A comparison in the order in which it is shown, perhaps with its images exchanged."""
+
+    comparison: Comparison
+    swapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedComparison:
+    """A row of a dataset with its images opened."""
+
+    index: int
+    row: OrderedComparison
+    images: list[Image]
+
+
+class ComparisonDataset(Dataset[LoadedComparison]):
+    """Comparisons whose images are opened when a row is fetched, so that worker processes can do it."""
+
+    def __init__(self, rows: Sequence[OrderedComparison]) -> None:
+        self.rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> LoadedComparison:
+        row = self.rows[index]
+        images = [open_image(path) for path in row.comparison.images]
+        return LoadedComparison(index, row, images[::-1] if row.swapped else images)
+
+
+def each_once(comparisons: Sequence[Comparison]) -> ComparisonDataset:
+    """Each comparison once: what is trained on."""
+    return ComparisonDataset([OrderedComparison(comparison) for comparison in comparisons])
+
+
+def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
+    """Each comparison, then each pair once more with its images exchanged: what is measured."""
+    as_given = [OrderedComparison(comparison) for comparison in comparisons]
+    pairs = [comparison for comparison in comparisons if len(comparison.images) == 2]
+    return ComparisonDataset([*as_given, *(OrderedComparison(pair, swapped=True) for pair in pairs)])
+
+
+class Collator:
+    """Make a right-padded batch of rows.
+
+    `answer` (B, L) is True at the tokens that are learned, `index` (B,) and `consistent` (B,) say which rows these are;
+    everything else goes to the model. Prompts are those of `LocalJudge`: the chat template over the images and the
+    question, up to the beginning of the answer.
+    """
+
+    def __init__(self, processor: Any, *, target: Target) -> None:
+        self.processor, self.target = processor, target
+        self.yes, self.no = (single_token(processor.tokenizer, word) for word in ("Yes", "No"))
+
+    def __call__(self, rows: Sequence[LoadedComparison]) -> dict[str, Tensor]:
+        images = [image for loaded in rows for image in loaded.images]
+        pixels = self.processor.image_processor(images=images, return_tensors="pt")
+        tokens = iter((pixels["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
+        prompts = [self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images]) for loaded in rows]
+        answers = [self.answer_ids(loaded.row.comparison) for loaded in rows]
+        sequences = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        is_answer = [torch.arange(len(ids)) >= len(prompt) for ids, prompt in zip(sequences, prompts, strict=True)]
+        padded = partial(pad_sequence, batch_first=True)
+        ids_BL = padded(sequences, padding_value=self.processor.tokenizer.pad_token_id)
+        return {
+            "input_ids": ids_BL,
+            # By length: a checkpoint's padding token may be one that ends turns too.
+            "attention_mask": padded([torch.ones_like(ids) for ids in sequences]),
+            "mm_token_type_ids": (ids_BL == self.processor.image_token_id).int(),
+            "pixel_values": pixels["pixel_values"],
+            "image_grid_thw": pixels["image_grid_thw"],
+            "answer": padded(is_answer),
+            "index": torch.tensor([loaded.index for loaded in rows]),
+            "consistent": torch.tensor([loaded.row.comparison.consistent for loaded in rows]),
+        }
+
+    def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
+        """The prompt in tokens, with so many for each image; images stand first, or at the tags of the question."""
+        question, image = comparison.question, {"type": "image"}
+        if IMAGE_TAG in question:
+            pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
+            content = [image if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
+        else:
+            content = [*(image for _ in comparison.images), {"type": "text", "text": question}]
+        turns = [{"role": "user", "content": content}]
+        text = chat_text(self.processor, turns)
+        prompt, *pieces = text.split(self.processor.image_token)
+        for count, piece in zip(image_tokens, pieces, strict=True):
+            prompt += self.processor.image_token * count + piece
+        return list(self.processor.tokenizer(prompt).input_ids)
+
+    def answer_ids(self, comparison: Comparison) -> list[int]:
+        """The answer in tokens, the end of turn included; its first is "Yes" or "No" alone.
+
+        Raises:
+            ValueError: the first token is another.
+        """
+        if self.target == "token":
+            return [self.yes if comparison.consistent else self.no]
+        label = "Yes." if comparison.consistent else "No."
+        text = label if self.target == "label" else answer_text(comparison)
+        tokenizer = self.processor.tokenizer
+        end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        ids = [*tokenizer(text, add_special_tokens=False).input_ids, end]
+        if ids[0] != (self.yes if comparison.consistent else self.no):
+            raise ValueError(
+                f"{comparison.images[0]}: the answer {text[:40]!r} does not begin with the token of "
+                f"{label[:-1]!r}, so the judge's score would not be trained; write '{label} …'"
+            )
+        return ids
+
+
+# --- a run's data ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeData:
+    """What a run learns from and is measured on, checked before any weights are loaded."""
+
+    train: list[Comparison]
+    evaluation: list[Comparison]
+    processor: Any
+    collator: Collator
+
+
+def load_data(config: JudgeConfig) -> JudgeData:
+    """Read and check a run's comparisons, images and tokenizer.
+
+    Raises:
+        ValueError: for whatever cannot be trained on, before any weights are loaded.
+    """
+    # The first process draws the pairs of the tiny world, which the others then read.
+    with processes().main_process_first():
+        read = partial(comparisons_from, scratch=config.out / "data")
+        train = [comparison for source in config.data.train for comparison in read(source)]
+        limit = config.data.evaluation_limit
+        evaluation = [comparison for source in config.data.evaluation for comparison in read(source, limit=limit)]
+        # All images are opened once, here: a damaged one would end a long run when its turn comes.
+        if processes().is_main_process:
+            check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
+    processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
+    collator = Collator(processor, target=config.loss.target)
+    check_answers(collator, [*train, *evaluation])
+    return JudgeData(train, evaluation, processor, collator)
+
+
+def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None:
+    """Raise ValueError for an answer whose first token is not its decision."""
+    # One answer of each beginning: the first token depends on nothing after.
+    beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
+    for comparison in beginnings.values():
+        collator.answer_ids(comparison)
+
+
+def measure_of(
+    rows: ComparisonDataset, comparisons: Sequence[Comparison]
+) -> Callable[[Mapping[int, float]], dict[str, float]]:
+    """The metrics of an evaluation as a function of P(Yes) by row of `in_both_orders(comparisons)`."""
+    row_of = {(id(row.comparison), row.swapped): index for index, row in enumerate(rows.rows)}
+
+    def measure(p_yes: Mapping[int, float]) -> dict[str, float]:
+        swapped = [row_of.get((id(comparison), True)) for comparison in comparisons]
+        return decision_metrics(
+            [p_yes[row_of[id(comparison), False]] for comparison in comparisons],
+            [comparison.consistent for comparison in comparisons],
+            swapped=[None if index is None else p_yes[index] for index in swapped],
+            category=[comparison.category for comparison in comparisons],
+        )
+
+    return measure

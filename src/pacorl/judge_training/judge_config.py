@@ -1,0 +1,135 @@
+"""A PaCo-Reward run: the sections of its config and their defaults, the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
+from pacorl.config.options import LARGEST, WORKERS
+
+
+class RewardModelConfig(Section):
+    """The judge that is trained."""
+
+    checkpoint: str = "Qwen/Qwen2.5-VL-7B-Instruct"
+    """A transformers folder of the Qwen2.5-VL family, a hub name, or `tiny` for the committed judge."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the frozen weights; adapters are always fp32."""
+    max_pixels: int = Field(2_097_152, ge=0)
+    """Larger images are shrunk to so many pixels; 0 for the checkpoint's own limit."""
+    gradient_checkpointing: bool = True
+    """Whether activations are computed again in the backward, for less memory."""
+
+
+class RewardTuningConfig(Section):
+    """What of the judge is trained."""
+
+    method: Literal["lora", "full"] = "lora"
+    """LoRA on linear layers, or all weights."""
+    vision: bool = False
+    """Whether the vision tower is trained too; the paper keeps it frozen."""
+    rank: Rank = 32
+    """r of the added product BA."""
+    alpha: Positive = 64
+    """α of its scale α/r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Of the adapter's input, in training."""
+    targets: tuple[str, ...] = ()
+    """Names of linear layers, such as q_proj; empty for all of them."""
+    start: str = ""
+    """An adapter of this shape to go on from: a folder or a hub name, in either spelling of its keys."""
+
+    @model_validator(mode="after")
+    def _full_has_no_adapter(self) -> RewardTuningConfig:
+        if self.start and self.method == "full":
+            raise ValueError(
+                f"start {self.start} is an adapter, and method full trains none; merge it into model.checkpoint"
+            )
+        return self
+
+
+class ComparisonsConfig(Section):
+    """What it learns from, and what it is measured on."""
+
+    train: tuple[str, ...] = (
+        "data/PaCo-Dataset:consistency_reward_cot_train",
+        "data/PaCo-Dataset:sharegpt_editing_cot",
+    )
+    """Sources: FILE.jsonl, FOLDER:NAME, FILE.json or tiny:train (`pacorl.records.comparisons`)."""
+    evaluation: tuple[str, ...] = ("data/PaCo-Dataset:consistency_reward_cot_test",)
+    """Sources; empty for none."""
+    evaluation_limit: Positive = 512
+    """At most so many comparisons of each evaluation source, evenly spread."""
+    workers: int = Field(4, ge=0, le=WORKERS)
+    """Processes that prepare images; 0 for none beside the training itself."""
+
+
+class DecisionLossConfig(Section):
+    """The weighted likelihood (§3.2)."""
+
+    alpha: Share | Literal["uniform"] = 0.1
+    """Weight of the decision token; the others share the rest. `uniform` is 1/n: plain SFT."""
+    target: Literal["reasons", "label", "token"] = "reasons"
+    """What is taught: decision and reasons; `Yes.` or `No.` (the paper's Fast judge); the decision token alone."""
+
+
+class RewardOptimizerConfig(Section):
+    """AdamW under a cosine schedule with warm-up."""
+
+    lr: float = Field(2e-4, gt=0, le=1)
+    """AdamW's learning rate, at its highest."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled decay."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """0 for no clipping."""
+    warmup: float = Field(0.1, ge=0, lt=1)
+    """Share of the steps."""
+    batch: Positive = 8
+    """Comparisons per optimizer step, over all processes."""
+    micro_batch: Positive = 8
+    """At most so many comparisons per forward; it changes memory and time, not the result."""
+
+
+class JudgeConfig(Section):
+    """A PaCo-Reward run (arXiv 2512.04784, §7): LoRA r 32 on Qwen2.5-VL-7B, lr 2e-4, batch 8, 2 epochs, α = .1."""
+
+    out: Path = Path("runs/reward")
+    """The run's folder: log, page, checkpoints and adapter."""
+    seed: Seed = 42
+    """Every random draw follows from it."""
+    epochs: float = Field(2.0, gt=0, le=LARGEST)
+    """Passes over the comparisons; a fraction is a part of one."""
+    max_steps: int = Field(0, ge=0, le=LARGEST)
+    """Stops after so many optimizer steps; 0 for the end of the epochs."""
+    log_every: Positive = 10
+    """Optimizer steps between lines of the log."""
+    evaluate_every: int = Field(500, ge=0)
+    """Optimizer steps between evaluations; 0 for only before and after."""
+    save_every: Positive = 500
+    """Optimizer steps between checkpoints."""
+    keep_checkpoints: Positive = 2
+    """So many of the newest are kept."""
+    merge: bool = False
+    """Whether to save merged weights too, which vLLM serves without an adapter."""
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+
+    model: RewardModelConfig = RewardModelConfig()
+    tuning: RewardTuningConfig = RewardTuningConfig()
+    data: ComparisonsConfig = ComparisonsConfig()
+    loss: DecisionLossConfig = DecisionLossConfig()
+    optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """More of transformers' TrainingArguments, such as `deepspeed` or `fsdp`; what a key above says is refused here."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> JudgeConfig:
+        if not self.data.train:
+            raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
+        # With the decision token alone as target there is nothing that its weight is weighed against.
+        if self.loss.target != "token" and self.loss.alpha == 0:
+            raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
+        return self

@@ -1,0 +1,398 @@
+"""PaCo-Reward: teach a vision-language model to decide whether two images are consistent, and to say why.
+
+    pacorl train-reward configs/reward/paco_reward_7b.yaml
+    accelerate launch --num_processes 8 --no_python pacorl train-reward configs/reward/paco_reward_7b.yaml
+
+Supervised fine-tuning by the weighted likelihood (arXiv 2512.04784, §3.2) on the transformers `Trainer`. A run's
+folder holds config.yaml, metrics.jsonl, summary.json, checkpoints/, adapter/ (or model/), and merged/ on request.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import math
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, reduce
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
+from pacorl.io.files import (
+    PRIVATE,
+    check_digests,
+    check_no_run,
+    digests,
+    disk_errors,
+    flush_to_disk,
+    flush_tree,
+    own_folder,
+    remove_made,
+    replacing,
+    weight_write_errors,
+    write_atomic,
+)
+from pacorl.judge_training.examples import JudgeData, each_once, in_both_orders, load_data, measure_of
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.judge_training.loop import (
+    ALL_FILES,
+    BEGUN,
+    LossSums,
+    WeightedLikelihoodTrainer,
+    processes,
+    training_arguments,
+)
+from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
+from pacorl.runtime.heartbeat import own_process
+from pacorl.runtime.logbook import TIME, Logbook, check_trackers
+from pacorl.runtime.processes import MAX_BAD_STEPS, Interrupted, lost_ranks
+
+logger = logging.getLogger(__name__)
+
+FREE_KEYS = (
+    *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+    *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+)
+"""Config keys that a resumed run may change. Its length is not among them: the learning rate falls along a cosine."""
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+MARK = "complete.json"
+"""Written last of all: a checkpoint without it was cut short, or is still being written."""
+UNUSED_FILES = ("training_args.bin", "README.md")
+"""Written by transformers and PEFT beside the weights: a pickle, and an empty form (config.yaml contains more)."""
+UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
+
+
+class JudgeTrainer:
+    """One run of a judge's training, from its config to the saved adapter.
+
+    Example:
+        from pacorl import JudgeTrainer, JudgeConfig
+
+        config = JudgeConfig(
+            out="runs/judge",
+            max_steps=2,
+            model={"checkpoint": "tiny", "dtype": "float32", "gradient_checkpointing": False},
+            data={"train": ["tiny:train:16"], "evaluation": ["tiny:dev:4"], "workers": 0},
+            trackers=[],
+        )
+        folder = JudgeTrainer(config).train()  # folder / "adapter" is what LocalJudge loads
+    """
+
+    def __init__(self, config: JudgeConfig, *, resume: bool = False, allow_changes: bool = False) -> None:
+        """Take a run's config.
+
+        Args:
+            config: the run.
+            resume: go on from the newest complete checkpoint in the run's folder, if there is one.
+            allow_changes: whether a resumed run may have another config than it had; the log says what changed.
+
+        Raises:
+            ValueError: the folder holds a run already and `resume` is not set, or a tracker is not installed.
+        """
+        check_trackers(config.trackers)
+        self.config, self.resume = config, resume
+        complete = complete_checkpoints(config.out / "checkpoints")
+        check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)
+        self.checkpoint = _newest_whole(complete) if complete else None
+        """What training goes on from; None at the start."""
+        self.changes = self._changes(allow_changes) if self.checkpoint else {}
+        """Keys whose values are others than those of the run that is resumed → both values."""
+        self.sums = LossSums()
+        """Losses and decisions since the last line of the log."""
+
+    def train(self) -> Path:
+        """Train to the end of the config.
+
+        Returns:
+            The run's folder.
+
+        Raises:
+            ValueError: something cannot be trained on, or too many gradients in a row were not finite.
+            Interrupted: after a SIGTERM or SIGINT, when the state is saved.
+        """
+        with (
+            lost_ranks(processes().process_index, gather_object([own_process()])),
+            own_folder(self.config.out) if processes().is_main_process else nullcontext(),
+            disk_errors(self.config.out),
+        ):
+            return self._run()
+
+    def _changes(self, allowed: bool) -> dict[str, list[Any]]:
+        assert self.checkpoint is not None
+        before, dumped = read_object(self.checkpoint / MARK).get("config"), self.config.out / "config.yaml"
+        if before is None:  # of an earlier version
+            before = read_yaml(dumped) if dumped.is_file() else {}
+        changes = changes_to(self.config, before)
+        check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
+        return changes
+
+    def _run(self) -> Path:
+        # Data and arguments are checked before the folder is touched, and weights load last: faults come early.
+        data = load_data(self.config)
+        evaluates = bool(data.evaluation)
+        arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
+        logbook = self._open_folder()
+        keeper = RunKeeper(self.config, logbook, self.sums, evaluates=evaluates)
+        try:
+            with keeper.listening():
+                trainer = build_trainer(self.config, data, arguments, self.sums, [keeper])
+                trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+            if keeper.failure:
+                raise ValueError(keeper.failure)
+            if keeper.stopped:
+                raise Interrupted(f"stopped after step {trainer.state.global_step}, and saved; go on with --resume")
+            self._save(trainer, data.processor)
+        finally:
+            logbook.close()
+        return self.config.out
+
+    def _open_folder(self) -> Logbook:
+        """Write the config, and forget the lines that a resumed run is going to write again."""
+        config, main = self.config, processes().is_main_process
+        settings = config.model_dump(mode="json")
+        logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
+        if self.resume:
+            step = step_of(self.checkpoint) if self.checkpoint else -1
+            logbook.rewind(step)
+            logbook.note_changes(self.changes, epoch=0, step=step)
+            for change in described(self.changes) if main else ():
+                logger.warning("resumed with another setting: %s", change)
+        if main:
+            write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
+        if self.checkpoint and main:  # one process carries the sums of all
+            self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
+            # A kill may have come between the newest one's mark and the pruning. A damaged one stays until it is made
+            # again, since the one before it is what the run goes on from.
+            if self.checkpoint == complete_checkpoints(self.checkpoint.parent)[-1]:
+                prune(self.checkpoint.parent, keep=config.keep_checkpoints)
+        return logbook
+
+    def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
+        """Write the trained weights and summary.json."""
+        config, full = self.config, self.config.tuning.method == "full"
+        folder = config.out / ("model" if full else "adapter")
+        aside = folder.with_name(f".{folder.name}.partial")
+        if processes().is_main_process:
+            shutil.rmtree(aside, ignore_errors=True)  # of a kill
+        processes().wait_for_everyone()
+        with weight_write_errors(folder):
+            trainer.save_model(str(aside))
+        if not processes().is_main_process:
+            return
+        # One by one: a user's own files in the folder stay, a model card among them.
+        for path in sorted(aside.iterdir()):
+            if path.name not in UNUSED_FILES:
+                with replacing(folder / path.name) as temporary:
+                    path.replace(temporary)
+        shutil.rmtree(aside)
+        base = config.model.checkpoint
+        if full:
+            save_processor(processor, folder, source=source_of(base))
+        elif config.merge:
+            merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
+        flush_tree(folder)
+        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
+        evaluations = [line for line in read_jsonl(config.out / "metrics.jsonl") if line["kind"] == "evaluation"]
+        if evaluations:
+            summary |= {"before": evaluations[0], "after": evaluations[-1]}
+        write_json(config.out / "summary.json", summary)
+
+
+def build_trainer(
+    config: JudgeConfig, data: JudgeData, arguments: TrainingArguments, sums: LossSums, callbacks: Sequence[Any]
+) -> WeightedLikelihoodTrainer:
+    """Load the model, make what the config names trainable, and give both to the transformers `Trainer`."""
+    set_seed(config.seed)  # the adapter's first weights
+    full = config.tuning.method == "full"
+    # All weights learn in fp32, under autocast if the config says bfloat16: its steps are too coarse for AdamW's.
+    model = tune(load_model(config.model.checkpoint, dtype="float32" if full else config.model.dtype), config.tuning)
+    rows = in_both_orders(data.evaluation) if data.evaluation else None
+    trainer = WeightedLikelihoodTrainer(
+        alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
+        yes=data.collator.yes,
+        no=data.collator.no,
+        sums=sums,
+        measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
+        model=model,
+        args=arguments,
+        train_dataset=each_once(data.train),
+        eval_dataset=rows,
+        data_collator=data.collator,
+        callbacks=list(callbacks),
+    )
+    trainer.remove_callback(PrinterCallback)
+    if trainer.pop_callback(ProgressCallback):
+        trainer.add_callback(Progress())
+    return trainer
+
+
+# --- what a run does beside learning ---------------------------------------------------------------------------
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints that carry the mark, oldest first."""
+    marked = (path for path in folder.glob("checkpoint-*") if (path / MARK).exists())
+    return sorted((path for path in marked if CHECKPOINT.fullmatch(path.name)), key=step_of)
+
+
+def _newest_whole(complete: Sequence[Path]) -> Path:
+    """The newest checkpoint that is what its mark says; damaged ones are named."""
+    for path in reversed(complete):
+        try:
+            check_digests(path, read_object(path / MARK).get("files", {}))  # those of earlier versions have none
+        except ValueError as fault:
+            logger.warning("%s; the checkpoint before it is taken", fault)
+        else:
+            return path
+    raise ValueError(f"no checkpoint in {complete[0].parent} is whole; copy one back, or start anew with out=…")
+
+
+def check_own_checkpoints(folder: Path) -> None:
+    """Raise ValueError if a folder has the name of a checkpoint and is none: the run would write into it."""
+    for path in sorted(folder.glob("checkpoint-*")):
+        visible = [*path.glob("[!.]*")]
+        if CHECKPOINT.fullmatch(path.name) and visible and not _is_own(path):
+            raise ValueError(f"{path} is no checkpoint of this run; move it away to go on")
+
+
+def _is_own(checkpoint: Path) -> bool:
+    return (checkpoint / BEGUN).is_file() or (checkpoint / MARK).is_file()
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` complete checkpoints, and what kills have left of others."""
+    kept = complete_checkpoints(folder)[-keep:]
+    for path in sorted(folder.glob("checkpoint-*")):
+        if path in kept or not CHECKPOINT.fullmatch(path.name):
+            continue
+        others = path.with_name(f"{path.name}.kept")
+        if names := remove_made(path, _made_in(path), others=others if _is_own(path) else None):
+            logger.warning("%s is deleted but for what the run did not write: %s is in %s", path, names[0], others)
+
+
+def _made_in(checkpoint: Path) -> Sequence[str]:
+    """Patterns of the files that a checkpoint's mark lists, and of the mark, in the order of their deletion."""
+    if not (checkpoint / MARK).is_file():
+        return ALL_FILES if _is_own(checkpoint) else ()
+    files = read_object(checkpoint / MARK).get("files")
+    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # an earlier version listed none
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that a checkpoint's name says."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+class RunKeeper(TrainerCallback):  # type: ignore[misc]
+    """Writes the log, marks checkpoints complete, passes over bad gradients, and stops on a signal."""
+
+    def __init__(self, config: JudgeConfig, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
+        self.config, self.logbook, self.sums, self.evaluates = config, logbook, sums, evaluates
+        self.signalled = self.stopped = False
+        self.bad_steps, self.failure = 0, ""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within the block SIGTERM and SIGINT end training after the optimizer step that is going on, with a
+        checkpoint; a second one kills."""
+
+        def request(number: int, frame: FrameType | None) -> None:
+            if self.signalled:
+                raise KeyboardInterrupt
+            self.signalled = True
+
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        """A step whose gradients are not finite changes no weight, on all processes alike."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
+        if not reduce(torch.tensor(bad, device=args.device), "sum").item():
+            self.bad_steps = 0
+            return
+        self.bad_steps += 1
+        for parameter in model.parameters():
+            parameter.grad = None  # AdamW passes over it: neither weights nor moments move
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """The last step is logged, evaluated and saved; a signal or too many bad steps in a row make this the last."""
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_save = True
+            control.should_evaluate = self.evaluates
+        # A signal may reach one process only, and all have to stop at the same step: the next one is a collective.
+        if reduce(torch.tensor(float(self.signalled), device=args.device), "sum").item():
+            self.stopped = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+        if self.bad_steps >= MAX_BAD_STEPS:
+            self.failure = (
+                f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+                "Lower optimizer.lr or look for an image or answer that is broken"
+            )
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
+        logs = logs or {}
+        measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
+        if measured:
+            measured[f"{TIME}evaluation"] = measured["runtime"]
+        elif "loss" not in logs:
+            return
+        # Counted from the step: the Trainer's own epoch is a rounded share.
+        share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
+        hidden = UNLOGGED if measured else ("epoch",)
+        values = {name: number for name, number in (measured or logs).items() if name not in hidden}
+        kind = "evaluation" if measured else "train"
+        self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Mark a checkpoint once every process has written its part, then delete all but the newest."""
+        sums = self.sums.over_ranks(args.device)
+        processes().wait_for_everyone()
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        # What the mark vouches for must be on the disk before it.
+        flush_tree(checkpoint)
+        flush_to_disk(folder)
+        mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
+        write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)})
+        # The Trainer's own rotation would delete the last good one before the new one is known to be whole.
+        prune(folder, keep=self.config.keep_checkpoints)
+
+
+class Progress(ProgressCallback):  # type: ignore[misc]
+    """The Trainer's bars, with the loss beside them instead of a line per log."""
+
+    def on_log(self, *arguments: Any, logs: Mapping[str, float] | None = None, **kwargs: Any) -> None:
+        """Show the loss and the accuracy since the last log."""
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}", accuracy=f"{logs['decision_accuracy']:.3f}")

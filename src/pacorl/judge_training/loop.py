@@ -1,0 +1,312 @@
+"""What a judge's training minimises and measures: the loss on the answers, how batches are normalised, the metrics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import EvalPrediction
+
+from pacorl.core.objectives.decision_weighted import decision_weighted
+from pacorl.io.documents import write_json
+from pacorl.io.files import remove_made
+from pacorl.judge_training.judge_config import JudgeConfig
+
+Values = NDArray[np.float64]
+Labels = NDArray[np.bool_]
+
+LABEL_KEYS = ("answer", "index", "consistent")
+"""What `Collator` adds for the loss and the metrics; the model does not take it."""
+SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
+CALIBRATION_BINS = 10
+BEGUN = "begun.json"
+"""Written first of all into a checkpoint: a folder without it is not the run's, and is left alone."""
+ALL_FILES = ("**/*",)
+"""Patterns of the files of a checkpoint that was cut short."""
+
+
+def processes() -> PartialState:
+    """This process among the others; several on a machine without a GPU talk over gloo."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+# --- the loss --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one forward says about the answers of a batch."""
+
+    log_prob_BL: Tensor
+    """Of each answer token, 0 elsewhere; fp32 or wider."""
+    p_yes_B: Tensor
+
+
+def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> Answers:
+    """Log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token.
+
+    The language-model head runs on the positions before answer tokens alone: of a prompt with images these are few,
+    and a row of logits has as many numbers as the vocabulary has words.
+    """
+    answer_BL, ids_BL = batch["answer"], batch["input_ids"]
+    before_BL = answer_BL.roll(-1, 1)  # a token is predicted one position before it; no answer begins a row
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
+    wide = torch.promote_types(logits_TV.dtype, torch.float32)
+    log_prob_T = -F.cross_entropy(logits_TV.to(wide), ids_BL[answer_BL], reduction="none")
+    log_prob_BL = torch.zeros(answer_BL.shape, dtype=wide, device=ids_BL.device).masked_scatter(answer_BL, log_prob_T)
+    count_B = answer_BL.sum(1)
+    first_B = count_B.cumsum(0) - count_B
+    decision_B2 = logits_TV.detach()[first_B][:, [yes, no]].to(wide)
+    return Answers(log_prob_BL, decision_B2.softmax(-1)[:, 0])
+
+
+@dataclass
+class LossSums:
+    """Sums over the pairs since the last line of the log; a checkpoint keeps them, so that a resumed run's next line
+    is the uninterrupted one's."""
+
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+
+    def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
+        self.sums["pairs"] += pairs
+        self.sums["decision_accuracy"] += right  # the count itself, which its mean times `pairs` might not be again
+        for name, mean in means.items():
+            self.sums[name] += mean * pairs
+
+    def over_ranks(self, device: torch.device) -> dict[str, float]:
+        """The sums of all processes."""
+        sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
+        return dict(zip(SUMS, reduce(sums.to(device), "sum").tolist(), strict=True))
+
+    def pop_means(self, device: torch.device) -> dict[str, float]:
+        """The means over all processes; the sums start over."""
+        sums = self.over_ranks(device)
+        self.sums = dict.fromkeys(SUMS, 0.0)
+        pairs = sums.pop("pairs")
+        return {name: total / pairs for name, total in sums.items()} if pairs else {}
+
+
+class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
+    """Minimise `decision_weighted`; P(Yes) of every evaluation row goes to `measure`.
+
+    The loss of an optimizer step is the mean over its comparisons, however they are cut into micro-batches and shared
+    among processes. `Trainer` by itself counts tokens for that, or takes the mean of the micro-batches' means.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *,
+        alpha: float | None,
+        yes: int,
+        no: int,
+        sums: LossSums,
+        measure: Callable[[Mapping[int, float]], dict[str, float]],
+        **trainer: Any,
+    ) -> None:
+        super().__init__(**trainer, compute_metrics=self._measured)
+        self.alpha, self.yes, self.no, self.sums, self.measure = alpha, yes, no, sums, measure
+
+    def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
+        # By row, since those of several processes come interleaved.
+        return self.measure(dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True)))
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
+        """The micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
+        gradients are averaged over them)."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        count = torch.tensor(float(sum(len(batch["index"]) for batch in batches)), device=device)
+        return batches, reduce(count, "mean")
+
+    def compute_loss(
+        self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This micro-batch's share of the optimizer step's mean."""
+        loss, answers, metrics = self._loss_of(model, inputs)
+        consistent_B = inputs["consistent"]
+        right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
+        self.sums.add(pairs=len(consistent_B), right=right, means={"loss": loss.item(), **metrics})
+        share = loss * len(consistent_B) / num_items_in_batch
+        return (share, answers) if return_outputs else share
+
+    def prediction_step(
+        self, model: Any, inputs: Mapping[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, P(Yes), row) of a batch."""
+        batch = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, answers, _ = self._loss_of(model, batch)
+        return loss, answers.p_yes_B, batch["index"]
+
+    def _loss_of(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Answers, dict[str, float]]:
+        answers = read_answers(model, batch, yes=self.yes, no=self.no)
+        loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha)
+        return loss, answers, metrics
+
+    def _save_checkpoint(self, *model_and_trial: Any) -> None:
+        """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        try:
+            if processes().is_main_process:
+                write_json(folder / BEGUN, {"step": self.state.global_step})
+            super()._save_checkpoint(*model_and_trial)
+        except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
+            remove_made(folder, ALL_FILES)
+            raise OSError(
+                f"checkpoint {folder} could not be written ({error}); earlier checkpoints are untouched, make room and "
+                "go on with --resume"
+            ) from error
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Puts our means in place of `Trainer`'s loss, which forgets at a resume."""
+        if "loss" in logs:
+            logs |= self.sums.pop_means(self.args.device)
+        super().log(logs, start_time)
+
+
+# --- its arguments ---------------------------------------------------------------------------------------------
+
+
+def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
+    """The transformers `Trainer`'s arguments for a run, `config.trainer` among them.
+
+    Args:
+        config: the run.
+        evaluates: whether there are comparisons to measure on.
+        resumed: whether it goes on from a checkpoint, whose evaluation at the start is in the log already.
+
+    Raises:
+        ValueError: `config.trainer` names what does not exist, or what the config says elsewhere.
+    """
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
+    every = config.evaluate_every
+    ours: dict[str, Any] = {
+        "output_dir": str(config.out / "checkpoints"),
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "num_train_epochs": config.epochs,
+        "max_steps": config.max_steps or -1,
+        "learning_rate": config.optimizer.lr,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": config.optimizer.warmup,
+        "weight_decay": config.optimizer.weight_decay,
+        "max_grad_norm": config.optimizer.max_grad_norm,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulate,
+        "bf16": config.model.dtype == "bfloat16",
+        "activation_checkpointing": config.model.gradient_checkpointing,
+        "logging_strategy": "steps",
+        "logging_steps": config.log_every,
+        "logging_nan_inf_filter": False,  # it would log the last finite loss instead, and hide the fault
+        "eval_strategy": "steps" if evaluates and every else "no",
+        "eval_on_start": evaluates and not resumed,
+        "save_strategy": "steps",
+        "save_steps": config.save_every,
+        "report_to": [],
+        "remove_unused_columns": False,  # rows are objects, which the collator makes tensors of
+        "dataloader_num_workers": config.data.workers,
+        "use_cpu": not torch.accelerator.is_available(),
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    ours |= {"eval_steps": every} if evaluates and every else {}
+    if config.model.gradient_checkpointing:
+        # The reentrant kind needs an input with a gradient, and the embeddings of a judge are frozen.
+        ours["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+    defaults = {
+        "per_device_eval_batch_size": config.optimizer.micro_batch,
+        "ddp_find_unused_parameters": False,
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+    for name in config.trainer:
+        if name not in TrainingArguments.__dataclass_fields__:
+            raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
+        if name in ours:
+            raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")
+    return TrainingArguments(**ours, **(defaults | config.trainer))
+
+
+def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
+    """(comparisons per forward, forwards per optimizer step) of each of `world` processes.
+
+    Raises:
+        ValueError: the processes cannot share the batch evenly.
+    """
+    batch = config.optimizer.batch
+    if batch % world:
+        raise ValueError(
+            f"optimizer.batch {batch} cannot be shared by {world} processes; make it a multiple of {world}"
+        )
+    per_process = batch // world
+    sizes = range(min(per_process, config.optimizer.micro_batch), 0, -1)
+    micro = next(size for size in sizes if per_process % size == 0)
+    return micro, per_process // micro
+
+
+# --- how well a judge decides ----------------------------------------------------------------------------------
+
+
+def decision_metrics(
+    p_yes: Sequence[float], consistent: Sequence[bool], *, swapped: Sequence[float | None], category: Sequence[str]
+) -> dict[str, float]:
+    """Measure a judge on N comparisons, and on each category as `NAME/CATEGORY` if there are several.
+
+    Args:
+        p_yes: P(Yes) of each comparison.
+        consistent: whether Yes is right.
+        swapped: P(Yes) with the images exchanged; None for a comparison of one image.
+        category: the category of each comparison.
+
+    Returns:
+        Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
+        order gap without pairs).
+    """
+    p_N, y_N = np.asarray(p_yes, dtype=float), np.asarray(consistent, dtype=bool)
+    swapped_N = np.array(swapped, dtype=float)  # None becomes NaN
+    categories = sorted(set(category))
+    masks = {"": np.ones(len(p_N), dtype=bool)}
+    masks |= {f"/{name}": np.asarray(category) == name for name in categories} if len(categories) > 1 else {}
+    metrics = {}
+    for suffix, mask in masks.items():
+        p, y = p_N[mask], y_N[mask]
+        metrics[f"decision_accuracy{suffix}"] = float(((p > 0.5) == y).mean())
+        metrics[f"auc{suffix}"] = auc(p, y)
+        metrics[f"ece{suffix}"] = calibration_error(p, y)
+        metrics[f"order_gap{suffix}"] = order_gap(p, swapped_N[mask])
+    return metrics
+
+
+def auc(p_yes: Values, consistent: Labels) -> float:
+    """The chance that a Yes is scored above a No, ties counted half; NaN if either is absent."""
+    yes, no = int(consistent.sum()), int((~consistent).sum())
+    if not yes or not no:
+        return float("nan")
+    _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
+    rank = np.cumsum(count) - (count - 1) / 2  # the mean rank of each value, from 1
+    return float((rank[value_index][consistent].sum() - yes * (yes + 1) / 2) / (yes * no))
+
+
+def calibration_error(p_yes: Values, consistent: Labels, *, bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error: |mean P(Yes) − share of Yes| over equal bins of P(Yes), weighted by their sizes."""
+    bin_of = np.minimum((p_yes * bins).astype(int), bins - 1)
+    gaps = [abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())) for index in range(bins)]
+    return sum(gaps) / len(p_yes)
+
+
+def order_gap(p_yes: Values, swapped: Values) -> float:
+    """Mean |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
+    gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
+    return float(gaps.mean()) if len(gaps) else float("nan")

@@ -1,0 +1,179 @@
+"""The judge that is trained: loading it, choosing what learns, merging and saving it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers.utils import cached_file
+
+from pacorl.io.documents import read_object, write_json
+from pacorl.io.files import write_atomic
+from pacorl.io.hub import check_checkpoint
+from pacorl.io.pretrained import pretrained
+from pacorl.io.processor import load_processor
+from pacorl.judge.adapter import lora_config, merge_adapter, read_adapter, with_lora
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.judge_training.judge_config import RewardTuningConfig
+from pacorl.models.lora.formats import PEFT_CONFIG
+
+VISION = "visual"
+"""The vision tower's name in every model of the family."""
+PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+VIDEO_PROCESSORS = {"qwen3_vl": "Qwen3VLVideoProcessor"}
+VIDEO_FILE = "video_preprocessor_config.json"
+
+
+def source_of(checkpoint: str) -> str:
+    """The folder or hub name of a config's `checkpoint`.
+
+    Raises:
+        ValueError: it is an adapter, or a model of another family.
+    """
+    source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    check_checkpoint(source, "config.json", PEFT_CONFIG)
+    if lora := lora_config(source):
+        base = lora.get("base_model_name_or_path") or "BASE"
+        raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")
+    kind = pretrained(AutoConfig, source).model_type
+    if kind not in PROCESSORS:
+        raise ValueError(f"{checkpoint} is a {kind}; a judge is of {', '.join(PROCESSORS)}")
+    return source
+
+
+def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
+    """The checkpoint's processor, its images of at most `max_pixels` (0 for its own limit)."""
+    processor = load_processor(source_of(checkpoint))
+    size = dict(processor.image_processor.size)
+    if max_pixels and max_pixels < size["longest_edge"]:
+        if max_pixels < size["shortest_edge"]:
+            raise ValueError(
+                f"model.max_pixels {max_pixels} is below the least that {checkpoint} takes ({size['shortest_edge']})"
+            )
+        processor.image_processor.size = size | {"longest_edge": max_pixels}
+    return processor
+
+
+def load_model(checkpoint: str, *, dtype: str) -> Any:
+    """The checkpoint's model, on the CPU. Raises ValueError if its weights are damaged."""
+    return pretrained(AutoModelForImageTextToText, source_of(checkpoint), dtype=getattr(torch, dtype))
+
+
+def tune(model: Any, options: RewardTuningConfig) -> Any:
+    """Make the weights that `options` name trainable, and freeze all others; returns the model.
+
+    Raises:
+        ValueError: a target matches no layer (an adapter that trains nothing must not go unnoticed), or `start` is no
+            adapter of these layers.
+    """
+    if options.method == "full":
+        model.requires_grad_(True)
+        if not options.vision:
+            getattr(model.model, VISION).requires_grad_(False)
+        return model
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=lora_targets(model, options.targets, vision=options.vision),
+        # The tower's layers share names with the language model's.
+        exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
+        task_type="CAUSAL_LM",
+    )
+    saved = read_adapter(model, options.start) if options.start else None
+    adapted = with_lora(model, config)
+    if saved:
+        _start_from(adapted, *saved, options)
+    return adapted
+
+
+@torch.no_grad()
+def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
+    """Put the weights of `options.start` into a new adapter of the same shape."""
+    if (config.r, config.lora_alpha) != (options.rank, options.alpha):
+        raise ValueError(
+            f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
+            f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
+        )
+    initial = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
+    for name in sorted(initial.keys() ^ state.keys()):
+        whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
+        raise ValueError(f"{name} {whose} trained here; set tuning.targets and tuning.vision as it was trained")
+    for name, weight in initial.items():
+        weight.copy_(state[name])
+
+
+def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False) -> list[str]:
+    """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `names`.
+
+    Raises:
+        ValueError: one of `names` is not among them.
+    """
+    towers = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
+    linear = [name for tower in towers for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
+    # A layer's own name; with its parent's if it is a number (`mlp.0`), which alone would match anywhere.
+    suffixes = sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear})
+    for target in names:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise ValueError(
+                f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
+                f"there are {', '.join(suffixes)}"
+            )
+    return list(names) or suffixes
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """(trainable, all)."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+# --- saving ----------------------------------------------------------------------------------------------------
+
+
+def merge_and_save(
+    checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16", processor: Any = None
+) -> Path:
+    """Write the checkpoint with an adapter merged into it, as transformers and vLLM load it.
+
+    `processor` is saved with it; by default the checkpoint's own.
+    """
+    model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
+    if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
+        # transformers refuses to save a greedy checkpoint's sampling settings, which mean nothing there.
+        model.generation_config.update(temperature=None, top_p=None, top_k=None)
+    model.save_pretrained(out)
+    save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
+    return out
+
+
+def save_processor(processor: Any, out: Path, *, source: str) -> None:
+    """Write the processor under the file names of the released checkpoints.
+
+    vLLM's transformers loads a part for videos too: the checkpoint's own, or one with the images' settings.
+    """
+    kind = pretrained(AutoConfig, source).model_type
+    out.mkdir(parents=True, exist_ok=True)
+    processor.tokenizer.save_pretrained(out)
+    # The tokenizer has written its own there, which may be another.
+    write_atomic(out / "chat_template.jinja", processor.chat_template)
+    image = processor.image_processor.to_dict() | {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": PROCESSORS[kind],
+    }
+    write_json(out / "preprocessor_config.json", image)
+    video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
+    if video_file:
+        write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
+    else:
+        video = {name: value for name, value in image.items() if name != "image_processor_type"}
+        kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
+        write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
+    tokenizer = out / "tokenizer_config.json"
+    write_json(tokenizer, read_object(tokenizer) | {"processor_class": PROCESSORS[kind]})

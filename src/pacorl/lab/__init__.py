@@ -1,0 +1,1 @@
+"""Tools around a run: plan, doctor, probe and verification."""

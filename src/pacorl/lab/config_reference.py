@@ -1,0 +1,198 @@
+"""Every key of a run's config: what it means, what it may be, and what it is if it is left out.
+
+pacorl config sampling.tree          # the keys below it
+python -m pacorl.lab.config_reference    # all of them, as a page in Markdown
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pacorl.config.one_of import OneOf
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge_training.judge_config import JudgeConfig
+
+RUNS: dict[str, type[BaseModel]] = {"train-policy": PolicyConfig, "train-reward": JudgeConfig}
+"""Command → the config that it reads."""
+
+WORDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true | false",
+    dict: "mapping",
+    Path: "path",
+    NoneType: "none",
+}
+"""What people call a type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a config."""
+
+    run: str
+    """The command that reads it."""
+    name: str
+    """With its sections: `sampling.tree.seeds`."""
+    only: str
+    """The choice that brings it, such as `kind: flux, kontext`; empty for a key that every choice has."""
+    type: str
+    default: str
+    """In YAML's flow form; empty for a section, whose keys have their own."""
+    text: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")]
+        lines += [f"    (with {self.only})"] if self.only else []
+        return "\n".join([*lines, *textwrap.wrap(self.text, 100, initial_indent="    ", subsequent_indent="    ")])
+
+
+@cache
+def keys() -> tuple[Key, ...]:
+    """The keys of all runs, in the order of their declaration."""
+    return tuple(key for run, model in RUNS.items() for key in _keys_of(model, run=run))
+
+
+def matching(name: str) -> list[Key]:
+    """The keys of that name and those below it, or keys that end in it.
+
+    Raises:
+        ValueError: if there are none; it names the nearest ones.
+    """
+    below = [key for key in keys() if key.name == name or key.name.startswith(f"{name}.")]
+    if matches := below or [key for key in keys() if f".{key.name}".endswith(f".{name}")]:
+        return matches
+    names = {key.name for key in keys()} | {key.name.rpartition(".")[2] for key in keys()}
+    near = difflib.get_close_matches(name, names, n=3)
+    raise ValueError(f"no config has the key {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+
+
+def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[Key]:
+    texts = _texts_of(model)
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        choice, sections = _sections_of(annotation)
+        text = texts.get(name) or _text_of_section(choice, sections)
+        is_list = get_origin(field.annotation) in (tuple, list)
+        default = "" if sections and not is_list else _default_of(field)
+        yield Key(run, path, "", _type_of(annotation), default, text)
+        inside = f"{path}[]." if is_list else f"{path}."
+        if choice:
+            yield from _keys_by_choice(choice, sections, run=run, prefix=inside)
+        for section in [] if choice else sections.values():
+            yield from _keys_of(section, run=run, prefix=inside)
+
+
+def _text_of_section(choice: OneOf | None, sections: Mapping[str, type[BaseModel]]) -> str:
+    if choice:
+        return f"The options of one {choice.table.noun}."
+    return " ".join((next(iter(sections.values())).__doc__ or "").split()) if sections else ""
+
+
+def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
+    """The keys of all entries, each once, with the names of the entries that have it in this form."""
+    entries: dict[Key, list[str]] = {}
+    for name, section in sections.items():
+        for key in _keys_of(section, run=run, prefix=prefix):
+            if key.name != f"{prefix}{choice.key}":
+                entries.setdefault(key, []).append(name)
+    noun = f"Which {choice.table.noun}; it brings the other keys of this section."
+    yield Key(run, f"{prefix}{choice.key}", "", " | ".join(sections), json.dumps(choice.default), noun)
+    for key, names in entries.items():
+        yield replace(key, only="" if len(names) == len(sections) else f"{choice.key}: {', '.join(names)}")
+
+
+def _sections_of(annotation: Any) -> tuple[OneOf | None, dict[str, type[BaseModel]]]:
+    """The models within a type; if one of several is chosen by a table's entry, that choice and the entries' models."""
+    for note in getattr(annotation, "__metadata__", ()):
+        if isinstance(note, OneOf):
+            return note, {name: note.table[name].options for name in note.table}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return None, {"": annotation}
+    within = [_sections_of(argument) for argument in get_args(annotation)]
+    return next(((note, options) for note, options in within if options), (None, {}))
+
+
+def _type_of(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    if origin is Annotated or (origin in (tuple, list) and arguments):
+        return ("" if origin is Annotated else "list of ") + _type_of(arguments[0])
+    if origin in (Union, UnionType, Literal):
+        return " | ".join(_type_of(argument) if origin is not Literal else str(argument) for argument in arguments)
+    if isinstance(origin, type) and issubclass(origin, BaseModel):
+        return "section"
+    return WORDS.get(origin, getattr(origin, "__name__", str(origin)))
+
+
+def _default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    return json.dumps(default, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else str(value)
+
+
+def _texts_of(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each field of a model and its bases; Python keeps them in the source only."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel and base.__module__.startswith("pacorl."):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            texts |= dict(_documented(typing.cast(ast.ClassDef, definition).body))
+    return texts
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, text in pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                yield name, " ".join(words.split())
+
+
+INTRODUCTION = """# Config keys
+
+After this page you know every key that a run's YAML may have, and what holds if it is left out. `pacorl config KEY`
+says the same in a terminal, and `pacorl config schema` prints a JSON schema for editors. A YAML says only what differs
+from the defaults, which are the paper's settings for FLUX.1-dev. Any key can follow a command:
+`pacorl train-policy CONFIG sampling.steps=8`. `[]` stands for each item of a list. A note in brackets names the choice
+that has the key.
+
+This page is made by `python -m pacorl.lab.config_reference > docs/config.md`.
+"""
+
+
+def page() -> str:
+    """All keys in Markdown, a table for each run."""
+    lines = [INTRODUCTION]
+    for run in RUNS:
+        lines += [f"## `pacorl {run}`", "", "| Key | May be | Left out | Meaning |", "|---|---|---|---|"]
+        for key in (key for key in keys() if key.run == run):
+            meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
+            cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,247 @@
+"""Whether a run would run here: `pacorl doctor CONFIG`.
+
+Everything that ends runs in their first hour is tried beforehand: versions, data and what rewards need of it, weights,
+memory per component against the card, room for checkpoints, ports, a real question to every judge, and an image of
+noise to every other reward. Nothing is trained and no network is asked but the addresses that the config names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Literal
+
+import torch
+
+from pacorl.core.devices import available_device
+from pacorl.grpo.builders import without_idle_judges
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.io.documents import parse_json
+from pacorl.judge import JUDGES, open_judge
+from pacorl.judge.http.endpoints import listens
+from pacorl.judge.judge import BackendOptions, Judge, close_judge
+from pacorl.lab.plan.plan import Plan, card_shortage, disk_shortage, plan_policy, size_text
+from pacorl.lab.plan.sources import MissingFile
+from pacorl.records.prompts import prompts_from
+from pacorl.rewards import asks_judge, build_rewards
+from pacorl.rewards.reward import smoke_test
+from pacorl.serve.readiness import JudgeProbe, probe
+from pacorl.types import Size
+
+Severity = Literal["fine", "warning", "error"]
+EXIT_CODES: dict[Severity, int] = {"fine": 0, "warning": 1, "error": 2}
+"""warning: it would run, and something deserves a look. error: it would not, or not to its end."""
+
+TIGHT = 0.92
+"""Share of a card above which fragments of the allocator may tip it over."""
+CUDA_BYTES = 2**30
+"""The CUDA context and kernels' scratch space, which no plan sees."""
+SLOW_ON_CPU = 10**9
+"""Parameters of a generator that nobody trains without a card."""
+RENDEZVOUS = 29500
+"""Where accelerate and torchrun meet unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    severity: Severity
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that was looked at."""
+
+    findings: tuple[Finding, ...]
+    plan: Plan | None
+    """None if the config could not be planned."""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst."""
+        return max((finding.severity for finding in self.findings), key=EXIT_CODES.__getitem__, default="fine")
+
+    def to_json(self) -> str:
+        """Findings, the worst severity and the plan."""
+        document = {"severity": self.severity, "findings": [asdict(finding) for finding in self.findings]}
+        return json.dumps(document | {"plan": parse_json(self.plan.to_json()) if self.plan else None}, indent=2)
+
+
+def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
+    """Looks at all that a run needs. With `ask` judges are asked and rewards tried, which loads those of this process.
+
+    A fault becomes a finding and is not raised.
+    """
+    findings = [*_versions(), _port(), *_folder(config)]
+    try:
+        config = without_idle_judges(config)
+        plan = plan_policy(config)
+    except (ValueError, OSError) as fault:
+        # The judge is asked all the same: who mends the config should not wait for that news.
+        return Diagnosis((*findings, Finding("error", "config", str(fault)), *_judges(config, (), ask=ask)), None)
+    topics = {absence: "data" if absence.key.startswith("prompts.") else "weights" for absence in plan.absences}
+    if "data" not in topics.values():
+        findings.append(Finding("fine", "data", "prompts are read, kept apart, and hold what the rewards need"))
+    shortages = (card_shortage(plan), disk_shortage(config, plan))  # said with memory and disk, as errors
+    findings += [Finding("warning", "plan", text) for text in plan.warnings if text not in shortages]
+    findings += [Finding("error", topic, f"{a.key} = {a.source}: {a.remedy}") for a, topic in topics.items()]
+    if "weights" not in topics.values():
+        findings.append(Finding("fine", "weights", "all that are loaded here are on this machine"))
+    findings += [*_memory(plan), _disk(config, plan)]
+    if not (config.judge or config.evaluation.judge):
+        findings.append(Finding("fine", "judge", "none is needed: neither a reward nor a measure asks one"))
+    findings += _judges(config, plan.absences, ask=ask)
+    findings += _rewards(config, plan.absences) if ask else []
+    return Diagnosis(tuple(findings), plan)
+
+
+def judge_severity(answers: JudgeProbe) -> Severity:
+    """No answer is an error; answers that show no judgement deserve a look."""
+    return "error" if answers.errors else "warning" if answers.problems else "fine"
+
+
+# --- this installation -----------------------------------------------------------------------------------------
+
+
+def _versions() -> list[Finding]:
+    from packaging.requirements import Requirement
+
+    faults = []
+    for requirement in map(Requirement, requires("pacorl") or ()):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue  # of an extra
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            faults.append(f"{requirement.name} is not installed; `pip install '{requirement}'`")
+            continue
+        # A nightly build of a newer torch satisfies the requirement, which packaging denies by default.
+        if not requirement.specifier.contains(installed, prereleases=True):
+            faults.append(f"{requirement.name} {installed} is installed; `pip install '{requirement}'`")
+    if faults:
+        return [Finding("error", "versions", fault) for fault in faults]
+    shown = ", ".join(f"{name} {version(name)}" for name in ("pacorl", "torch", "diffusers", "transformers", "peft"))
+    return [Finding("fine", "versions", f"python {sys.version.split()[0]}, {shown}")]
+
+
+def _port() -> Finding:
+    port = int(os.environ.get("MASTER_PORT", RENDEZVOUS))
+    if not listens("127.0.0.1", port):
+        return Finding("fine", "ports", f"{port}, where processes meet, is free")
+    text = f"{port}, where processes meet, is in use: give another with --main_process_port (torchrun: --master_port)"
+    return Finding("warning", "ports", text)
+
+
+def _folder(config: PolicyConfig) -> Iterator[Finding]:
+    out = config.out.absolute()
+    existing = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        yield Finding("error", "disk", f"out = {config.out} cannot be written; name another folder")
+    elif any((out / "checkpoints").glob("step-*")):
+        yield Finding("warning", "disk", f"out = {config.out} holds a run: go on with --resume auto, or change out")
+
+
+# --- memory and disk -------------------------------------------------------------------------------------------
+
+
+def _memory(plan: Plan) -> Iterator[Finding]:
+    needed, card = plan.peak_bytes, plan.device_bytes
+    yield _on_card(plan, needed + CUDA_BYTES, card) if card else _without_card(plan, needed)
+    yield _in_main_memory(plan, beside=0 if card else needed)
+
+
+def _in_main_memory(plan: Plan, *, beside: int) -> Finding:
+    host, held, memory = plan.host_bytes + beside, plan.held_bytes + beside, _main_memory()
+    text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
+    if held > memory:
+        return Finding("error", "memory", text)
+    if host > memory:
+        pages = f"{size_text(held)} without pages of the checkpoints' files, which then are read more than once"
+        return Finding("warning", "memory", f"{text}; {pages}: loading is slow")
+    return Finding("fine", "memory", text)
+
+
+def _on_card(plan: Plan, needed: int, card: int) -> Finding:
+    if shortage := card_shortage(plan):
+        return Finding("error", "memory", shortage)
+    text = f"{size_text(needed)} of {size_text(card)} on {plan.device}, with 1 GiB for CUDA"
+    if needed > TIGHT * card:
+        return Finding("warning", "memory", f"{text}: tight; lower sampling.batch or evaluation.batch to be sure")
+    return Finding("fine", "memory", text)
+
+
+def _without_card(plan: Plan, needed: int) -> Finding:
+    if max((row.parameters or 0 for row in plan.rows if row.component == "transformer"), default=0) > SLOW_ON_CPU:
+        text = f"no CUDA device is here; the run needs one of {size_text(needed + CUDA_BYTES)} or more"
+        return Finding("error", "memory", text)
+    return Finding("fine", "memory", f"{size_text(needed)} on the CPU, which a generator of this size can bear")
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _disk(config: PolicyConfig, plan: Plan) -> Finding:
+    if shortage := disk_shortage(config, plan):
+        return Finding("error", "disk", shortage)
+    return Finding("fine", "disk", f"{size_text(plan.disk_bytes)} for checkpoints fit into {config.out}")
+
+
+# --- judges and rewards ----------------------------------------------------------------------------------------
+
+
+def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool) -> Iterator[Finding]:
+    """Whether each judge that is needed answers."""
+    absent = {absence.key.rpartition(".")[0] for absence in absences}
+    for key, judge in {"judge": config.judge, "evaluation.judge": config.evaluation.judge}.items():
+        if judge and not ask:
+            yield Finding("fine", key, "not asked: --no-ask")
+        elif judge and JUDGES[judge.backend].in_process and key in absent:
+            yield Finding("warning", key, "not asked: its weights are absent")
+        elif judge:
+            yield _asked(key, judge)
+
+
+def _asked(key: str, options: BackendOptions) -> Finding:
+    judge: Judge | None = None
+    device = torch.device(available_device())
+    try:
+        judge = open_judge(options, device=device, waits=False)
+        answers = probe(judge, name=options.name)
+    except (ValueError, OSError, RuntimeError, ImportError) as fault:
+        return Finding("error", key, f"{fault}{JUDGES[options.backend].remedy(options)}")
+    finally:
+        close_judge(judge)
+    if answers.problems:
+        return Finding(judge_severity(answers), key, "; ".join(answers.problems))
+    p_yes = f"P(Yes) {answers.p_yes_same:.2f} for one hero and {answers.p_yes_different:.2f} for two"
+    return Finding("fine", key, f"{answers.judge} answers: {p_yes}, {answers.seconds:.1f} s")
+
+
+def _rewards(config: PolicyConfig, absences: Sequence[MissingFile]) -> Iterator[Finding]:
+    """Tries every reward that is no judge on one image of noise."""
+    absent = {absence.key for absence in absences}
+    if absent & {"prompts.train", "prompts.evaluation"}:
+        return
+    for key, rewards, source, size in (
+        ("rewards", config.rewards, config.prompts.train, config.sampling.size),
+        ("evaluation.rewards", config.evaluation.rewards, config.prompts.evaluation, config.evaluation.size),
+    ):
+        built = build_rewards([reward for reward in rewards if not asks_judge(reward)], judge=None)
+        for name, reward in built.items():
+            if any(file.startswith(f"{key}.{name}.") for file in absent):
+                continue
+            try:
+                # Loads the reward's weights, as the run would.
+                smoke_test({name: reward}, prompts_from(source, limit=1), size=Size(*size))
+            except (ValueError, OSError, RuntimeError, ImportError) as fault:
+                yield Finding("error", "rewards", str(fault))
+            else:
+                yield Finding("fine", "rewards", f"{name} scores a trial image")

@@ -1,0 +1,217 @@
+"""What a judge's training would do and need, before it is run: `pacorl train-reward CONFIG --dry-run`.
+
+Data, labels, steps and weights are counted, and everything that is absent or at fault is listed with where to get it or
+what to mend. No weights are loaded and no network is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pacorl.io.images import check_readable
+from pacorl.judge_training.examples import Collator, check_answers
+from pacorl.judge_training.judge_config import ComparisonsConfig, JudgeConfig
+from pacorl.judge_training.loop import micro_batches, processes, training_arguments
+from pacorl.judge_training.tuning import parameter_counts, processor_of, source_of, tune
+from pacorl.lab.plan import sources
+from pacorl.lab.plan.sources import Checkpoint, MissingFile
+from pacorl.models.twins import META, model_on_meta
+from pacorl.records.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
+from pacorl.runtime.logbook import check_trackers
+from pacorl.types import Comparison
+
+PACO_HOME = "X-GenGroup/PaCo-Dataset"
+PACO_ENTRIES = frozenset(
+    source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
+)
+STATE_BYTES = 16
+"""Of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
+UNKNOWN = "unknown until all its data are here"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPlan:
+    """What a judge's training would do and need."""
+
+    train: dict[str, int]
+    """Pairs by label, of the sources that are here."""
+    evaluation: dict[str, int]
+    optimizer_steps: int | None
+    """None if it depends on data that are not here."""
+    per_forward: int
+    forwards_per_step: int
+    trained_parameters: int
+    all_parameters: int
+    weights_gib: float
+    """Of the frozen weights."""
+    training_state_gib: float
+    absences: tuple[MissingFile, ...]
+    faults: tuple[str, ...]
+    """What is here and cannot be trained on, each with its reason."""
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it would run, in one line."""
+        return sources.verdict(self.absences, faults=len(self.faults), notes=len(self.notes))
+
+    @property
+    def exit_code(self) -> int:
+        """Of the dry run."""
+        return sources.NOT_READY if self.absences or self.faults else 0
+
+    def to_json(self) -> str:
+        """The whole plan."""
+        return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, indent=2, ensure_ascii=False)
+
+    def lines(self) -> list[str]:
+        """The plan for a terminal: one fact a line, then what is absent, at fault, to mind, and the verdict."""
+        lists = ("absences", "faults", "notes")
+        names = [fact.name for fact in dataclasses.fields(self) if fact.name not in lists]
+        width = max(map(len, names))
+        return [
+            *(f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names),
+            *(f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences),
+            *(f"fault {fault}" for fault in self.faults),
+            *(f"note {note}" for note in self.notes),
+            self.verdict,
+        ]
+
+
+def _shown(fact: object) -> str:
+    if fact is None:
+        return UNKNOWN
+    if isinstance(fact, dict):
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in fact.items())
+        return counts if fact["pairs"] else "none here"
+    return f"{fact:,}"
+
+
+def plan_reward(config: JudgeConfig) -> RewardPlan:
+    """Check everything but the weights themselves, and count what a run would do.
+
+    Absent data and weights are listed, the published architecture stands in for absent weights, and a source at fault
+    does not hide what is wrong with the others.
+
+    Raises:
+        ValueError: The config itself cannot be run: its batch, its trainer's keys, its targets, another kind of model.
+    """
+    check_trackers(config.trackers)
+    training_arguments(config, evaluates=bool(config.data.evaluation))
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
+    limit, scratch = config.data.evaluation_limit, config.out / "data"
+    train = _read("data.train", config.data.train, limit=None, scratch=scratch)
+    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=scratch)
+    checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
+    start = sources.adapter_absence("tuning.start", config.tuning.start)
+    trained, total = _parameters(config, checkpoint, start_is_here=start is None)
+    steps = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
+    answer_faults = _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
+    return RewardPlan(
+        train=_balance(train.comparisons),
+        evaluation=_balance(evaluation.comparisons),
+        optimizer_steps=config.max_steps or (None if train.absences or train.faults else steps),
+        per_forward=micro,
+        forwards_per_step=accumulate,
+        trained_parameters=trained,
+        all_parameters=total,
+        weights_gib=round((total - trained) * getattr(torch, config.model.dtype).itemsize / 2**30, 3),
+        training_state_gib=round(trained * STATE_BYTES / 2**30, 3),
+        absences=(*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
+        faults=(*train.faults, *evaluation.faults, *answer_faults),
+        notes=(checkpoint.note,) if checkpoint.note else (),
+    )
+
+
+# --- data ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SourceData:
+    """What could be read of a config key's sources."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    absences: list[MissingFile] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
+    """Every source of a config key, also after one that is absent or at fault."""
+    data = SourceData()
+    for source in names:
+        try:
+            if absence := _comparisons_absence(key, source):
+                data.absences.append(absence)
+                continue
+            comparisons = comparisons_from(source, limit=limit, scratch=scratch)
+            check_readable(path for comparison in comparisons for path in comparison.images)
+            data.comparisons += comparisons
+        except MissingImagesError as missing:
+            # Its list of files may have thousands of lines.
+            data.absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
+        except (ValueError, OSError) as fault:
+            data.faults.append(f"{key} = {source}: {fault}")
+    return data
+
+
+def _comparisons_absence(key: str, source: str) -> MissingFile | None:
+    """Where to get training pairs of a judge that are not here; None if they are (the tiny world always is).
+
+    Raises ValueError as `missing_file` does.
+    """
+    missing = missing_file(source)
+    if missing is None:
+        return None
+    folder, _, entry = source.rpartition(":")
+    home = Path(folder or source)
+    if home.name != "PaCo-Dataset" and entry not in PACO_ENTRIES:
+        return MissingFile(key, source, f"{missing} is not there; put it there, or name {SOURCES}")
+    return MissingFile(
+        key,
+        source,
+        f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as its "
+        f"card says (decompress.sh); {missing} is not there",
+    )
+
+
+def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
+    yes = sum(comparison.consistent for comparison in comparisons)
+    explained = sum(bool(comparison.reasons) for comparison in comparisons)
+    return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
+
+
+def _parameters(config: JudgeConfig, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
+    """(trained, all) parameters, on the meta device."""
+    if checkpoint.folder:
+        source_of(str(checkpoint.folder))  # a model of another family is refused
+    model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
+    # The adapter of `start` has the config's shape, so that a new one counts the same.
+    tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
+    with META:
+        return parameter_counts(tune(model, tuning))
+
+
+def _answer_faults(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Whether the checkpoint's processor loads, and reads every answer's decision; nothing if it is not here."""
+    if checkpoint.folder is None:
+        return
+    try:
+        processor = processor_of(str(checkpoint.folder), max_pixels=config.model.max_pixels)
+        collator = Collator(processor, target=config.loss.target)
+    except (ValueError, OSError) as fault:
+        yield f"model.checkpoint = {config.model.checkpoint}: {fault}"
+        return
+    try:
+        check_answers(collator, comparisons)
+    except ValueError as fault:
+        yield f"data: {fault}"

@@ -1,0 +1,1 @@
+"""Verification of a finished run, from its files and by recomputation."""

@@ -1,0 +1,254 @@
+"""LoRA adapters on a model: adding them, loading saved ones, and copies that follow the trained one.
+
+Their files are read and written by `models.lora.formats`; `models.lora.layers` says how an adapted layer computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from pacorl.io.documents import blamed_on
+from pacorl.io.hub import HUB_NAME
+from pacorl.models.lora.formats import Lora, peft_options, read_lora
+from pacorl.models.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
+
+
+def materialize(module: nn.Module) -> None:
+    """Reshard what a forward gathered."""
+    # After a forward without backward FSDP2 leaves the root's weights unsharded, and a change of them would be lost.
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full form of a tensor that may be sharded. Every process must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A full tensor, which every process has, on the device of `parameter` and sharded as it is."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        # No source rank: each process cuts its share from what it has, and nothing is sent.
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value
+
+
+def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
+    """Add one trainable adapter, in fp32 or better, to the modules whose names end in `targets`.
+
+    Raises:
+        ValueError: A target matches no module: an adapter that trains nothing must not go unnoticed.
+    """
+    names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    # PEFT itself complains only if none of the targets matches.
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            raise ValueError(f"adapter target {target!r} matches no linear layer of {type(transformer).__name__}")
+    _inject(transformer, r=rank, lora_alpha=alpha, target_modules=list(targets))
+
+
+def _inject(transformer: nn.Module, **options: Any) -> None:
+    """Add one adapter, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
+    inject_adapter_in_model(config, transformer)
+    for name, parameter in transformer.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    compute_in_model_dtype(transformer)
+
+
+def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
+    """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards if they are sharded."""
+    materialize(transformer)
+    return {
+        name.replace(f".{ADAPTER}.", "."): parameter.detach()
+        for name, parameter in transformer.named_parameters()
+        if "lora_" in name
+    }
+
+
+def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put weights into the adapter in place; a ValueError names those that do not fit."""
+    current = adapter_state(transformer)
+    unknown, missing = sorted(set(state) - set(current)), sorted(set(current) - set(state))
+    if unknown or missing:
+        raise ValueError(
+            f"the adapter does not fit this model: {len(unknown)} unknown weights (e.g. {unknown[:1]}), "
+            f"{len(missing)} absent ones (e.g. {missing[:1]})"
+        )
+    for name, value in state.items():
+        if current[name].shape != value.shape:
+            raise ValueError(
+                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(current[name].shape)}; "
+                "set adapter.rank and targets as it was trained, or start from another"
+            )
+        current[name].copy_(shard_like(current[name], value))
+
+
+def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter's weights unsharded. Every process must call it."""
+    return {name: full_tensor(value) for name, value in state.items()}
+
+
+def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
+    """Put a saved adapter's weights into the one that is to be trained on.
+
+    Args:
+        transformer: The model, with an adapter of `rank` and `alpha` that `add_lora` made.
+        source: An adapter in any form, as `adapter_file` takes it.
+        base: The model that is trained, by name or folder.
+
+    Raises:
+        ValueError: It is of another base, rank, α or other modules; the message says which settings would fit.
+    """
+    lora = read_lora(source)
+    if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
+        # Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared if both are a hub's.
+        raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
+    _check_shape(lora, source, rank=rank, alpha=alpha)
+    current = adapter_state(transformer)
+    absent, unknown = set(current) - set(lora.state), set(lora.state) - set(current)
+    if absent and not unknown:
+        # Targets that would match: what follows the block's number in a module's name.
+        modules = {name.rpartition(".lora_")[0] for name in lora.state}
+        targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
+        raise ValueError(
+            f"adapter.start {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
+            f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
+        )
+    set_adapter_state(transformer, lora.state)
+
+
+def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
+    for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
+        if len(distinct := sorted(set(values.values()))) > 1:
+            raise ValueError(
+                f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in distinct)}, and "
+                "training takes one for all; merge it into model.checkpoint"
+            )
+    saved = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
+    wrong = [key for key, value in (("rank", rank), ("alpha", alpha)) if saved[key] != value]
+    if wrong:
+        fix = " ".join(f"adapter.{key}={saved[key]:g}" for key in wrong)
+        raise ValueError(f"adapter.start {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
+
+
+def load_lora(transformer: nn.Module, source: str | Path) -> None:
+    """Put a saved adapter, in any form that `adapter_file` takes, on a model; ranks, α and modules are its own.
+
+    Raises:
+        ValueError: There is none, it does not fit, or it is of a kind that plain LoRA is not (DoRA, rank-stabilised).
+    """
+    lora = read_lora(source)
+    layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    if unknown := [name for name in sorted(lora.alphas) if name not in layers]:
+        raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
+    with blamed_on(source):
+        _inject(transformer, **peft_options(lora))
+        set_adapter_state(transformer, lora.state)
+
+
+@contextmanager
+def adapter_off(transformer: nn.Module) -> Iterator[None]:
+    """Within the block the model is its base."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+    learning = [(parameter, parameter.requires_grad) for parameter in transformer.parameters()]
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
+        # PEFT lets everything learn again, also modules that were frozen since no output depends on them.
+        for parameter, was_learning in learning:
+            parameter.requires_grad_(was_learning)
+
+
+@contextmanager
+def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
+    """Within the block an adapted layer computes W·x + scale·(α/r)·B·A·x; not of a fused model."""
+    layers = lora_layers(transformer)
+    saved = [layer.scaling[ADAPTER] for layer in layers]
+    for layer, own in zip(layers, saved, strict=True):
+        layer.scaling[ADAPTER] = scale * own
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, saved, strict=True):
+            layer.scaling[ADAPTER] = own
+
+
+class AdapterCopy:
+    """Weights of an adapter beside the trained ones, to be swapped in for a while."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        self.transformer = transformer
+        self.state = {name: value.clone() for name, value in adapter_state(transformer).items()}
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Within the block the model carries the copy."""
+        # Values are copied and not exchanged: the optimizer and FSDP hold on to the parameters' own storage.
+        trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
+        set_adapter_state(self.transformer, self.state)
+        try:
+            yield
+        finally:
+            set_adapter_state(self.transformer, trained)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.state = {name: shard_like(self.state[name], value).clone() for name, value in state.items()}
+
+    @torch.no_grad()
+    def _approach(self, share: float) -> None:
+        """copy ← (1 − share)·copy + share·trained."""
+        for name, value in adapter_state(self.transformer).items():
+            self.state[name].lerp_(value, share)
+
+
+class MovingAverage(AdapterCopy):
+    """The exponential moving average of an adapter, updated once per `interval` optimizer steps.
+
+    The decay warms up: update number s (from 0) takes min((1 + s)/(10 + s), decay), so that a young average is the
+    trained adapter of the last few updates and not the start. s follows from the optimizer step, so a resumed run
+    needs nothing but the average itself.
+    """
+
+    def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
+        super().__init__(transformer)
+        self.decay, self.interval = decay, interval
+
+    def follow(self, optimizer_step: int) -> None:
+        """Call after optimizer step number `optimizer_step` (from 1)."""
+        if optimizer_step % self.interval == 0:
+            self._approach(1 - self.decay_at(optimizer_step // self.interval - 1))
+
+    def decay_at(self, update: int) -> float:
+        """The average's own weight in update number `update` (from 0)."""
+        return min((1 + update) / (10 + update), self.decay)
+
+
+class OldPolicy(AdapterCopy):
+    """The policy that samples, for objectives of the endpoint: the trained one leaves it while it is updated."""
+
+    def follow(self, lag: float) -> None:
+        """Between epochs: old ← lag·old + (1 − lag)·trained."""
+        self._approach(1 - lag)

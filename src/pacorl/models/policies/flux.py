@@ -1,0 +1,186 @@
+"""FLUX.1-dev as a policy: sets of panels generated from one prompt. FLUX.1-Kontext shares its transformer and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pacorl.core.transfer import to_device
+from pacorl.models import twins
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
+from pacorl.models.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrainingShift, TrueGuidance
+from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.words import check_tiny, tiny_prompt
+from pacorl.types import Conditioning, Size
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+
+TINY_FLUX = CHECKPOINTS / "flux"
+
+LORA_TARGETS = (
+    *JOINT_ATTENTION,
+    "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
+)  # fmt: skip
+"""The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""
+
+
+class DistilledOptions(TrueGuidance):
+    """Options of FLUX's kinds."""
+
+    guidance_scale: float = Field(3.5, ge=0)
+    """FLUX's distilled guidance: one forward, told the scale."""
+    max_sequence_length: int = Field(512, ge=1, le=4096)
+    """T5 tokens per prompt."""
+
+
+class FluxOptions(DistilledOptions):
+    """The generator FLUX.1-dev, which makes sets."""
+
+    kind: Literal["flux"] = "flux"
+    checkpoint: str = "black-forest-labs/FLUX.1-dev"
+
+
+class FluxPolicy(PipelinePolicy):
+    """A `FluxPipeline` behind the policy seam."""
+
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
+    long_encoder: ClassVar[str] = "text_encoder_2"
+
+    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+        from pacorl.models.policies.last_block import (
+            prune_last_block_text,  # imports diffusers, which options do without
+        )
+
+        super().__init__(pipeline, options, record_sizes=record_sizes)
+        prune_last_block_text(pipeline.transformer)
+
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """T5's `tokens` (B, L, D) and CLIP's `pooled` (B, D'); CLIP reads 77 tokens and no more."""
+        limit = self.options.max_sequence_length
+        # The pipeline would walk through all modules of all components, eight times a batch, to learn the device.
+        device = self.pipeline.text_encoder.device
+        tokens, pooled, _ = self.pipeline.encode_prompt(texts, device=device, max_sequence_length=limit)
+        return {"tokens": tokens, "pooled": pooled}
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        return self.forward(x_BNC, sigma_B, conditioning, ids_N3=self.position_ids(size))
+
+    def position_ids(self, size: Size) -> Tensor:
+        """(N, 3) of the image's tokens and, behind them, of each source's, on the device."""
+        return _ids_on(self.device, *self.token_grid(size), images=1 + self.references)
+
+    def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
+        """The transformer's guided output in fp32 for tokens at the positions `ids_N3`."""
+        tensors = conditioning.tensors
+        tokens = tensors["tokens"]
+        embeds = self.pipeline.transformer.config.guidance_embeds
+        guidance_B = torch.full_like(sigma_B, self.options.guidance_scale) if embeds else None
+
+        def read(prefix: str) -> Tensor:
+            return self.predict(
+                hidden_states=hidden_BMC.to(tokens.dtype),
+                timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
+                guidance=guidance_B,
+                pooled_projections=tensors[f"{prefix}pooled"],
+                encoder_hidden_states=tensors[f"{prefix}tokens"],
+                txt_ids=tokens.new_zeros(tokens.shape[1], 3),
+                img_ids=ids_N3.to(tokens),
+            )
+
+        return guided(read, scale=self.options.true_cfg_scale)
+
+
+@lru_cache(maxsize=32)
+def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tensor:
+    """Sent once per size, and not with every forward."""
+    return to_device(torch.cat([image_ids(rows, cols, image=image) for image in range(images)]), device)
+
+
+def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
+    """(N, 3): the number of the image (0 is the generated one), row and column of each token."""
+    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
+    return torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3)
+
+
+def tiny_flux_transformer(
+    *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
+) -> FluxTransformer2DModel:
+    """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
+    head = width // heads
+    transformer: FluxTransformer2DModel = twins.model_of(
+        twins.TINY["flux_transformer"],
+        num_layers=double_blocks,
+        num_single_layers=single_blocks,
+        attention_head_dim=head,
+        num_attention_heads=heads,
+        # The real model's shares of 128: 16 for the number of the image, 56 each for row and column.
+        axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
+    )
+    for name, module in transformer.named_modules():
+        # adaLN-zero (arXiv 2212.09748): every block starts as the identity, which a short training repays.
+        if name == "proj_out" or (name.endswith(".linear") and ".norm" in f".{name}"):
+            torch.nn.init.zeros_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    return transformer
+
+
+def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
+    """A whole FLUX.1-dev pipeline in small; its tokenizers know the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            shift=3.0,
+            base_shift=0.5,
+            max_shift=1.15,
+            # 64 px and 128 px grids stand where 256 px and 1024 px stand for the real model.
+            base_image_seq_len=64,
+            max_image_seq_len=256,
+        ),
+        vae=vae or twins.tiny_vae(),
+        text_encoder=twins.tiny_clip(clip_tokenizer),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=twins.tiny_t5(t5_tokenizer),
+        tokenizer_2=t5_tokenizer,
+        transformer=tiny_flux_transformer(),
+    )
+
+
+BFL_TRAINING_SHIFT = TrainingShift(
+    rule="linear",
+    source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
+    "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
+)
+"""Of all models of its makers."""
+
+TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
+"""Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
+
+DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")
+"""Of FLUX.1's dev models."""
+
+FLUX = PolicySpec(
+    options=FluxOptions,
+    policy=FluxPolicy,
+    pipeline="FluxPipeline",
+    hub_name="flux",
+    architecture="flux.json",
+    twin=tiny_flux,
+    steps=28,
+    parameters=11_901_408_320,
+    training_shift=BFL_TRAINING_SHIFT,
+    licence=DEV_LICENCE,
+    gated=True,
+    tiny=TinyCheckpoint(
+        folder=TINY_FLUX, size=Size(128, 128), check=check_tiny, compose=tiny_prompt, options=TRAINED_WITH
+    ),
+)

@@ -1,0 +1,257 @@
+"""FLUX.2-klein as a policy: sets from a prompt alone, and edits of one to four images, by one model.
+
+Sources lie behind the generated image in the sequence, told apart by their position ids. An edit's size is an area: the
+image has the first source's aspect, each side cut to whole tokens (16 pixels). That source is resized to the image's
+size, a further one to the same area in its own aspect, and none to more than 1024², as the pipeline does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from einops import rearrange
+from pydantic import Field
+from torch import Tensor
+
+from pacorl.core.transfer import to_device
+from pacorl.io.images import open_image, upright_size
+from pacorl.models import twins
+from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, guided, pack, unpack
+from pacorl.models.policies.policy import PolicyOptions, PolicySpec
+from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from diffusers import Flux2KleinPipeline
+
+SOURCE_AREA = 1024 * 1024
+"""The largest area at which the pipeline takes a source."""
+MAX_ASPECT = 8
+"""The longest source that the pipeline takes, as the ratio of its sides."""
+SOURCE_STRIDE = 10
+"""Between the position ids of one image and the next, by the pipeline's rule."""
+
+LORA_TARGETS = (
+    *JOINT_ATTENTION,
+    "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out", "attn.to_qkv_mlp_proj",
+)  # fmt: skip
+"""FLUX's targets by the names that FLUX.2's blocks have, and the fused layers of the single-stream ones."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""What Qwen3's own makes of one message without thinking."""
+
+
+class KleinOptions(PolicyOptions):
+    """The generator FLUX.2-klein, not distilled, which makes sets and edits."""
+
+    kind: Literal["klein"] = "klein"
+    checkpoint: str = "black-forest-labs/FLUX.2-klein-base-4B"
+    guidance_scale: float = Field(4.0, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
+    max_sequence_length: int = Field(512, ge=1, le=4096)
+    """Qwen3 tokens per prompt."""
+
+    @property
+    def negative_text(self) -> str | None:
+        return self.negative_prompt if self.guidance_scale > 1 else None
+
+
+class KleinPolicy(PipelinePolicy):
+    """A `Flux2KleinPipeline` behind the policy seam."""
+
+    references: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
+    source_optional: ClassVar[bool] = True
+    model_name: ClassVar[str] = "FLUX.2-klein"
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3 text encoder"}
+    long_encoder: ClassVar[str] = "text_encoder"
+
+    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+        super().__init__(pipeline, options, record_sizes=record_sizes)
+        if pipeline.config.is_distilled and self.options.guidance_scale > 1:
+            raise ValueError(
+                f"model.guidance_scale {self.options.guidance_scale:g} with a distilled FLUX.2-klein, which is not "
+                "guided; set it to 1, or name a base checkpoint"
+            )
+        # By their full names: in a double-stream block `attn.to_out` is a list, to which PEFT adds no adapter.
+        blocks = range(len(pipeline.transformer.single_transformer_blocks))
+        self.lora_targets = (*LORA_TARGETS, *(f"single_transformer_blocks.{block}.attn.to_out" for block in blocks))
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        """Of a set as ever; of an edit the area of `size` in the first source's aspect, in whole tokens."""
+        paths = self.source_paths(prompt)
+        return self._fit(paths[0], size.height * size.width) if paths else super().size_of(prompt, size)
+
+    def _fit(self, path: Path, area: int) -> Size:
+        """The size of at most `area` pixels in the aspect of a source."""
+        source, step = upright_size(path), self.token_pixels
+        if max(source.height, source.width) > MAX_ASPECT * min(source.height, source.width):
+            raise ValueError(f"source {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
+        # In whole numbers: a rounded root would cut a token off one square source of eight.
+        tall, wide = (source.height, source.width), (source.width, source.height)
+        return Size(*(max(1, math.isqrt(area * a // (b * step**2))) * step for a, b in (tall, wide)))
+
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """The `tokens` (B, L, 3D): three hidden layers of Qwen3, side by side."""
+        tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
+        return {"tokens": tokens}
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        tokenizer = self.pipeline.tokenizer
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        templated = [
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+            for chat in chats
+        ]
+        return [len(tokenizer(text).input_ids) for text in templated]
+
+    def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
+        """The sources' tokens `source` (1, M, C), one image after the other, and their `source_ids` (1, M, 4)."""
+        paths = self.source_paths(prompt)
+        if not paths:
+            return {}
+        sizes = self._source_sizes(paths, size)
+        tokens = [self.encode_image(open_image(path), shown) for path, shown in zip(paths, sizes, strict=True)]
+        ids = [
+            position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number) for number, shown in enumerate(sizes, 1)
+        ]
+        return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
+
+    def _source_sizes(self, paths: Sequence[Path], size: Size) -> list[Size]:
+        area = min(size.height * size.width, SOURCE_AREA)
+        sizes = [self._fit(path, area) for path in paths]
+        # Cut to whole tokens, the image may be smaller than the area that it was asked for; so would the source again.
+        return [size, *sizes[1:]] if size.height * size.width <= SOURCE_AREA else sizes
+
+    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
+        tokens_BNC = pack(self.pipeline.vae.encode(pixels_BCHW).latent_dist.mode())
+        mean_C, std_C = self._token_scale(tokens_BNC)
+        return (tokens_BNC - mean_C) / std_C
+
+    def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        tokens_BNC = pack(codes_BCHW.to(vae.dtype))
+        mean_C, std_C = self._token_scale(tokens_BNC)
+        codes = unpack(tokens_BNC * std_C + mean_C, rows=codes_BCHW.shape[2] // 2)
+        pixels: Tensor = vae.decode(codes, return_dict=False)[0]
+        return pixels
+
+    def _token_scale(self, tokens_BNC: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel of a token: this VAE scales patches, and not its codes."""
+        statistics = self.pipeline.vae.bn
+        std_C = (statistics.running_var + self.pipeline.vae.config.batch_norm_eps).sqrt()
+        return statistics.running_mean.to(tokens_BNC), std_C.to(tokens_BNC)
+
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        check_alike(conditionings, positions="source_ids")
+        return super().collate(conditionings)
+
+    def shift(self, tokens: int, num_steps: int) -> float:
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        return float(compute_empirical_mu(tokens, num_steps))
+
+    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
+        # Drawn in patches, unlike the other kinds': codes of the same seed would be other noise.
+        shape = (4 * self.latent_channels, *self.token_grid(size))
+        patches = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        tensors, hidden_BMC = conditioning.tensors, x_BNC
+        ids_M4 = position_ids(*self.token_grid(size), device=x_BNC.device)
+        if "source" in tensors:
+            hidden_BMC = torch.cat([x_BNC, tensors["source"].to(x_BNC.dtype)], 1)
+            ids_M4 = torch.cat([ids_M4, tensors["source_ids"][0].to(ids_M4)])
+
+        def read(prefix: str) -> Tensor:
+            tokens = tensors[f"{prefix}tokens"]
+            predicted = self.predict(
+                hidden_states=hidden_BMC.to(tokens.dtype),
+                timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
+                encoder_hidden_states=tokens,
+                txt_ids=position_ids(1, 1, tokens=tokens.shape[1], device=x_BNC.device),
+                img_ids=ids_M4,
+            )
+            return predicted[:, : x_BNC.shape[1]]
+
+        return guided(read, scale=self.options.guidance_scale)
+
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        return {"tokens": (self.options.max_sequence_length, self.pipeline.transformer.config.joint_attention_dim)}
+
+    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
+        length = self.options.max_sequence_length
+        ids = torch.zeros(prompts, length, device=self.device, dtype=torch.long)
+        # The whole mask, as padding makes the encoder build it: to build it from a row, meta tensors would be read.
+        mask = torch.ones(prompts, 1, length, length, device=self.device, dtype=torch.bool)
+        encoder = self.pipeline.text_encoder
+        return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
+
+    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        count = self.planned_sources * math.prod(self.token_grid(size))
+        return {"source": (count, 4 * self.latent_channels), "source_ids": (count, 4)}
+
+
+def position_ids(
+    rows: int, cols: int, *, image: int = 0, tokens: int = 1, device: torch.device | str = "cpu"
+) -> Tensor:
+    """(N, 4): image, row, column and place in the text of each token; an image has one place, a text one pixel."""
+    axes = (torch.arange(count, device=device) for count in (1, rows, cols, tokens))
+    ids = torch.cartesian_prod(*axes)
+    return ids + ids.new_tensor([image, 0, 0, 0]) if image else ids
+
+
+def tiny_klein(texts: Sequence[str]) -> Flux2KleinPipeline:
+    """A whole FLUX.2-klein pipeline in small; its tokenizer knows the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+
+    tokenizer = twins.qwen_tokenizer_of(texts)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    vae = twins.model_of(twins.TINY["flux2_vae"])
+    # Trained statistics are neither zero nor one, nor alike; a twin's must tell them apart too.
+    torch.nn.init.normal_(vae.bn.running_mean, std=0.2)
+    torch.nn.init.uniform_(vae.bn.running_var, 0.5, 2.0)
+    return Flux2KleinPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler.from_config(KLEIN.parts["scheduler"]),
+        vae=vae,
+        text_encoder=twins.model_of(
+            twins.TINY["qwen3"],
+            vocab_size=len(tokenizer),
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        tokenizer=tokenizer,
+        transformer=twins.model_of(twins.TINY["flux2_transformer"]),
+    )
+
+
+KLEIN = PolicySpec(
+    options=KleinOptions,
+    policy=KleinPolicy,
+    pipeline="Flux2KleinPipeline",
+    hub_name="flux.?2.*klein",
+    architecture="flux2_klein.json",
+    twin=tiny_klein,
+    steps=50,
+    parameters=3_875_544_576,
+    training_shift=BFL_TRAINING_SHIFT,
+    licence=("apache-2.0", ""),
+    distilled={
+        "FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",
+        "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
+        "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
+    },
+    edit_data="GEdit-Bench/data:en",  # what its makers show is English
+)

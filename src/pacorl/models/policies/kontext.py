@@ -1,0 +1,108 @@
+"""FLUX.1-Kontext-dev as a policy: one image edited by an instruction.
+
+The source lies beside the generated image in the sequence, at the same size, marked by its position ids. A config's
+size is an area: the image has the one of Kontext's training shapes that is nearest to the source's, scaled to that
+area. Source and image have that size, so all that is resized is the source, to the shape that the pipeline too would
+choose for it; a source that no shape fits is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pacorl.io.images import open_image, upright_size
+from pacorl.models.policies.flux import (
+    BFL_TRAINING_SHIFT,
+    DEV_LICENCE,
+    TRAINED_WITH,
+    DistilledOptions,
+    FluxPolicy,
+    tiny_flux,
+)
+from pacorl.models.policies.policy import PolicySpec, TinyCheckpoint
+from pacorl.tiny import CHECKPOINTS
+from pacorl.tiny.words import check_tiny_edit
+from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from diffusers import FluxKontextPipeline
+
+TINY_KONTEXT = CHECKPOINTS / "kontext"
+
+MAX_STRETCH = 1.1
+"""How much a source's aspect may change on its way to a training shape. Between two neighbouring shapes it changes by
+at most 1.085; more means that the source is longer than any of them."""
+
+
+class KontextOptions(DistilledOptions):
+    """The generator FLUX.1-Kontext-dev, which edits one image."""
+
+    kind: Literal["kontext"] = "kontext"
+    checkpoint: str = "black-forest-labs/FLUX.1-Kontext-dev"
+
+
+class KontextPolicy(FluxPolicy):
+    """A `FluxKontextPipeline` behind the policy seam."""
+
+    references: ClassVar[int] = 1
+    model_name: ClassVar[str] = "FLUX.1-Kontext"
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        """The area of `size` in the training shape that is nearest to the source's."""
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+        (path,) = self.source_paths(prompt)
+        source, step = upright_size(path), self.token_pixels
+        # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
+        rows, cols = (max(1, side // step) for side in (source.height, source.width))
+        _, width, height = min((abs(cols / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        stretch = source.width / source.height * height / width
+        if max(stretch, 1 / stretch) > MAX_STRETCH:
+            raise ValueError(
+                f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
+                "it would be distorted; crop or pad it"
+            )
+        scale = math.sqrt(size.height * size.width / 1024**2)  # for which the pipeline's shapes are written
+        return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
+
+    def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
+        """The source's tokens (1, N, C)."""
+        return {"source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)}
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.
+        predicted = self.forward(
+            torch.cat([x_BNC, conditioning.tensors["source"].to(x_BNC.dtype)], 1),
+            sigma_B,
+            conditioning,
+            ids_N3=self.position_ids(size),
+        )
+        return predicted[:, : x_BNC.shape[1]]
+
+
+def tiny_kontext(flux: Any) -> FluxKontextPipeline:
+    """FLUX.1-Kontext-dev in small: a FLUX pipeline's components, which it then shares."""
+    from diffusers import FluxKontextPipeline
+
+    return FluxKontextPipeline(**{name: model for name, model in flux.components.items() if model is not None})
+
+
+KONTEXT = PolicySpec(
+    options=KontextOptions,
+    policy=KontextPolicy,
+    pipeline="FluxKontextPipeline",
+    hub_name="(flux.*)?kontext",
+    architecture="flux.json",  # the same components as FLUX.1-dev's
+    twin=lambda texts: tiny_kontext(tiny_flux(texts)),
+    steps=28,
+    parameters=11_901_408_320,
+    training_shift=BFL_TRAINING_SHIFT,
+    licence=DEV_LICENCE,
+    gated=True,
+    tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),
+    edit_data="GEdit-Bench/data:en",  # its text encoders read English
+)

@@ -1,0 +1,128 @@
+"""Stable Diffusion 3 and 3.5 as a policy: sets of panels generated from one prompt, under classifier-free guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from pacorl.models import twins
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
+from pacorl.models.policies.policy import PolicyOptions, PolicySpec, TrainingShift
+from pacorl.types import Conditioning, Size
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusion3Pipeline
+
+LORA_TARGETS = JOINT_ATTENTION
+"""Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, and nothing of the second one."""
+
+
+class SD3Options(PolicyOptions):
+    """The generator Stable Diffusion 3.5, which makes sets."""
+
+    kind: Literal["sd3"] = "sd3"
+    checkpoint: str = "stabilityai/stable-diffusion-3.5-medium"
+    guidance_scale: float = Field(4.5, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
+    max_sequence_length: int = Field(256, ge=1, le=512)
+    """T5 tokens per prompt."""
+
+    @property
+    def negative_text(self) -> str | None:
+        return self.negative_prompt if self.guidance_scale > 1 else None
+
+
+class SD3Policy(PipelinePolicy):
+    """A `StableDiffusion3Pipeline` behind the policy seam."""
+
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    idle_in_last_block: ClassVar[tuple[str, ...]] = ("attn.add_q_proj",)
+    encoders: ClassVar[Mapping[str, str]] = {
+        "text_encoder": "CLIP-L text encoder",
+        "text_encoder_2": "CLIP-G text encoder",
+        "text_encoder_3": "T5 text encoder",
+    }
+    long_encoder: ClassVar[str] = "text_encoder_3"
+    clip_tokens: ClassVar[int] = 77
+    scheduler_spaced: ClassVar[bool] = True
+
+    def check_size(self, size: Size) -> None:
+        super().check_size(size)
+        # Positions are a table, of which a smaller image takes the middle; there are none beyond its edges.
+        most = self.token_pixels * int(self.pipeline.transformer.config.pos_embed_max_size)
+        if max(size.height, size.width) > most:
+            raise ValueError(f"size {size} is beyond this checkpoint's positions; ask for at most {Size(most, most)}")
+
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
+        # Guidance is `velocity`'s own; the pipeline would encode an empty negative prompt with every batch.
+        tokens, _, pooled, _ = self.pipeline.encode_prompt(
+            texts,
+            None,
+            None,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.options.max_sequence_length,
+        )
+        return {"tokens": tokens, "pooled": pooled}
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        tensors = conditioning.tensors
+        # Unlike FLUX's and Qwen-Image's, this transformer takes timesteps of 0..1000; fp32, as its pipeline does.
+        timestep_B = sigma_B * self.pipeline.scheduler.config.num_train_timesteps
+        codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0]).to(tensors["tokens"].dtype)
+
+        def read(prefix: str) -> Tensor:
+            predicted_BCHW = self.predict(
+                hidden_states=codes_BCHW,
+                timestep=timestep_B,
+                encoder_hidden_states=tensors[f"{prefix}tokens"],
+                pooled_projections=tensors[f"{prefix}pooled"],
+            )
+            return pack(predicted_BCHW)
+
+        return guided(read, scale=self.options.guidance_scale)
+
+
+def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
+    """A whole Stable Diffusion 3.5 pipeline in small; its tokenizers know the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
+
+    clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
+    # Half the width each: the pipeline lays the CLIPs side by side and pads them to T5's width; wider ones are cut.
+    half_clip = partial(
+        twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, architectures=["CLIPTextModelWithProjection"]
+    )
+    return StableDiffusion3Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),  # as published
+        vae=twins.tiny_vae(),
+        text_encoder=half_clip(),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=half_clip(),
+        tokenizer_2=clip_tokenizer,
+        text_encoder_3=twins.tiny_t5(t5_tokenizer),
+        tokenizer_3=t5_tokenizer,
+        transformer=twins.model_of(twins.TINY["sd3_transformer"]),
+    )
+
+
+SD3 = PolicySpec(
+    options=SD3Options,
+    policy=SD3Policy,
+    pipeline="StableDiffusion3Pipeline",
+    hub_name="stable-diffusion-3|sd-?3",
+    architecture="sd3.json",
+    twin=tiny_sd3,
+    steps=28,
+    parameters=2_243_171_520,
+    training_shift=TrainingShift(
+        rule="inference", source="arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024²"
+    ),
+    licence=("other", "stabilityai-ai-community"),
+    gated=True,
+)

@@ -1,0 +1,59 @@
+"""nf4 (QLoRA, arXiv 2305.14314): 4 bits and a scale for each 64 weights, by bitsandbytes' kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pacorl.io.quiet import quiet
+from pacorl.models.quantize import Quantizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 64
+"""Weights of a scale: bitsandbytes' default."""
+
+
+def check() -> None:
+    """Raise ValueError if bitsandbytes is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError("quantize nf4 needs bitsandbytes: pip install 'pacorl[nf4]'; or take int8 or fp8")
+
+
+@cache
+def _functional() -> Any:
+    # It would say that a kernel of another package, which is not used here, is absent.
+    with quiet("bitsandbytes.backends.cpu.ops"):
+        import bitsandbytes.functional
+
+    return bitsandbytes.functional
+
+
+def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, in) → two codes a byte (n/2, 1), and the scales (n/64,) in fp32."""
+    if weight.is_meta:  # its sizes alone, so that a plan needs no bitsandbytes
+        count = weight.numel()
+        return (
+            weight.new_empty(-(-count // 2), 1, dtype=torch.uint8),
+            weight.new_empty(-(-count // BLOCK), dtype=torch.float32),
+        )
+    codes, state = _functional().quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
+    return codes, state.absmax
+
+
+def unpack(codes: Tensor, scale: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """The weight, by bitsandbytes' one kernel."""
+    if codes.is_meta:
+        return codes.new_empty(shape, dtype=dtype)
+    functional = _functional()
+    table = functional.get_4bit_type("nf4", device=codes.device, blocksize=BLOCK)
+    state = functional.QuantState(scale, shape=shape, code=table, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+    weight: Tensor = functional.dequantize_4bit(codes, state)
+    return weight
+
+
+NF4 = Quantizer(pack, unpack, check)

@@ -1,0 +1,27 @@
+"""The section of a config that selects a reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pacorl.config.base import Section
+
+
+class RewardConfig(Section):
+    """One reward by name, its weight, and its arguments (checked by the reward itself)."""
+
+    name: str
+    """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
+    label: str = Field("", pattern=r"^[\w.-]*$")
+    """What its curves are called; the name if empty. Two rewards of one name need labels."""
+    weight: float = 1.0
+    """Of its advantage, or of its score, in the aggregate's sum."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """What the reward itself takes, such as `temperature`."""
+
+    @property
+    def key(self) -> str:
+        """What it is called in tables and logs."""
+        return self.label or self.name.rpartition(":")[2]

@@ -1,0 +1,1 @@
+"""Processes and devices of a run: ranks, heartbeats, worker threads, logs."""

@@ -1,0 +1,374 @@
+"""Processes: accelerate's devices and ranks, gradients and steps across them, signals, threads.
+
+One process, DDP, FSDP2 and DeepSpeed ZeRO-1/2 run the same loop (configs/launch, docs/scaling.md), through a `Runtime`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
+from torch import Tensor, nn
+from torch.distributed import DistError
+from torch.nn.parallel import DistributedDataParallel
+
+from pacorl.io.files import is_running
+from pacorl.models.lora.adapters import full_tensor, materialize
+from pacorl.runtime.clock import Position
+from pacorl.runtime.heartbeat import Heartbeats, ProcessId, own_process
+from pacorl.runtime.watch import EX_TEMPFAIL, UNSAVED, Watch, savers
+
+LEAST_PATIENCE = 1800.0
+"""Seconds after which processes that wait for another one give up: torch's own, for gloo."""
+MAX_BAD_STEPS = 10
+"""Optimizer steps in a row with gradients that are not finite after which a run stops."""
+REPEATED_SIGNAL = 3.0
+"""Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone."""
+ENDING = 5.0
+"""Seconds that a process may take to end after its connections: it gives its memory back in between."""
+
+Outcome = TypeVar("Outcome")
+Batch = TypeVar("Batch")
+
+
+class Interrupted(RuntimeError):
+    """The run was told to stop."""
+
+    exit_code = EX_TEMPFAIL
+    """The command's."""
+
+
+class LostRankError(RuntimeError):
+    """The connection to another rank is cut."""
+
+
+class SharedFault(Exception):
+    """Some rank raised `fault`, and every rank knows."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+@contextmanager
+def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
+    """Within the block a connection that another rank's end has cut is one line that says so, and which rank it was.
+
+    Args:
+        rank: this process's.
+        processes: of all ranks.
+
+    Raises:
+        LostRankError: for what gloo or NCCL say of it, which names their own files and addresses.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no kind of error of its own, and gives the line of its source in every message.
+        if len(processes) == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
+            raise
+        raise LostRankError(
+            f"rank {rank} of {len(processes)} has lost {_lost(rank, processes)}; what it said last, or the launcher, "
+            "names the cause. Then start the same command again with --resume auto"
+        ) from error
+
+
+def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
+    """The ranks that have ended, as far as this process can see, or between which ones it cannot tell."""
+    here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
+    deadline = time.monotonic() + ENDING
+    while not (ended := [other for other in here if not is_running(processes[other].number)]):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    elsewhere = [other for other in range(len(processes)) if other not in here]
+    if ended:
+        return f"{_ranks(ended)}, which {'has' if len(ended) == 1 else 'have'} ended"
+    if elsewhere:
+        one_of = "one of " if len(elsewhere) > 1 else ""
+        return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
+    return "its connection to the others, whose processes all run"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+class Runtime:
+    """What a loop needs of the machine, whatever the number of processes.
+
+    Raises:
+        ValueError: if the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
+    """
+
+    def __init__(self, *, patience: float = 0.0) -> None:
+        """
+        Args:
+            patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
+                away for as long as its failure budget allows.
+        """
+        # Without an accelerator a launcher's processes would each be alone: accelerate has to be told `cpu`. That would
+        # switch DeepSpeed off, so its processes get their backend by hand.
+        on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
+        deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
+        if on_cpus and deepspeed:
+            group.backend = "gloo"
+        # model.dtype says what the weights are; autocast on top of it would part sampling from training.
+        self.accelerator = Accelerator(
+            cpu=on_cpus and not deepspeed,
+            kwargs_handlers=[group],
+            mixed_precision="no",
+        )
+        self.device = torch.device(self.accelerator.device)
+        # cuDNN's attention has other graphs with gradients than without, so that training would not replay sampling;
+        # what is left is chosen by shapes, types and masks alone.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+        self.world: int = self.accelerator.num_processes
+        self.rank: int = self.accelerator.process_index
+        self.is_main: bool = self.accelerator.is_main_process
+        self.sharded: bool = self.accelerator.is_fsdp2
+        """Whether a forward needs every process, since each holds a share of the weights."""
+        self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.position = Position()
+        """Where this rank's main thread is."""
+        self.processes: list[ProcessId] = self.gather(own_process())
+        """Of all ranks."""
+        self.keeps_state: bool = self.rank in savers(self.processes)
+        """Whether this rank may have to save a run whose main threads cannot."""
+        self._told_to_stop_at: float | None = None
+        self._watch: Watch | None = None
+        if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
+            raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
+        plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
+        if plugin is not None and plugin.zero_stage > 2:
+            raise ValueError(f"DeepSpeed ZeRO stage {plugin.zero_stage} is not supported; use stage 2, or FSDP2")
+
+    # --- among processes ---------------------------------------------------------------------------------------
+
+    def gather_rows(self, act: Callable[[], Mapping[int, Any]]) -> dict[int, Any]:
+        """Every rank acts; global row → value from every rank, on every rank, in the order of rows.
+
+        Raises:
+            SharedFault: on every rank, if any of them raised something, so that none waits for ever.
+        """
+        rows: dict[int, Any] = {}
+        fault: Exception | None = None
+        try:
+            rows = dict(act())
+        except Exception as error:  # raised below, on every rank
+            fault = error if self.world == 1 else _portable(error)
+        outcomes = self.gather((rows, fault))
+        if fault := next((fault for _, fault in outcomes if fault is not None), None):
+            raise SharedFault(fault)
+        return dict(sorted(row for rows, _ in outcomes for row in rows.items()))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, on every rank."""
+        self.position.meetings += 1
+        return list(gather_object([value]))
+
+    def on_main(self, act: Callable[[], Outcome]) -> Outcome:
+        """The main process acts; what it returns or raises reaches every rank, so that none waits for ever."""
+        if self.world == 1:
+            return act()
+        outcome: tuple[Any, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (act(), None)
+            except Exception as error:  # raised below, on every rank
+                outcome = (None, _portable(error))
+        self.position.meetings += 1  # not before: the others wait for what the main process does
+        returned, failure = broadcast_object_list([outcome])[0]
+        if failure is not None:
+            raise failure
+        return returned  # type: ignore[no-any-return]
+
+    def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
+        """This rank's share of the batches with their numbers, taken in turn; the last round may be uneven.
+
+        If a forward needs every process, ranks without a batch in the last round repeat the first one, under the
+        number −1: its results are to be thrown away.
+        """
+        numbered = list(enumerate(batches))[self.rank :: self.world]
+        if self.sharded and len(numbered) < self.rounds(len(batches)):
+            numbered.append((-1, batches[0]))
+        return numbered
+
+    def rounds(self, batches: int) -> int:
+        """How many of so many batches the busiest rank gets."""
+        return math.ceil(batches / self.world)
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, transformer: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int, max_norm: float
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Hand model and optimizer to the launcher's engine. Afterwards weights may be sharded."""
+        if self.deepspeed:
+            # What accelerate would read from a data loader, of which there is none.
+            engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
+        model, stepper = self.accelerator.prepare(transformer, optimizer)
+        if isinstance(model, DistributedDataParallel):
+            # Training changes no buffers, and evaluation's last round may be uneven: a forward must wait for nobody.
+            model.forward_sync_buffers = False
+        return model, stepper
+
+    def unwrap(self, transformer: nn.Module) -> nn.Module:
+        """The model without the engine's wrapper, its weights in place."""
+        model: nn.Module = self.accelerator.unwrap_model(transformer)
+        materialize(model)
+        return model
+
+    def accumulating(self, transformer: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward: gradients cross processes once per update, with its last backward."""
+        # no_sync is untyped, so its type has to be said before it is returned.
+        unsynchronised: AbstractContextManager[None] = nullcontext() if last else self.accelerator.no_sync(transformer)
+        return unsynchronised
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        self.position.meetings += last or self.sharded
+        self.position.advance()
+        if self.deepspeed:
+            self.accelerator.deepspeed_engine_wrapped.backward(loss, sync_gradients=last)
+        else:
+            self.accelerator.backward(loss)
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
+        """Clip, step and forget the gradients; nothing is stepped, on all ranks alike, if their norm is not finite.
+
+        Returns:
+            The norm before clipping.
+        """
+        # FSDP2 gives a sharded tensor, DeepSpeed a float.
+        norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
+        norm = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
+        if math.isfinite(norm):
+            optimizer.step()
+            # DeepSpeed writes weights past autograd's count of their versions, by which an adapter's copies follow.
+            torch.autograd.graph.increment_version(parameters)
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    # --- stopping ----------------------------------------------------------------------------------------------
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether any rank was told to stop, as far as this one knows."""
+        return self._told_to_stop_at is not None or (self._watch is not None and self._watch.told)
+
+    def check_stop(self) -> None:
+        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
+        self.position.advance()
+        self.position.meetings += 1
+        # A launcher's signal reaches ranks at different batches: one that left alone would hang the others' next one.
+        flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
+        if self.accelerator.reduce(flag, "sum").item():
+            raise Interrupted("told to stop")
+
+    def check_signal(self) -> None:
+        """Raise Interrupted if this rank knows of a signal to stop. It waits for no other rank, and what it raises has
+        to reach them: call it within `gather_rows`."""
+        if self.told_to_stop:
+            raise Interrupted("told to stop")
+
+    @contextmanager
+    def signals(
+        self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills.
+
+        A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
+        process with exit code 75. All ranks enter.
+
+        Args:
+            save: saves the last finished state without the main thread, and returns what it has done.
+            release: closes what must not outlive the process.
+        """
+
+        def tell(number: int, frame: FrameType | None) -> None:
+            if self._told_to_stop_at is None:
+                self._told_to_stop_at = time.monotonic()
+            elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
+                raise KeyboardInterrupt
+
+        with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
+            before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    @contextmanager
+    def _heartbeats(self) -> Iterator[Heartbeats | None]:
+        if self.world == 1:
+            yield None
+            return
+        one_machine = len({process.machine for process in self.processes}) == 1
+        with lost_ranks(self.rank, self.processes):
+            heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self.gather)
+        with closing(heartbeats):
+            yield heartbeats
+
+    @contextmanager
+    def _watching(
+        self, heartbeats: Heartbeats | None, save: Callable[[], str], release: Callable[[], None]
+    ) -> Iterator[None]:
+        with Watch(
+            rank=self.rank,
+            processes=self.processes,
+            position=self.position,
+            heartbeats=heartbeats,
+            save=save,
+            release=release,
+        ) as watch:
+            self._watch = watch
+            try:
+                yield
+            except LostRankError as error:
+                if self.told_to_stop:
+                    watch.end(str(error))
+                raise
+            finally:
+                self._watch = None
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as other processes can read it."""
+    try:
+        # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def destroy_process_group() -> bool:
+    """Part from the other processes, when all is done.
+
+    Returns:
+        Whether this is the main one.
+    """
+    main = int(os.environ.get("RANK", "0")) == 0
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return main
+
+
+def allow_tf32(*, allowed: bool) -> None:
+    """Whether a card multiplies fp32 matrices by TF32, of 10 bits, at about eight times the rate."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"

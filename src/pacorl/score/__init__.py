@@ -1,1 +1,0 @@
-"""Scoring the consistency of images: `pacorl score` and `PacoReward`."""

@@ -1,0 +1,97 @@
+"""Asking a judge whether it is one: what it serves, one real question either way, token ids, versions, memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pacorl import __version__
+from pacorl.core.questions import same_theme
+from pacorl.judge.judge import Inspectable, Judge, JudgeFacts
+from pacorl.tiny.characters import Panel, draw
+from pacorl.types import Question
+
+PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the image as it is
+RED_HERO = Panel(colour="red", shape="round", hat="crown", palette="sunset", pose="standing", prop="boat")
+BLUE_HERO = Panel(colour="blue", shape="tall", hat="top-hat", palette="night", pose="standing", prop="boat")
+LIBRARIES = ("torch", "transformers", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeProbe:
+    """What a judge showed of itself."""
+
+    judge: str
+    served: dict[str, tuple[str, ...]]
+    """Endpoint → model names; empty for a judge in this process."""
+    token_ids: dict[str, tuple[int, ...]]
+    """Of Yes and of No; empty if a server does not tell, and its answers are read by their text."""
+    p_yes_same: float | None
+    """P(Yes) of two images of one drawn hero."""
+    p_yes_different: float | None
+    """P(Yes) of two heroes that share nothing."""
+    seconds: float
+    """Both questions, the judge's first (a server may still warm up)."""
+    errors: tuple[str, ...]
+    versions: dict[str, str]
+    memory_gib: dict[str, float]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What keeps it from being a judge; empty if nothing does."""
+        if self.errors:
+            return self.errors
+        if self.p_yes_same is not None and self.p_yes_different is not None and self.p_yes_same > self.p_yes_different:
+            return ()
+        return ("it finds two images of one hero no more consistent than images of two; is it trained as a judge?",)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"problems": list(self.problems)}
+
+
+def probe(judge: Judge, *, name: str) -> JudgeProbe:
+    """Asks a judge two questions whose answers are plain. Raises what the judge raises if it cannot be asked."""
+    facts = judge.facts() if isinstance(judge, Inspectable) else JudgeFacts()
+    # A pose is no trait: the first pair is one hero, the second shares its pose and prop alone.
+    waving = Panel.parse(RED_HERO.text.replace("standing", "waving"))
+    red, red_waving, blue = (draw(panel, PROBE_SIZE) for panel in (RED_HERO, waving, BLUE_HERO))
+    text = same_theme(RED_HERO.subject)
+    start = time.perf_counter()
+    same, different = judge.verdicts([Question((red, red_waving), text), Question((red, blue), text)])
+    return JudgeProbe(
+        judge=name,
+        served=dict(facts.served),
+        token_ids={"Yes": facts.yes_ids, "No": facts.no_ids} if facts.yes_ids else {},
+        p_yes_same=same.p_yes,
+        p_yes_different=different.p_yes,
+        seconds=time.perf_counter() - start,
+        errors=tuple(dict.fromkeys(verdict.error for verdict in (same, different) if not verdict.valid)),
+        versions={**_versions(), **facts.versions},
+        memory_gib=_memory(facts.weight_bytes),
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"pacorl": __version__, "python": sys.version.split()[0]}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):  # not every installation has every one
+            versions[library] = version(library)
+    return versions
+
+
+def _memory(weight_bytes: int) -> dict[str, float]:
+    """GiB that a judge in this process takes, by what takes it; nothing for a server's."""
+    if not weight_bytes:
+        return {}
+    import torch
+
+    memory = {"weights": weight_bytes / 2**30}
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        memory |= {"GPU, most used": torch.cuda.max_memory_allocated() / 2**30, "GPU, free": free / 2**30}
+        memory["GPU, all"] = total / 2**30
+    return memory

@@ -1,0 +1,221 @@
+"""A judge behind the built-in server: its queue, its one thread, and answers of one token or of many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pacorl.core.questions import text_fault
+from pacorl.judge.local import LocalJudge, log_softmax
+from pacorl.judge.prompting import ChatPrompt, DistinctImage
+from pacorl.judge.scores import Scores, score_set
+from pacorl.serve.schema import ChatRequest, ConsistencyRequest, ImagePart, Message, TextPart
+from pacorl.types import Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+WINDOW_SECONDS = 0.003
+"""How long the first question waits for company: little beside a forward, enough for the requests of one call."""
+
+LETTERS_OF_A_TOKEN = 16
+"""More than any prose has."""
+
+Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
+
+
+class QueueFullError(Exception):
+    """More is waiting than the server was told to hold."""
+
+
+class DeclinedError(Exception):
+    """A request about images outside of the judge's domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What was generated, and of every position the log-probabilities of the whole vocabulary."""
+
+    ids: tuple[int, ...]
+    log_probs: Tensor
+    """(tokens, vocabulary), fp64; no rows if they were not asked for."""
+    stopped: bool
+    """Whether the model ended by itself."""
+
+
+class Batcher:
+    """Dynamic batching: whatever waits when the model is free goes into one forward, in the order in which it came."""
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[ChatPrompt]], list[Tensor]],
+        executor: Executor,
+        *,
+        largest: int,
+        most_waiting: int,
+    ) -> None:
+        self._run, self._executor, self._largest = run, executor, largest
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most_waiting)
+        self.batches = self.questions = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
+
+    async def ask(self, prompt: ChatPrompt) -> Tensor:
+        """What `run` gives for the prompt. Raises QueueFullError, or what `run` raised for it alone."""
+        future: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
+        try:
+            self._queue.put_nowait((prompt, future))
+        except asyncio.QueueFull:
+            raise QueueFullError from None
+        return await future
+
+    async def work(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            batch = [await self._queue.get()]
+            await asyncio.sleep(WINDOW_SECONDS)
+            while len(batch) < self._largest and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            await self._answer(batch)
+
+    async def _answer(self, batch: Sequence[Waiting]) -> None:
+        # Whoever has hung up meanwhile needs no answer.
+        batch = [(prompt, future) for prompt, future in batch if not future.done()]
+        if not batch:
+            return
+        self.batches += 1
+        self.questions += len(batch)
+        prompts = [prompt for prompt, _ in batch]
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._run, prompts)
+        except Exception as error:  # of any kind, for whoever asked
+            if len(batch) > 1:
+                # One by one, so that a prompt that breaks the forward takes no other along.
+                for waiting in batch:
+                    await self._answer([waiting])
+            elif not batch[0][1].done():
+                batch[0][1].set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+class ServedModel:
+    """One judge under its name, its queue and its thread."""
+
+    def __init__(self, name: str, judge: LocalJudge, *, together: int, waiting: int) -> None:
+        self.name, self.judge = name, judge
+        self.tokenizer: Any = judge.processor.tokenizer
+        self.vocabulary: int = judge.model.get_input_embeddings().num_embeddings
+        ends = judge.model.generation_config.eos_token_id
+        self.end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+        # One thread: a model answers one call at a time.
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
+        self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
+
+    def text(self, messages: Sequence[Message], sizes: Sequence[Size], *, most_tokens: int) -> str:
+        """Write a conversation as the model's chat template does; `sizes` are those of its images, in order.
+
+        Raises:
+            ValueError: if a text holds one of the tokens that structure a conversation, or if all is too long.
+        """
+        texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+        check_length("".join(texts), most_tokens=most_tokens)
+        turns = []
+        for message in messages:
+            content: list[dict[str, str]] = []
+            for part in message.parts:
+                if isinstance(part, ImagePart):
+                    content.append({"type": "image"})
+                    continue
+                if fault := text_fault(part.text):
+                    raise ValueError(fault)
+                content.append({"type": "text", "text": part.text})
+            turns.append({"role": message.role, "content": content})
+        text = self.judge.prompting.chat_text(turns)
+        tokens = self.judge.prompting.count(text, sizes)
+        if tokens > most_tokens:
+            raise ValueError(f"the request is {tokens:,} tokens long; at most {most_tokens:,} are taken")
+        return text
+
+    @staticmethod
+    def prompt(text: str, images: Sequence[Image]) -> ChatPrompt:
+        """Join a conversation of `text` with its images."""
+        distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
+        return ChatPrompt(text, distinct)
+
+    async def check_domain(self, prompt: ChatPrompt) -> None:
+        """Raises DeclinedError if an image is outside of what the judge knows."""
+        if self.judge.domain and prompt.images:
+            images = [distinct.image for distinct in prompt.images]
+            if reason := await asyncio.to_thread(self.judge.domain.reason, images):
+                raise DeclinedError(reason)
+
+    async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
+        """The continuation that a request asks for; a single token goes through the batcher."""
+        if request.new_tokens == 1:
+            row = await self.batcher.ask(prompt)
+            token = pick_token(row, temperature=request.temperature, top_p=request.top_p, seed=request.seed)
+            return Continuation((token,), row[None], stopped=token in self.end_ids)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, self._generate, request, prompt)
+
+    async def score(self, request: ConsistencyRequest, images: Sequence[Image]) -> Scores:
+        """Every pair of a set; raises DeclinedError if the judge knows none of its images."""
+        ask = partial(
+            score_set,
+            self.judge,
+            images,
+            questions=request.questions,
+            ranking=request.ranking,
+            symmetric=request.symmetric,
+        )
+        scores = await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+        if all(pair.declined for pair in scores.pairs):
+            raise DeclinedError(scores.pairs[0].error)
+        return scores
+
+    def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
+        sampling: dict[str, Any] = {"do_sample": False}
+        if request.repetition_penalty is not None:
+            sampling["repetition_penalty"] = request.repetition_penalty
+        if request.temperature > 0:
+            # top_k 0, since transformers would cut at 50 where the API knows no such limit.
+            sampling |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
+            if request.seed is not None:
+                torch.manual_seed(request.seed)
+        output = self.judge.generate(
+            prompt, max_new_tokens=request.new_tokens, output_logits=request.logprobs, **sampling
+        )
+        ids = tuple(output.sequences[0].tolist())
+        rows = log_softmax(torch.cat(output.logits)) if request.logprobs else torch.empty(0, self.vocabulary)
+        return Continuation(ids, rows, stopped=bool(ids) and ids[-1] in self.end_ids)
+
+
+def check_length(text: str, *, most_tokens: int) -> None:
+    """Raises ValueError for a text that is not even worth tokenizing, which takes 20 s a megabyte."""
+    if len(text) > LETTERS_OF_A_TOKEN * most_tokens:
+        raise ValueError(f"a text of {len(text):,} letters; at most {most_tokens:,} tokens are taken")
+
+
+def pick_token(log_probs: Tensor, *, temperature: float, top_p: float = 1.0, seed: int | None = None) -> int:
+    """A token of one position: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
+    if temperature == 0:
+        return int(log_probs.argmax())
+    probability, token = (log_probs / temperature).softmax(-1).sort(descending=True)
+    probability[probability.cumsum(-1) - probability >= top_p] = 0  # the likeliest always stays
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return int(token[probability.multinomial(1, generator=generator)])

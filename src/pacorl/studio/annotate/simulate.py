@@ -1,0 +1,133 @@
+"""Annotators without a browser, for rehearsals and load tests: the page's HTTP API, and people of the tiny world.
+
+People of the tiny world see what the oracle sees, plus noise.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+from pacorl.io.documents import parse_json
+from pacorl.io.images import open_image
+from pacorl.io.net import TransientError, blocking, exchange
+from pacorl.tiny.characters import KEPT, VALUES, Oracle, Panel
+
+Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
+"""(client, task) → slots, best first."""
+
+GIVE_UP_SECONDS = 60.0
+"""How long a server may be away before a client stops trying."""
+IMAGE_BYTES = 20_000_000
+
+
+class Client:
+    """One annotator; changes are sent again, under their request id, until they are acknowledged."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url, self._token = url, token
+
+    def task(self) -> dict[str, Any]:
+        return dict(parse_json(self._retrying("/api/task")))
+
+    def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
+        """Returns the next state once the server has the ranking on its disk."""
+        return self._change("/api/rankings", {"instance": instance, "order": list(order)})
+
+    def skip(self, instance: str, reason: str) -> dict[str, Any]:
+        return self._change("/api/skips", {"instance": instance, "reason": reason})
+
+    def image(self, address: str) -> bytes:
+        return self._retrying(address)
+
+    def work(
+        self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] = lambda instance, order: None
+    ) -> int:
+        """Ranks until nothing is left; `acknowledged` is called with each ranking that the server confirmed."""
+        state, done = self.task(), 0
+        while state["task"]:
+            instance, order = state["task"]["instance"], rank(self, state["task"])
+            state = self.rank(instance, order)
+            acknowledged(instance, order)
+            done += 1
+        return done
+
+    def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        # One id per change and not per try: the server counts an id once, however often it is sent.
+        return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
+
+    def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        options: dict[str, Any] = {"seconds": 30.0, "key": self._token, "max_bytes": IMAGE_BYTES}
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                answer = blocking(exchange(self._url + path, body, **options))
+                if answer.status < 400:
+                    return answer.body
+                if answer.status < 500:
+                    # The server understood and refuses: the same again would be refused again.
+                    raise ValueError(f"{path}: {answer.fault()}")
+                raise answer.fault()
+            except TransientError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+
+ORACLE = Oracle()
+
+
+def simulate(
+    url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = KEPT
+) -> dict[str, int]:
+    """Everyone ranks at once until nothing is left; returns how many each ranked."""
+
+    def work(name: str) -> int:
+        return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
+
+    # A thread per person: they rank at the same time, as people do.
+    with ThreadPoolExecutor(len(tokens)) as pool:
+        return dict(zip(tokens, pool.map(work, tokens), strict=True))
+
+
+def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
+    """Ranks by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
+
+    `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
+    """
+    unknown = [attribute for attribute in attend if attribute not in VALUES]
+    if unknown or not attend:
+        raise ValueError(
+            f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
+        )
+    # By name: a person judges alike, whoever else is at work.
+    rng = random.Random(name)
+
+    def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
+        addresses = (task["reference"], *task["candidates"])
+        reference, *candidates = (read_panel(client.image(address)) for address in addresses)
+        scores = [
+            # The last term breaks ties by chance, also without noise.
+            shared_attributes(reference, candidate, attend=attend) + rng.gauss(0, noise) + 1e-6 * rng.random()
+            for candidate in candidates
+        ]
+        return sorted(range(len(scores)), key=lambda slot: -scores[slot])
+
+    return rank
+
+
+# With 4 grids of 2×2 each image is shown 15 times, and reading compares it with 5,184 templates.
+@lru_cache(maxsize=50_000)
+def read_panel(image: bytes) -> Panel:
+    """The panel of the tiny world that an image is nearest to."""
+    return ORACLE.nearest([open_image(image)])[0][0]
+
+
+def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = KEPT) -> int:
+    """How many of some attributes two panels share."""
+    return sum(getattr(first, name) == getattr(second, name) for name in attend)

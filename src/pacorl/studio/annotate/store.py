@@ -1,0 +1,455 @@
+"""The database behind the page: SQLite in WAL mode, one server at a time.
+
+A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that come while others
+wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a
+lost answer, it is acknowledged again and counted once. The table `events` keeps everything that ever happened, undone
+answers too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from pacorl.dataset import folder
+from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
+from pacorl.io.documents import blamed_on, parse_json, read_text, typed
+from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder
+from pacorl.studio.annotate.links import Sharing, share_out
+from pacorl.web.guard import RefusedError
+
+logger = logging.getLogger(__name__)
+
+SETUP = read_text(Path(__file__).with_name("schema.sql"))
+MAX_REASON = 500
+DECIDED = f"""
+SELECT 1 FROM answers b JOIN people p ON p.name = b.person
+WHERE b.instance = ? AND b.ranking IS NOT NULL AND p.is_admin = {ADJUDICATOR}
+"""
+UNDONE = """
+SELECT e.instance FROM events e WHERE e.person = ? AND e.kind = 'undo' AND e.number =
+    (SELECT MAX(number) FROM events WHERE person = e.person AND instance = e.instance) ORDER BY e.number DESC
+"""
+
+
+class Person(NamedTuple):
+    """Who a token belongs to."""
+
+    name: str
+    is_admin: bool
+    expires: float
+    adjudicates: bool = False
+
+
+class Task(NamedTuple):
+    """What a person is shown next."""
+
+    instance: Instance
+    slots: tuple[int, ...]
+    """The candidates as they are shown: in another order for each person, so that no position is favoured."""
+    previous: tuple[int, ...] | None = None
+    """After an undo: the slots as they were ranked."""
+
+
+class Store:
+    """The database of one dataset folder, for any thread; `read_only` leaves the folder as it is, to the byte."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        if not read_only:
+            make_folder(path.parent)
+            os.close(open_regular(path, os.O_RDWR))  # SQLite would make it for all to read, and follow a link
+        self._db = folder.connect(path, read_only=True) if read_only else folder.connect(path, setup=SETUP)
+        # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
+        self._reader = self._db if read_only else folder.connect(path, check=False)
+        # One connection serves many threads: no statement may fall into another thread's transaction.
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._waiting: deque[None] = deque()
+        """An entry for each thread that has a change to make."""
+        self._group: Future[None] = Future()
+        """Done once the changes that were made since the last COMMIT are on the disk."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._writing, self._reading:
+            self._reader.close()
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The block makes all its changes or none, and they are on the disk at its end.
+
+        The last of the threads that wait to make changes commits for all: one wait for the disk took 8 of the 9 ms of a
+        ranking (DeWitt et al., 1984: group commit).
+        """
+        self._waiting.append(None)
+        with self._writing:
+            self._waiting.pop()
+            group = self._group
+            try:
+                with _savepoint(self._db):
+                    yield self._db
+            except sqlite3.Error as error:  # after some, SQLite has rolled back what others changed as well
+                self._commit(error)
+            finally:
+                if not self._waiting:
+                    self._commit()
+        group.result()
+
+    def _commit(self, error: sqlite3.Error | None = None) -> None:
+        """End the group: what its threads changed is on the disk, or all of them raise a RefusedError of status 507."""
+        group, self._group = self._group, Future()
+        try:
+            if error:
+                raise error
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
+            group.set_result(None)
+        except sqlite3.Error as fault:
+            logger.error("%s cannot be written: %s", self.path, fault)
+            reason = f"{self.path.name} cannot be written ({fault}): nothing was stored; make room if the disk is full"
+            group.set_exception(RefusedError(reason, status=507))
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._reading:
+            return self._reader.execute(sql, values).fetchall()
+
+    def add_person(self, name: str, *, role: int = 0, days: float = 30) -> str:
+        """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored.
+
+        Args:
+            role: 0 for who ranks, or ADMINISTRATOR or ADJUDICATOR; who is there already keeps theirs.
+        """
+        if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
+            raise RefusedError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
+        # Only the hash stays: a copy of the database, which is part of the folder, signs nobody in.
+        token = secrets.token_urlsafe(24)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO people VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                "token_hash = excluded.token_hash, expires = excluded.expires",
+                (name, sha256(token), time.time() + days * 86_400, role),
+            )
+        return token
+
+    def people(self, *, role: int = 0) -> list[str]:
+        """The annotators, or those who have another role."""
+        return [name for (name,) in self._all("SELECT name FROM people WHERE is_admin = ? ORDER BY name", role)]
+
+    def has_admin(self) -> bool:
+        return bool(self.people(role=ADMINISTRATOR))
+
+    def person_of(self, token: str) -> Person:
+        """Who a token belongs to. Raises RefusedError with status 401 if it is unknown or has expired."""
+        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
+        if not rows:
+            raise RefusedError("this link is not known here; ask for a new one", status=401)
+        name, role, expires = rows[0]
+        if expires < time.time():
+            raise RefusedError(f"the link of {name} has expired; ask for a new one. Nothing is lost", status=401)
+        return Person(name, role == ADMINISTRATOR, expires, role == ADJUDICATOR)
+
+    def sharing(self) -> Sharing:
+        """How the work was shared last; the defaults, for a new database."""
+        rows = self._all("SELECT value FROM meta WHERE key = 'sharing'")
+        with blamed_on(self.path):
+            return typed(parse_json(rows[0][0]) if rows else {}, Sharing)
+
+    def instances(self) -> list[Instance]:
+        """Everything that is to be ranked, control questions included, in the order in which it came."""
+        return [stored_instance(content) for (content,) in self._all("SELECT content FROM instances ORDER BY rowid")]
+
+    def answered(self) -> dict[str, set[str]]:
+        """Instance id → which annotators have answered it, skips included."""
+        people: dict[str, set[str]] = {}
+        sql = "SELECT b.person, b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = 0"
+        for person, instance in self._all(sql):
+            people.setdefault(instance, set()).add(person)
+        return people
+
+    def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
+        """Shares the instances out among the people; the same instances, people and sharing again change nothing."""
+        # An answer that arrives between this plan and the transaction keeps its person: answers are read again there.
+        plan = share_out(instances, self.people(), sharing, answered=self.answered())
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('sharing', ?)", (json.dumps(asdict(sharing)),))
+            stored = dict(db.execute("SELECT id, content FROM instances"))
+            for instance in instances:
+                content = json.dumps(asdict(instance), ensure_ascii=False)
+                if stored.get(instance.id, content) != content:
+                    fault = f"instance {instance.id} is in {self.path} with other images"
+                    raise ValueError(f"{fault}; export what it holds and begin a new database")
+                row = (instance.id, public_key(instance.id), content, instance.is_control)
+                db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
+            for person, assigned in plan.items():
+                rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
+                # Answered ones stand first, in the order of their answers, and are never shown again unless undone;
+                # those that were undone come next, the last one first.
+                undone = [name for (name,) in db.execute(UNDONE, (person,)) if name in set(assigned)]
+                ordered = dict.fromkeys([*(answered for (answered,) in rows), *undone, *assigned])
+                db.execute("DELETE FROM assignments WHERE person = ?", (person,))
+                db.executemany(
+                    "INSERT INTO assignments VALUES (?, ?, ?, ?)",
+                    [(person, number, instance, number >= len(rows)) for number, instance in enumerate(ordered)],
+                )
+
+    def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
+        """The first unanswered instances, none if all are answered. After an undo, the undone one is first."""
+        sql = (
+            # By itself SQLite takes the primary key, and with it all that is answered.
+            "SELECT i.content FROM assignments a INDEXED BY open_assignments JOIN instances i ON i.id = a.instance "
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?"
+        )
+        return [self.task(person, stored_instance(content)) for (content,) in self._all(sql, person, limit)]
+
+    def open_assignments(self, person: str) -> list[tuple[str, int, bool]]:
+        """(instance, place, is it a control question) of everything that this person has not answered, by place."""
+        sql = (
+            "SELECT a.instance, a.place, i.is_control FROM assignments a JOIN instances i ON i.id = a.instance "
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place"
+        )
+        return [(instance, place, bool(is_control)) for instance, place, is_control in self._all(sql, person)]
+
+    def task(self, person: str, instance: Instance) -> Task:
+        """An instance as this person is shown it."""
+        slots = shown_order(person, instance)
+        last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
+        events = self._all(last, person, instance.id)
+        # An undone skip has no ranking to be shown again.
+        undone = parse_json(events[0][1]) if events and events[0][0] == "undo" and events[0][1] else None
+        previous = None if undone is None else tuple(slots.index(candidate) for candidate in undone)
+        return Task(instance, slots, previous)
+
+    def undone(self, person: str) -> list[str]:
+        """The instances whose answers this person took back and has not given again, the last one first."""
+        return [name for (name,) in self._all(UNDONE, person)]
+
+    def adjudicated(self) -> set[str]:
+        """The instances that an adjudicator has decided, or skipped."""
+        sql = "SELECT b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = ?"
+        return {instance for (instance,) in self._all(sql, ADJUDICATOR)}
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Everything that anybody did, in its order; `order` names the candidates, best first."""
+        sql = (
+            "SELECT e.number, e.at, e.person, e.kind, e.instance, e.content, i.content FROM events e "
+            "JOIN instances i ON i.id = e.instance ORDER BY e.number"
+        )
+        rows = []
+        for number, at, person, kind, instance, content, stored in self._all(sql):
+            moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+            row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
+            if kind != "skip" and content:
+                candidates = stored_instance(stored).candidates
+                row["order"] = [candidates[index] for index in parse_json(content)]
+            elif content:
+                row["reason"] = content
+            rows.append(row)
+        return rows
+
+    def instance_for(self, person: Person, key: str, *, to_answer: bool = False) -> Instance:
+        """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance.
+
+        An administrator sees all, and has none to answer; an adjudicator may answer all.
+        """
+        sql = (
+            "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
+            "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))"
+        )
+        sees_all = person.adjudicates or (person.is_admin and not to_answer)
+        rows = self._all(sql, key, sees_all, person.name)
+        if not rows:
+            raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
+        return stored_instance(rows[0][0])
+
+    def rank(
+        self, person: Person, key: str, slots: Sequence[int], *, request: str, seconds: float | None = None
+    ) -> None:
+        """Stores a ranking, and returns when it is on the disk.
+
+        Args:
+            slots: as they were shown, best first.
+            request: the client's own id of this submission; sent again, it counts once.
+        """
+        instance = self.instance_for(person, key, to_answer=True)
+        count = len(instance.candidates)
+        if sorted(slots) != list(range(count)):
+            raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
+        shown = shown_order(person.name, instance)
+        ranking = json.dumps([shown[slot] for slot in slots])
+        kind = "decide" if person.adjudicates else "rank"
+        self._answer(person.name, kind=kind, instance=instance.id, content=ranking, request=request, seconds=seconds)
+
+    def skip(self, person: Person, key: str, reason: str, *, request: str) -> None:
+        """Stores that this person cannot rank it, and why."""
+        reason = reason.strip()
+        if not reason or len(reason) > MAX_REASON:
+            raise RefusedError(f"say why, in 1 to {MAX_REASON} characters")
+        instance = self.instance_for(person, key, to_answer=True)
+        self._answer(person.name, kind="skip", instance=instance.id, content=reason, request=request)
+
+    def _answer(
+        self, person: str, *, kind: str, instance: str, content: str, request: str, seconds: float | None = None
+    ) -> None:
+        with self._transaction() as db:
+            if _is_repeated(db, request, (person, kind, instance)):
+                return
+            if db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone():
+                raise RefusedError("this one is answered already; undo it to change it", status=409)
+            if kind == "decide" and db.execute(DECIDED, (instance,)).fetchone():
+                raise RefusedError("another adjudicator has decided this one", status=409)
+            ranking, skipped = (None, content) if kind == "skip" else (content, None)
+            db.execute(
+                "INSERT INTO answers SELECT ?, ?, ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM answers "
+                "WHERE person = ?",
+                (person, instance, ranking, skipped, time.time(), seconds, person),
+            )
+            db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
+            _log(db, request, person=person, kind=kind, instance=instance, content=content)
+
+    def undo(self, person: Person, *, request: str) -> None:
+        """Takes this person's last answer back: it is the next task again."""
+        with self._transaction() as db:
+            if _is_repeated(db, request, (person.name, "undo", None)):
+                return
+            last = "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1"
+            row = db.execute(last, (person.name,)).fetchone()
+            if row is None:
+                raise RefusedError("there is nothing to undo", status=409)
+            instance, ranking = row
+            db.execute("DELETE FROM answers WHERE person = ? AND instance = ?", (person.name, instance))
+            lowest = "SELECT COALESCE(MIN(place), 0) FROM assignments WHERE person = ?"  # an adjudicator has none
+            first = db.execute(lowest, (person.name,)).fetchone()[0]
+            # The undone instance comes before everything unanswered. Answered ones are never shown, so any place before
+            # all of them will do.
+            moved = "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?"
+            db.execute(moved, (first - 1, person.name, instance))
+            _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
+
+    def progress(self, person: str) -> dict[str, int]:
+        """How many instances a person has, has ranked and has skipped."""
+        (total,) = self._all("SELECT COUNT(*) FROM assignments WHERE person = ?", person)[0]
+        ranked, skipped = self._all("SELECT COUNT(ranking), COUNT(skipped) FROM answers WHERE person = ?", person)[0]
+        return {"total": total, "ranked": ranked, "skipped": skipped}
+
+    def answers(self, *, controls: bool = False) -> list[Answer]:
+        """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+        with self._reading:
+            return stored_answers(self._reader, controls=controls)
+
+    def skips(self) -> list[dict[str, str]]:
+        """Who skipped what, and why."""
+        rows = self._all("SELECT person, instance, skipped FROM answers WHERE skipped IS NOT NULL ORDER BY at")
+        return [{"annotator": person, "instance": instance, "reason": reason} for person, instance, reason in rows]
+
+    def controls_passed(self) -> dict[str, tuple[int, int]]:
+        """person → (control questions passed, answered): passed if every order in `must` holds."""
+        sql = (
+            "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
+            "WHERE b.ranking IS NOT NULL AND i.is_control"
+        )
+        counts: dict[str, tuple[int, int]] = {}
+        for person, ranking, content in self._all(sql):
+            order = parse_json(ranking)
+            holds = all(order.index(better) < order.index(worse) for better, worse in stored_instance(content).must)
+            passed, answered = counts.get(person, (0, 0))
+            counts[person] = (passed + holds, answered + 1)
+        return counts
+
+    def median_seconds(self, person: str) -> float | None:
+        """The median time of a ranking, as the page measured it."""
+        sql = "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds"
+        rows = self._all(sql, person)
+        # The median, because a page that is left open over lunch would move the mean.
+        return float(rows[len(rows) // 2][0]) if rows else None
+
+    def version(self) -> int:
+        """Grows with every event: a summary of an older version is stale."""
+        return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
+
+
+@contextmanager
+def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
+    """Begin a transaction if none is open; if the block raises, its own changes are taken back."""
+    if not db.in_transaction:
+        # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
+        db.execute("BEGIN IMMEDIATE")
+    db.execute("SAVEPOINT change")
+    try:
+        yield
+    # An interrupt too: else half a change would go to the disk with the others'.
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK TO change")
+        raise
+    finally:
+        if db.in_transaction:
+            db.execute("RELEASE change")
+
+
+@contextmanager
+def only_server(database: Path, *, url: str) -> Iterator[None]:
+    """Holds the database for one server. Raises ValueError that names the other server, if one holds it."""
+    try:
+        with sole_holder(database.with_name(database.name + ".server"), note=f"process {os.getpid()} at {url}"):
+            yield
+    except LockedError as error:
+        raise ValueError(f"{database} is already served ({error.holder}); stop that server first") from None
+
+
+def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
+    """The candidates in this person's order: the same at every visit, another for everyone."""
+    order = list(range(len(instance.candidates)))
+    # From the names, not from the database: a restored copy shows the same order.
+    random.Random(f"{person}\n{instance.id}").shuffle(order)
+    return tuple(order)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def public_key(instance: str) -> str:
+    """What people's browsers see instead of the id, which would tell control questions from others."""
+    return sha256(instance)[:20]
+
+
+def _is_repeated(db: sqlite3.Connection, request: str, change: tuple[str, str, str | None]) -> bool:
+    """Whether this very request was carried out before; its id must not be that of another (person, kind, instance)."""
+    if not 8 <= len(request) <= 64:
+        raise RefusedError(f"a request id has 8 to 64 characters, this has {len(request)}")
+    row = db.execute("SELECT person, kind, instance FROM events WHERE request = ?", (request,)).fetchone()
+    if row is None:
+        return False
+    if row[:2] != change[:2] or change[2] not in (None, row[2]):
+        raise RefusedError("this request id was used for something else", status=409)
+    return True
+
+
+def _log(db: sqlite3.Connection, request: str, *, person: str, kind: str, instance: str, content: str | None) -> None:
+    db.execute(
+        "INSERT INTO events (request, person, kind, instance, content, at) VALUES (?, ?, ?, ?, ?, ?)",
+        (request, person, kind, instance, content, time.time()),
+    )

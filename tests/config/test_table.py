@@ -1,0 +1,37 @@
+"""Tables of specs: imported when they are asked for, and clear about what they do not hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pacorl.config.table import Table
+
+TABLE: Table[float] = Table("constant", {"pi": "math:pi", "tau": "math:tau", "absent": "pacorl.no_such_module:X"})
+
+
+def test_an_entry_is_what_its_file_says() -> None:
+    import math
+
+    assert TABLE["pi"] == TABLE.named("pi") == math.pi
+    assert list(TABLE) == ["pi", "tau", "absent"]
+    assert len(TABLE) == 3
+
+
+def test_looking_at_the_names_imports_nothing() -> None:
+    assert "absent" in TABLE
+    assert "e" not in TABLE
+    code = (
+        "import sys; from pacorl.config.table import Table; t = Table('x', {'a': 'fractions:Fraction'}); "
+        "'a' in t, list(t), len(t); assert 'fractions' not in sys.modules; t['a']; assert 'fractions' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown constant 'pie'; did you mean 'pi'\? there are pi, tau, absent"):
+        TABLE.named("pie")
+    with pytest.raises(KeyError):
+        TABLE["pie"]

@@ -1,0 +1,120 @@
+"""A generator's images are those of their prompts, seeds and sizes, with the adapter or without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL.Image import Image
+from toy_world import ToyPolicy
+
+from pacorl.generate.generator import Generator
+from pacorl.models.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Conditioning, Prompt, Size
+
+SMALL, LARGE = Size(16, 16), Size(32, 32)
+PROMPTS = [
+    replace(prompt, size=size)
+    for prompt, size in zip(character_prompts("train", 3), (SMALL, LARGE, SMALL), strict=True)
+]
+
+
+@pytest.fixture
+def generator() -> Generator:
+    """With an adapter that does something."""
+    torch.manual_seed(0)
+    policy = ToyPolicy()
+    add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value) * 0.2)
+    return Generator(policy, model="toy", adapter="its own")  # type: ignore[arg-type]
+
+
+def pixels(images: list[Image]) -> list[np.ndarray]:
+    return [np.asarray(image, dtype=float) for image in images]
+
+
+def test_images_of_several_sizes_keep_their_places_and_seeds(generator: Generator) -> None:
+    together = pixels(generator.sample(PROMPTS, [5, 6, 7], steps=2))
+    for prompt, seed, image in zip(PROMPTS, (5, 6, 7), together, strict=True):
+        (alone,) = pixels(generator.sample([prompt], [seed], steps=2))
+        (other,) = pixels(generator.sample([prompt], [seed - 1], steps=2))
+        assert np.abs(image - alone).max() <= 1, "1: the rounding to 8 bits"
+        assert np.abs(image - other).max() > 10
+
+
+class CompanionPolicy(ToyPolicy):
+    """Encodes a prompt otherwise in company, as a batch changes the last bits of text encoders."""
+
+    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        shift = 0.1 * (len(prompts) - 1)
+        return [Conditioning({"text": each.tensors["text"] + shift}) for each in super().encode(prompts, size)]
+
+
+def test_images_do_not_depend_on_earlier_calls() -> None:
+    def sampled(*calls: Sequence[Prompt]) -> list[bytes]:
+        generator = Generator(CompanionPolicy(), model="toy")  # type: ignore[arg-type]
+        generator.batch = len(PROMPTS)
+        for prompts in calls:
+            images = generator.sample(prompts, steps=2, size=SMALL)
+        return [image.tobytes() for image in images]
+
+    assert sampled(PROMPTS[:1], PROMPTS) == sampled(PROMPTS[1:], PROMPTS) == sampled(PROMPTS)
+
+
+def test_the_base_is_without_the_adapter(generator: Generator) -> None:
+    (adapted,), (base,) = (pixels(generator.sample(PROMPTS[:1], [5], steps=2, base=base)) for base in (False, True))
+    with adapter_off(generator.policy.transformer):
+        (off,) = pixels(generator.sample(PROMPTS[:1], [5], steps=2))
+    assert np.array_equal(base, off)
+    assert np.abs(adapted - base).max() > 10
+
+
+def test_the_strength_of_the_adapter_scales_its_change_and_ends_with_the_call(generator: Generator) -> None:
+    def made(**options: object) -> np.ndarray:
+        return pixels(generator.sample(PROMPTS[:1], [5], steps=2, **options))[0]  # type: ignore[arg-type]
+
+    full, base = made(), made(base=True)
+    assert np.array_equal(made(lora_scale=1.0), full)
+    assert np.abs(made(lora_scale=0.0) - base).max() <= 1, "1: the rounding to 8 bits"
+    half = np.abs(made(lora_scale=0.5) - base).mean()
+    assert 0 < half < np.abs(full - base).mean()
+    assert np.array_equal(made(), full)
+    generator.adapter = ""
+    made()  # whose strength of 1 takes no adapter
+    with pytest.raises(ValueError, match=r"LoRA strength 0\.5 has no LoRA to act on"):
+        made(lora_scale=0.5)
+
+
+def test_a_size_may_be_a_pair_and_a_generator_says_what_it_is(generator: Generator) -> None:
+    by_pair, by_size = (generator.sample(PROMPTS[:1], [5], steps=2, size=size) for size in ((32, 16), Size(32, 16)))
+    assert by_pair[0].size == (16, 32)
+    assert by_pair[0].tobytes() == by_size[0].tobytes()
+    assert repr(generator) == "Generator('toy', kind='flux', adapter='its own')"
+
+
+def test_prompts_may_be_one_or_texts_and_seeds_count_on(generator: Generator) -> None:
+    def bytes_of(prompts: Any, seeds: Any = 0) -> list[bytes]:
+        return [image.tobytes() for image in generator.sample(prompts, seeds, steps=1, size=(16, 16))]
+
+    assert bytes_of(PROMPTS[0]) == bytes_of(PROMPTS[0].text) == bytes_of(PROMPTS[:1], [0])
+    assert bytes_of(PROMPTS, 3) == bytes_of(PROMPTS, [3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": [1, 2]}, "1 prompts and 2 seeds; give one seed per prompt"),
+        ({"steps": 0}, "steps 0 must be at least 1, or None for 28"),
+        ({"size": 64}, r"size 64 is one number; give height and width, as in size=\(64, 64\)"),
+    ],
+)
+def test_a_wrong_argument_is_named(generator: Generator, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generator.sample(PROMPTS[0], **arguments)

@@ -1,0 +1,515 @@
+"""Checkpoints that outlive anything, random states and an optimizer's."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pacorl.config.base import ConfigError, Section, changes_to, frozen_changes
+from pacorl.core.advantages import AGGREGATES
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.grpo import checkpoint
+from pacorl.grpo.checkpoint import (
+    LENGTH_KEYS,
+    Changes,
+    changes_since,
+    free_keys,
+    judge_identities,
+    load_checkpoint,
+    open_aside,
+    optimizer_tensors,
+    prune,
+    random_state,
+    recover,
+    set_optimizer_tensors,
+    set_random_state,
+    settle,
+    starting_point,
+    write_checkpoint,
+)
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import checkpoints
+from pacorl.io.documents import as_read_back
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.judge_training import judge_trainer
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.lab.config_reference import keys
+from pacorl.models.policies import POLICIES
+
+
+def write(folder: Path, step: int, *, mark: int = 0) -> Path:
+    """A small checkpoint whose every part says which it is."""
+    target = folder / f"step-{step:06d}"
+    open_aside(target)
+    tensors = {name: {"weight": torch.full((3,), float(step + mark))} for name in ("adapter", "average")}
+    write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark}, generators=[{}])
+    return target
+
+
+class KilledError(BaseException):
+    """Stands for kill −9: nothing handles it."""
+
+
+def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dies at the so-manieth change of the disk."""
+    changes = 0
+
+    def dying(change):  # type: ignore[no-untyped-def]
+        def act(*args, **rest):  # type: ignore[no-untyped-def]
+            nonlocal changes
+            changes += 1
+            if changes == moment:
+                raise KilledError
+            return change(*args, **rest)
+
+        return act
+
+    def half_removed(folder, **rest):  # type: ignore[no-untyped-def]
+        for file in sorted(Path(folder).rglob("*"))[:1]:
+            file.unlink()
+        remove(folder, **rest)
+
+    remove = shutil.rmtree
+    for name in ("rename", "replace", "mkdir", "write_text", "write_bytes", "unlink"):
+        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
+    monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
+    monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
+    monkeypatch.setattr(shutil, "copy2", dying(shutil.copy2))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    second = 10 if again else 20
+    died = 0
+    for moment in range(1, 40):
+        folder = tmp_path / str(moment)
+        write(folder, 5)
+        write(folder, 10)
+        with monkeypatch.context() as patch:
+            killed_at(moment, patch)
+            try:
+                write(folder, second, mark=1)
+                prune(folder, keep=1, newest=second)
+            except KilledError:
+                died += 1
+        recover(folder)
+        newest = load_checkpoint(checkpoints(folder)[-1])
+        step, mark = newest.state["step"], newest.state["mark"]
+        assert (step, mark) in {(10, 0), (second, 1)}
+        assert newest.tensors.keys() == {"adapter", "average"}
+        assert all(part["weight"].eq(step + mark).all() for part in newest.tensors.values())
+        assert not list(folder.glob(".*")), "what was left half done is cleared"
+    assert 10 < died < 39, "not every moment was tried"
+
+
+STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "processes": 1}
+
+
+def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
+    """One save of a run, without the run."""
+    target = config.out / "checkpoints" / f"step-{step:06d}"
+    open_aside(target)
+    tensors = {name: {"weight": torch.full((3,), float(step))} for name in ("adapter", "average", "optimizer")}
+    state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json"), **more}
+
+    def export(folder: Path) -> None:
+        (folder / "lora").mkdir()
+        (folder / "lora" / "adapter_config.json").write_text(str(step))
+
+    write_checkpoint(target, tensors=tensors, state=state, generators=[{}], export=export)
+    settle(target, config)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def run_at(folder: Path, **settings: Any) -> PolicyConfig:
+    return PolicyConfig.model_validate(
+        {"out": "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings}
+    )
+
+
+def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints, best.json and adapter are those of a run that was never killed."""
+    finals, killed = [], True
+    for moment in count():
+        if not killed:
+            break
+        (tmp_path / str(moment)).mkdir()
+        monkeypatch.chdir(tmp_path / str(moment))
+        config = run_at(tmp_path)
+        saved(config, 1, score=0.5)
+        saved(config, 2, score=0.9)
+        with monkeypatch.context() as patch:
+            killed_at(moment, patch)
+            try:
+                saved(config, 3, score=0.7)
+                killed = moment == 0  # which kills nothing
+            except KilledError:
+                killed = True
+        start = starting_point(config, "auto")
+        assert start
+        if start.name == "step-000002":  # killed before the checkpoint had its name: the run makes it again
+            saved(config, 3, score=0.7)
+        finals.append(content(config.out))
+    assert finals[0].keys() > {"checkpoints/best.json", "adapter/adapter_config.json"}
+    assert {path.split("/")[1] for path in finals[0] if "step-" in path} == {"step-000002", "step-000003"}
+    assert all(final == finals[0] for final in finals)
+    assert len(finals) > 20, "few moments were tried"
+
+
+@pytest.mark.parametrize(
+    ("file", "fault"),
+    [
+        ("adapter.safetensors", "adapter.safetensors is damaged"),
+        ("state.json", r"state.json:\d+: not valid JSON"),
+        ("generators.json", "generators.json is damaged"),
+        ("lora/adapter_config.json", "lora/adapter_config.json is damaged"),
+        ("average.safetensors", "average.safetensors is missing"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file: str, fault: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path, keep_checkpoints=3)
+    for step in (1, 2, 3):
+        saved(config, step, score=step / 10)
+    newest = config.out / "checkpoints" / "step-000003"
+    damaged = (newest / file).read_bytes()[:-3]
+    (newest / file).unlink() if "missing" in fault else (newest / file).write_bytes(damaged)
+    start = starting_point(config, "auto")
+    assert start == newest.with_name("step-000002")
+    assert re.search(f"step-000003/{fault}.*; the checkpoint before it is taken", caplog.text)
+    assert (config.out / "adapter" / "adapter_config.json").read_text() == "2"
+    with pytest.raises(ValueError, match=fault):
+        starting_point(config, str(newest))
+    saved(config, 4, score=0.4)  # a damaged one beside it ends no run
+    for path in checkpoints(config.out / "checkpoints"):
+        (path / "state.json").write_text("")
+    with pytest.raises(ValueError, match=r"no checkpoint in run/checkpoints is whole"):
+        starting_point(config, "auto")
+
+
+@pytest.mark.parametrize(("old", "new"), [('"epoch": 1', '"epoch": 0'), ('"score": 0.3', '"score": 9.3')])
+def test_a_number_of_the_state_that_changed_is_not_taken_for_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, old: str, new: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path, keep_checkpoints=3)
+    for step in (2, 3):
+        saved(config, step, score=step / 10)
+    newest = config.out / "checkpoints" / "step-000003"
+    text = (newest / "state.json").read_text()
+    assert old in text
+    (newest / "state.json").write_text(text.replace(old, new))
+    assert starting_point(config, "auto") == newest.with_name("step-000002")
+    assert "state.json is damaged: it is not what was written" in caplog.text
+
+
+def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(run_at(tmp_path), 1, score=0.5)
+    start = starting_point(run_at(tmp_path), "auto")
+    assert start
+    longer = run_at(tmp_path, epochs=500)
+    assert changes_since(start, longer, allowed=False) == Changes({"epochs": [100, 500]})
+    other = run_at(tmp_path, optimizer={"lr": 1.0}, group_size=8)
+    with pytest.raises(
+        ConfigError,
+        match=r"keeps its settings, and group_size was 16 and is now 8; optimizer.lr was 0.0003 and is now 1.0: ",
+    ):
+        changes_since(start, other, allowed=False)
+    changes = {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
+    assert changes_since(start, other, allowed=True) == Changes(changes, changes)
+
+
+SERVER = {"backend": "http", "checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
+LOCAL = {"backend": "local", "checkpoint": "tiny"}
+HELD_OUT = [{"name": "consistency"}]
+"""Measures of an evaluation, which a judge of its own needs."""
+CONFIGS: list[dict[str, Any]] = [
+    {"judge": SERVER, "evaluation": {"judge": SERVER, "rewards": HELD_OUT}},
+    {"judge": LOCAL, "evaluation": {"judge": LOCAL, "rewards": HELD_OUT}},
+    {"optimizer": {"schedule": "cosine"}},
+    *({"model": {"kind": kind}} for kind in POLICIES),
+    *({"objective": {"name": name}} for name in OBJECTIVES),
+    *({"advantages": {"aggregate": name}} for name in AGGREGATES),
+]
+"""Every section that a config may have, in at least one of them."""
+ALWAYS_FREE = {
+    *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
+    *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
+    *(f"monitor.{sign}.at" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
+    *(f"monitor.{sign}.action" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
+    *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.retries", "judge.startup", "judge.outage"),
+    *("evaluation.judge.api_key_env", "evaluation.judge.concurrency", "evaluation.judge.timeout"),
+    *("evaluation.judge.retries", "evaluation.judge.startup", "evaluation.judge.outage"),
+    *("judge.overlap", "evaluation.judge.overlap"),
+}
+"""Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
+
+
+def leaves(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Every value of a dumped config: its section, its name there, and its dotted key."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield section, name, f"{prefix}{name}"
+
+
+def refused(before: dict[str, Any], config: Section, free: Sequence[str]) -> bool:
+    return bool(frozen_changes(changes_to(config, before), free=free))
+
+
+def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
+    walked: set[str] = set()
+    for document in CONFIGS:
+        config = PolicyConfig.model_validate(document)
+        free = ALWAYS_FREE | (set() if document.get("optimizer") else {"epochs", "max_steps"})
+        before = as_read_back(config.model_dump(mode="json"))
+        assert not refused(before, config, ())
+        for section, name, key in leaves(before):
+            if key in walked and key not in LENGTH_KEYS:
+                continue
+            walked.add(key)
+            kept, section[name] = section[name], "another value"
+            assert refused(before, config, free_keys(config)) == (key not in free), key
+            section[name] = kept
+    assert walked >= keys_of("train-policy")
+
+
+def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
+    """Its learning rate always falls along a cosine, so its length is fixed."""
+    free = {
+        *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+        *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+    }
+    config, walked = JudgeConfig(), {"trainer"}
+    before = as_read_back(config.model_dump(mode="json"))
+    for section, name, key in leaves(before):
+        walked.add(key)
+        kept, section[name] = section[name], "another value"
+        assert refused(before, config, judge_trainer.FREE_KEYS) == (key not in free), key
+        section[name] = kept
+    assert walked >= keys_of("train-reward")
+    more = JudgeConfig(trainer={"adam_beta1": 0.5})
+    assert refused(before, more, judge_trainer.FREE_KEYS)
+    assert refused(as_read_back(more.model_dump(mode="json")), config, judge_trainer.FREE_KEYS)
+
+
+def keys_of(command: str) -> set[str]:
+    """Keys with a value of their own: neither sections, nor what stands in a list, which is compared as a whole."""
+    names = {key.name for key in keys() if key.run == command and "[]" not in key.name}
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+
+
+def judged_by(folder: Path, **judge: Any) -> PolicyConfig:
+    return run_at(folder, judge=judge, evaluation={"judge": judge, "rewards": HELD_OUT})
+
+
+def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, moved, other = (Path(name) for name in ("first", "moved", "other"))
+    shutil.copytree(TINY_JUDGE, first)
+    config = judged_by(tmp_path, checkpoint="first")
+    saved(config, 1, score=0.5, judges=judge_identities(config))
+    start = starting_point(config, "auto")
+    assert start
+    first.rename(moved)
+    (moved / "README.md").write_text("It lay elsewhere.")
+    both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge.checkpoint")}
+    assert changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False) == Changes(both)
+    assert not changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False).frozen
+
+    shutil.copytree(moved, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, other / "model.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"judge.checkpoint was 'first \(sha256 \w+\)' and is now 'other \(sha256 \w+\)'"
+    ):
+        changes_since(start, judged_by(tmp_path, checkpoint="other"), allowed=False)
+    other.rename(first)
+    with pytest.raises(ConfigError, match=r"was 'first \(sha256 (\w+)\)' and is now 'first \(sha256 (?!\1)\w+\)'"):
+        changes_since(start, config, allowed=False)
+    assert changes_since(start, config, allowed=True).frozen.keys() == both.keys()
+    (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"evaluation.judge.checkpoint was 'first"):
+        changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False)
+
+
+def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for port, name in ((1, "A"), (2, "A"), (3, "B")):
+        text = f"judges: [{{name: {name}, endpoints: ['http://127.0.0.1:{port}/v1']}}]"
+        Path(f"{port}.yaml").write_text(text)
+    config = judged_by(tmp_path, backend="http", checkpoint="1.yaml")
+    saved(config, 1, score=0.5, judges=judge_identities(config))
+    start = starting_point(config, "auto")
+    assert start
+    for judge in ({"checkpoint": "2.yaml"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
+        assert not changes_since(start, judged_by(tmp_path, backend="http", **judge), allowed=False).frozen
+    for judge in ({"checkpoint": "3.yaml"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
+        with pytest.raises(
+            ConfigError, match=r"judge.checkpoint was '1.yaml \(model A\)' and is now '\S+ \(model B\)'"
+        ):
+            changes_since(start, judged_by(tmp_path, backend="http", **judge), allowed=False)
+
+
+def test_a_checkpoint_without_identities_is_compared_by_what_its_config_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY_JUDGE, "copy")
+    config = judged_by(tmp_path, checkpoint="tiny")
+    saved(config, 1, score=0.5)
+    start = starting_point(config, "auto")
+    assert start
+    assert not changes_since(start, judged_by(tmp_path, checkpoint="copy"), allowed=False).frozen
+    with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny' and is now 'org/not-here'"):
+        changes_since(start, judged_by(tmp_path, checkpoint="org/not-here"), allowed=False)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    paths = [write(tmp_path, step) for step in range(1, 6)]
+    prune(tmp_path, keep=2, newest=5, best=paths[1])
+    assert checkpoints(tmp_path) == [paths[1], paths[3], paths[4]]
+    # A run that went back to step 2 and has come to step 4 again has given up step 5.
+    prune(tmp_path, keep=2, newest=4, best=paths[1])
+    assert checkpoints(tmp_path) == [paths[1], paths[3]]
+
+
+def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = write(tmp_path, 1), write(tmp_path, 2)
+    for name in ("notes.txt", "lora/mine.txt"):
+        (first / name).parent.mkdir(exist_ok=True)
+        (first / name).write_text(name)
+    (first / "lora" / "adapter_config.json").write_text("{}")
+    prune(tmp_path, keep=1, newest=2)
+    assert checkpoints(tmp_path) == [second]
+    kept = tmp_path / "step-000001.kept"
+    assert content(kept) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
+    assert f"{first} is deleted but for what the run did not write: lora/mine.txt stays in {kept}" in caplog.text
+
+
+def test_a_checkpoint_that_is_made_again_keeps_what_a_user_put_there(tmp_path: Path) -> None:
+    target = write(tmp_path, 1)
+    (target / "notes.txt").write_text("x")
+    write(tmp_path, 1, mark=1)
+    assert load_checkpoint(target).state["mark"] == 1
+    assert (target / "notes.txt").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_an_adapter_that_is_replaced_keeps_what_a_user_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path)
+    saved(config, 1, score=0.5)
+    (config.out / "adapter" / "README.md").write_text("my card")
+    saved(config, 2, score=0.6)
+    assert content(config.out / "adapter") == {"README.md": b"my card", "adapter_config.json": b"2"}
+
+
+def test_hidden_folders_of_a_user_stay(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    mine = [".step-notes/a.txt", ".step-000001.backup/a.txt", ".step-000001.deleted.txt"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "state.json").write_text("{}")
+    for name in (".step-000003.deleted", ".step-000004.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    recover(tmp_path)
+    assert {*mine, "elsewhere/state.json"} < content(tmp_path).keys()
+
+
+def test_a_checkpoint_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".step-000001.partial").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="partial"):
+        write(tmp_path, 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_steps_sort_by_number(tmp_path: Path) -> None:
+    paths = [write(tmp_path, step) for step in (999_999, 1_000_000)]
+    assert checkpoints(tmp_path) == paths
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    """The kernel refuses the write, as it does where a disk is full."""
+    resource = pytest.importorskip("resource")
+    kept = write(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    target = tmp_path / "step-000002"
+    open_aside(target)
+    big = {"adapter": {"weight": torch.zeros(100_000)}}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"could not be written .*earlier checkpoints are untouched") as caught:
+            write_checkpoint(target, tensors=big, state={}, generators=[])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+    assert load_checkpoint(kept).state["step"] == 1
+
+
+def test_random_states_come_back() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))
+
+    draw()
+    state = json.loads(json.dumps(random_state()))
+    first = draw(), draw()
+    assert draw() != first[0]
+    set_random_state(state)
+    assert (draw(), draw()) == first
+
+
+def test_an_optimizer_comes_back_by_names() -> None:
+    def steps(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            layer(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    steps(layer, optimizer, 2)
+    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer, ["weight", "bias"]).items()}
+    other = torch.nn.Linear(2, 2)
+    other.load_state_dict(layer.state_dict())
+    second = torch.optim.AdamW(other.parameters(), lr=0.1)
+    set_optimizer_tensors(second, dict(other.named_parameters()), saved)
+    steps(layer, optimizer, 2)
+    steps(other, second, 2)
+    assert torch.equal(layer.weight, other.weight)
+    with pytest.raises(ValueError, match=r"does not train: weight"):
+        set_optimizer_tensors(second, {"bias": other.bias}, saved)

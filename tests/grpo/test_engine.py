@@ -1,0 +1,365 @@
+"""What an epoch of the policy loop costs, what it survives, and every objective through the real loop."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import FakeServer
+from safetensors.torch import load_file
+from tiny_runs import metrics, tiny_run
+
+from pacorl.grpo import builders, checkpoint
+from pacorl.grpo.epoch import sample
+from pacorl.grpo.rows import epoch_rows
+from pacorl.grpo.scoring import Scorer
+from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.models.lora.adapters import OldPolicy, adapter_state
+from pacorl.models.policies.flux import FluxPolicy
+from pacorl.types import Prompt, Question, Samples, Size, Verdict
+
+ENCODED: list[tuple[str, Size]] = []
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyTrainer]:
+    """A prepared run of 2 prompts × 4 at half of the evaluation's size; each test sets its config anew."""
+    encode = FluxPolicy.encode
+
+    def counted(self: FluxPolicy, prompts: Sequence[Prompt], size: Size) -> Any:
+        ENCODED.extend((prompt.text, size) for prompt in prompts)
+        return encode(self, prompts, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FluxPolicy, "encode", counted)
+        config = tiny_run([*SETTINGS, f"out={tmp_path_factory.mktemp('engine') / 'run'}"])
+        made = PolicyTrainer(config)
+        yield made
+        made.close()
+
+
+SETTINGS = [
+    "epochs=1",
+    "prompts_per_epoch=2",
+    "group_size=4",
+    "trackers=[]",
+    "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:dev:2",
+    "sampling.size=[32,32]",
+    "sampling.steps=4",
+    "sampling.suffix={}",
+    "sampling.batch=2",
+    "sampling.sde_steps=[1,2]",
+    "sampling.tree={}",
+    "evaluation.size=[64,64]",
+    "evaluation.steps=2",
+    "evaluation.compare_sizes=true",
+    "optimizer.updates_per_epoch=1",
+]
+
+
+class Work:
+    """Counts what an epoch does: rows of forwards by kind, decoded images, backwards, questions."""
+
+    def __init__(self, training: PolicyTrainer, patch: pytest.MonkeyPatch) -> None:
+        self.count: Counter[str] = Counter()
+        self._hook = training.transformer.register_forward_pre_hook(self._forward, with_kwargs=True)
+        vae, judge, runtime = training.policy.pipeline.vae, training.judge, training.runtime  # type: ignore[attr-defined]
+        decode, verdicts, backward = vae.decode, judge.verdicts, runtime.backward
+
+        def decoded(codes: torch.Tensor, **options: Any) -> Any:
+            self.count["decoded"] += len(codes)
+            return decode(codes, **options)
+
+        def asked(questions: Sequence[Question]) -> list[Verdict]:
+            self.count["questions"] += len(questions)
+            return verdicts(questions)
+
+        def back(loss: torch.Tensor, *, last: bool) -> None:
+            self.count["backward"] += 1
+            backward(loss, last=last)
+
+        patch.setattr(vae, "decode", decoded)
+        patch.setattr(judge, "verdicts", asked)
+        patch.setattr(runtime, "backward", back)
+
+    def _forward(self, module: torch.nn.Module, args: Any, options: dict[str, Any]) -> None:
+        kind = "trained" if torch.is_grad_enabled() else "sampled"
+        self.count[kind] += len(options["hidden_states"])
+
+    def done(self) -> Counter[str]:
+        self._hook.remove()
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("overrides", "forwards"),
+    [
+        ([], (4, 2, 0)),
+        (["objective.name=grpo_guard"], (4, 2, 0)),
+        (["objective.name=diffusion_nft"], (4, 2, 2)),
+        (["objective.name=awm"], (4, 2, 0)),
+        (["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2)),
+        (["objective.kl_weight=0.1"], (4, 2, 2)),
+        (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
+        (["objective.inner_epochs=2"], (4, 4, 0)),
+        (["sampling.window.kind=random"], (4, 1, 0)),
+    ],
+)
+def test_the_work_of_an_epoch(
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, overrides: list[str], forwards: tuple[int, int, int]
+) -> None:
+    """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
+    endpoints (after the first update if each epoch is sampled by the trained policy), 1 of the base for the KL."""
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.old = OldPolicy(training.transformer) if training.objective.needs == "endpoint" else None
+    sampled, trained, extra = forwards
+    known, work = len(ENCODED), Work(training, monkeypatch)
+    training.run_epoch()
+    count = work.done()
+    assert count["trained"] == 8 * trained
+    assert count["sampled"] == 8 * (sampled + extra)
+    assert count["backward"] == 4 * trained, "one per micro-batch and trained step"
+    assert count["decoded"] == 8
+    assert count["questions"] == 8 * (6 + 4), "pairs for the consistency, panels for the match"
+    assert len(ENCODED) == known, "a prompt was encoded again"
+
+
+def test_a_text_is_encoded_once_whatever_the_size(training: PolicyTrainer) -> None:
+    encoded = [text for text, _ in ENCODED]
+    assert len(encoded) == len(set(encoded))
+    assert {prompt.text for prompt in training.train_prompts} <= set(encoded)
+
+
+def test_a_shared_start_is_computed_once_per_group_across_batches(
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.config = tiny_run(
+        [*SETTINGS, f"out={training.config.out}", "sampling.tree.seeds=1", "sampling.sde_steps=[2]"]
+    )
+    training.old = None
+    work = Work(training, monkeypatch)
+    training.run_epoch()
+    count = work.done()
+    assert count["sampled"] == 8 * 1 + 2 * 3
+    assert count["trained"] == count["backward"] == 2
+
+
+def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
+    training.old = None
+    rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
+    found = []
+    for overlap in (False, True):
+        with Scorer(training.rewards, overlap=overlap) as scorer:
+            for rollout in sample(training, training.sampler, rows, [Samples()]):
+                scorer.submit(rollout)
+            found.append(training.gather_scores(scorer))
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+
+
+def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
+    training.old = None
+    frozen = {n: p.detach().clone() for n, p in training.transformer.named_parameters() if not p.requires_grad}
+    adapter = {n: value.clone() for n, value in adapter_state(training.transformer).items()}
+    training.run_epoch()
+    own = dict(training.transformer.named_parameters())
+    assert all(torch.equal(value, own[name]) for name, value in frozen.items())
+    assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.transformer).items())
+
+
+@pytest.mark.parametrize(("sizes", "images"), [(True, 2 + 2 + 2), (False, 2 + 1)])
+def test_the_trained_adapter_is_scored_beside_its_average(
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
+) -> None:
+    """At the training size once more, or on every fourth image at full size; the scores are of these very weights."""
+    overrides = ["evaluation.compare_trained=true", f"evaluation.compare_sizes={str(sizes).lower()}"]
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.old = None
+    training.run_epoch()
+    trained = {name: value.clone() for name, value in adapter_state(training.transformer).items()}
+    training.average.load(trained)
+    work = Work(training, monkeypatch)
+    equal = training.evaluate()
+    assert work.done()["decoded"] == images
+    measures = {"consistency", "panel_match", "p_yes"}
+    assert {name.partition("/")[2] for name in equal if name.startswith("trained/")} == measures
+    for name in measures:  # batches of other sizes round otherwise
+        assert equal[f"trained/{name}"] == pytest.approx(equal[f"average/{name}"], rel=1e-3)
+    training.average.load({name: value + 0.5 for name, value in trained.items()})
+    apart = training.evaluate()
+    for name in measures:
+        assert apart[f"trained/{name}"] == equal[f"trained/{name}"]
+    # Not each of them moves: the judge is as unsure of one kind of noise as of another.
+    assert any(apart[f"average/{name}"] != pytest.approx(equal[f"average/{name}"], rel=1e-3) for name in measures)
+    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.transformer).items())
+
+
+def test_the_trained_adapter_is_not_compared_before_its_first_step(training: PolicyTrainer) -> None:
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
+    step, training.step = training.step, 0
+    assert not [name for name in training.evaluate() if name.startswith(("trained/", "average/"))]
+    training.step = step
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
+@pytest.mark.usefixtures("toy")
+def test_an_endpoint_objective_resumes_with_its_sampling_weights(
+    small: list[str], tmp_path: Path, objective: str
+) -> None:
+    settings = [
+        *small,
+        "epochs=2",
+        f"objective.name={objective}",
+        "optimizer.updates_per_epoch=2",
+        "sampling.batch=2",
+        "sampling.tree={}",
+        "optimizer.lr=0.01",
+        "evaluation.every=1",
+    ]
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
+    cut = train_policy(tiny_run([*settings, "epochs=1", f"out={tmp_path / 'cut'}"]))
+    train_policy(tiny_run([*settings, f"out={cut}"]), resume=True)
+    for kind in ("epoch", "evaluation"):
+        assert metrics(whole, kind) == metrics(cut, kind)
+    epoch = metrics(whole, "epoch")[1]
+    assert epoch["velocity_change"] > 0
+    assert epoch["grad_norm"] > 0
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
+    config = tiny_run(
+        [
+            *small,
+            "epochs=2",
+            "sampling.size=[32,32]",
+            "sampling.curriculum=[[1,[64,64]]]",
+            "sampling.shift=evaluation",
+            "sampling.window={kind: sliding, size: 1}",
+            "sampling.sde_steps=[0,1]",
+            "objective.name=grpo_guard",
+            "evaluation.every=1",
+            "evaluation.compare_sizes=true",
+            "prompts.evaluation=tiny:dev:3",
+        ]
+    )
+    out = train_policy(config)
+    assert [line["sampling/height"] for line in metrics(out, "epoch")] == [32, 64]
+    assert [line["sampling/first_noise_step"] for line in metrics(out, "epoch")] == [0, 1]
+    assert [line.get("ratio_deviation/0") for line in metrics(out, "epoch")] == [0.0, None]
+    assert metrics(out, "epoch")[1]["ratio_deviation/1"] == 0.0
+    correlations = [line.get("correlation/consistency") for line in metrics(out, "evaluation")]
+    assert correlations[2] is None, "trained at the evaluation's own size"
+    assert all(value is not None and -1 <= value <= 1 for value in correlations[:2])
+
+
+REWARD = """
+calls = []
+
+def spotty(prompts, images):
+    calls.append(len(images))
+    if len(calls) < 2:
+        return [1.0] * len(images)  # the trial before the run
+    return {values}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no reason"),
+        ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "50% were no finite numbers"),
+    ],
+)
+@pytest.mark.usefixtures("toy")
+def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path, values: str, cause: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(REWARD.replace("{values}", values))
+    rewards = f"rewards=[{{name: '{file}:spotty'}}]"
+    config = tiny_run([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
+    with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
+        train_policy(config)
+    assert checkpoint.checkpoints(config.out / "checkpoints")
+    out = train_policy(tiny_run([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
+    (epoch,) = metrics(out, "epoch")
+    assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
+    assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
+
+
+BREAKS = """
+from pathlib import Path
+
+def breaking(prompts, images):
+    log = Path("{log}")
+    said = log.read_text() if log.exists() else ""
+    if images[0].width == 64 and Path("{flag}").exists() and '"kind": "epoch"' in said:
+        raise RuntimeError("the scorer fell over")
+    return [float(sum(image.getpixel((0, 0)))) for image in images]
+"""
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
+    flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"
+    file.write_text(BREAKS.replace("{flag}", str(flag)).replace("{log}", str(cut / "metrics.jsonl")))
+    settings = [*small, f"rewards=[{{name: '{file}:breaking'}}]", "best_by=''", "sampling.size=[32,32]"]
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
+    flag.touch()
+    with pytest.raises(ValueError, match="the scorer fell over"):
+        train_policy(tiny_run([*settings, f"out={cut}"]))
+    flag.unlink()
+    train_policy(tiny_run([*settings, f"out={cut}"]), resume=True)
+    states = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert [len(metrics(out, "evaluation")) for out in (whole, cut)] == [2, 2]
+    assert len(metrics(cut, "epoch")) == 1
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(served=("paco",)).running() as server:
+        remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]
+        wrong = tiny_run([*remote, "judge.model=pacco"])
+        with monkeypatch.context() as patch:
+            patch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+            with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
+                train_policy(wrong)
+        out = train_policy(tiny_run([*remote, "judge.model=paco"]))
+        (epoch,) = metrics(out, "epoch", times=True)
+        assert epoch["samples/used"] == 1.0
+        assert epoch["seconds/hidden_reward"] >= 0
+        server.behave = lambda handler, number: handler.fail(500) or True  # type: ignore[func-returns-value]
+        with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*500"):
+            train_policy(tiny_run([*remote, "judge.model=paco", "epochs=2"]), resume=True)
+
+
+def test_a_ratio_that_is_off_before_an_update_is_warned_of(
+    training: PolicyTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    clip_range = training.config.objective.clip_range
+    training.warned.clear()
+    for deviation, told in ((0.05, 0), (0.2, 1), (0.3, 1)):
+        training.warn_of_deviation({"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
+        assert caplog.text.count("the ratio deviates from 1") == told, "said once, above a tenth of the clip range"
+    training.warned.clear()
+
+
+def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    with FakeServer(served=("gemma",)).running() as server:
+        held_out = "evaluation.rewards=[{name: consistency, label: second}]"
+        judge = f"evaluation.judge={{backend: http, checkpoint: '{server.url}', model: gema, retries: 0}}"
+        with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
+            train_policy(tiny_run([*small, held_out, judge]))

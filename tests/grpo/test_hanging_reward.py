@@ -1,0 +1,126 @@
+"""A reward that never returns: the run saves, ends with exit code 75, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tiny_runs import metrics
+from toy_world import toy_config
+
+from pacorl.grpo.ledger import read_ledger
+from pacorl.grpo.start import checkpoints
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.runtime.processes import Interrupted
+from pacorl.types import Prompt
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+SETTINGS = [
+    "epochs=3",
+    "save_every=10",
+    "evaluation.every=2",
+    "evaluation.compare_sizes=true",
+    "rewards=[{name: brightness}]",
+]
+
+
+class Brightness:
+    """A function that does not return from its call number `hangs_in`, before which it does `first`."""
+
+    def __init__(self, *, hangs_in: int = 0, first: Callable[[], None] = lambda: None) -> None:
+        self.calls, self.hangs_in, self.first, self.over = 0, hangs_in, first, threading.Event()
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        self.calls += 1
+        if self.calls == self.hangs_in:
+            self.first()
+            self.over.wait()
+        return [sum(image.resize((1, 1)).getpixel((0, 0))) / 765 for image in images]  # type: ignore[arg-type,misc]
+
+
+@pytest.fixture
+def hanging() -> Iterator[Callable[..., Brightness]]:
+    """Makes rewards that hang until the test is over."""
+    made: list[Brightness] = []
+
+    def make(**options: Any) -> Brightness:
+        made.append(Brightness(**options))
+        return made[-1]
+
+    yield make
+    for reward in made:
+        reward.over.set()
+
+
+def run(out: Path, reward: Brightness, *settings: str, resume: bool = False) -> Path:
+    config = toy_config(out, *SETTINGS, *settings)
+    return PolicyTrainer(config, rewards={"brightness": reward}, resume=resume).train()
+
+
+def same(first: Path, second: Path) -> bool:
+    """Bit for bit: the log, but for the time limit that changed, and the hashes of samples, scores and weights."""
+    return measured(first) == measured(second) and epochs(first) == epochs(second)
+
+
+def measured(folder: Path) -> list[dict[str, float]]:
+    return [line for line in metrics(folder) if line["kind"] != "changes"]
+
+
+def epochs(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in read_ledger(folder) if record["kind"] == "epoch"]
+
+
+# Calls of the reward: 1 tries it, 2 and 3 evaluate the start at both sizes, and an epoch has 4 batches. In the second
+# evaluation the fourth call is of the trained adapter.
+START, EPOCH = 3, 4
+WHERE = {
+    "first batch": (START + EPOCH + 1, 1, r"batch 1: prompts \d"),
+    "later batch": (START + EPOCH + 3, 1, r"batch 3: prompts \d"),
+    "evaluation": (START + 2 * EPOCH + 1, 2, "evaluation of 3 images"),
+    "first evaluation": (2, 0, "evaluation of 3 images"),
+}
+
+
+@pytest.mark.parametrize(("place", "overlap"), [*((place, "true") for place in WHERE), ("later batch", "false")])
+def test_a_reward_that_hangs_ends_the_run_saved(
+    tmp_path: Path, hanging: Callable[..., Brightness], place: str, overlap: str
+) -> None:
+    call, finished, batch = WHERE[place]
+    overlaps = f"judge.overlap={overlap}"
+    said = (
+        rf"^reward brightness \({batch}.*\) has not returned for \S+ s; mend it, or raise reward_timeout; "
+        rf"stopped after epoch {finished}, and saved; go on with --resume auto$"
+    )
+    with pytest.raises(Interrupted, match=said) as stop:
+        run(tmp_path / "run", hanging(hangs_in=call), overlaps, "reward_timeout=0.5")
+    assert stop.value.exit_code == 75
+    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{2 * finished:06d}"
+    run(tmp_path / "run", Brightness(), overlaps, resume=True)
+    assert same(tmp_path / "run", run(tmp_path / "whole", Brightness(), overlaps))
+
+
+@pytest.mark.parametrize("place", ["later batch", "evaluation"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_ends_the_wait_for_a_reward(
+    tmp_path: Path, hanging: Callable[..., Brightness], place: str, number: signal.Signals
+) -> None:
+    call, finished, _ = WHERE[place]
+    reward = hanging(hangs_in=call, first=lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match=rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"):
+        run(tmp_path / "run", reward)
+    run(tmp_path / "run", Brightness(), resume=True)
+    assert same(tmp_path / "run", run(tmp_path / "whole", Brightness()))
+
+
+def test_rewards_that_take_turns_with_the_generator_are_bounded_too(
+    tmp_path: Path, hanging: Callable[..., Brightness]
+) -> None:
+    with pytest.raises(Interrupted, match=r"^reward brightness \(batch 2: .* stopped after epoch 0, and saved"):
+        run(tmp_path, hanging(hangs_in=START + 2), "memory=low", "model.quantize=none", "reward_timeout=0.5")

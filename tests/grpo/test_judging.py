@@ -1,0 +1,142 @@
+"""The judge that a run's config describes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from fake_server import FakeServer, p_of_images
+from judges import serving
+from PIL import Image
+
+from pacorl.core.questions import consistent
+from pacorl.judge import open_judge
+from pacorl.judge.domain import Domain
+from pacorl.judge.http import HttpOptions
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.http.messages import encode
+from pacorl.judge.judge import VARIANTS, close_judge
+from pacorl.judge.local import TINY_JUDGE, LocalJudge, LocalOptions
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.tiny import characters
+from pacorl.tiny.characters import all_panels, draw
+from pacorl.types import Question
+
+PANELS = tuple(draw(panel, 32) for panel in all_panels()[:4000:3000])
+PAIR = Question(PANELS, consistent())
+
+
+def local(**keys: bool) -> LocalJudge:
+    config = LocalOptions(checkpoint="tiny", dtype="float32", **keys)
+    judge = open_judge(config, device="cpu")
+    assert isinstance(judge, LocalJudge)
+    return judge
+
+
+def test_a_judge_of_this_process_asks_in_both_orders_where_the_config_says_so() -> None:
+    there, back = local().verdicts([PAIR, Question(PANELS[::-1], PAIR.text)])
+    (both,) = local(symmetric=True).verdicts([PAIR])
+    assert (there.order_gap, both.p_yes) == (None, pytest.approx((there.p_yes + back.p_yes) / 2, abs=1e-6))
+    assert both.order_gap == pytest.approx(abs(there.p_yes - back.p_yes), abs=1e-6)
+
+
+def test_a_judge_of_this_process_adds_up_spellings_where_the_config_says_so() -> None:
+    tokenizer = local().processor.tokenizer
+    known = tuple(
+        tuple(ids[0] for word in words if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1)
+        for words in VARIANTS
+    )
+    judge = local(variants=True)
+    assert (judge.yes_ids, judge.no_ids) == known
+    assert (local().yes_ids, local().no_ids) == tuple(ids[:1] for ids in known)
+
+
+def test_a_judge_over_http_does_both_too() -> None:
+    red, blue = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
+    with FakeServer(tokens={"Yes": [7], "yes": [17], "No": [9]}).running() as server:
+        keys = {"backend": "http", "checkpoint": server.url, "model": "judge"}
+        judge = open_judge(HttpOptions(**keys, symmetric=True, variants=True), device="cpu")
+        both, alone = judge.verdicts([Question((red, blue), "Same?"), Question((red,), "Red?")])
+        close_judge(judge)
+    there, back = p_of_images([red, blue], "Same?"), p_of_images([blue, red], "Same?")
+    assert there != back
+    assert both.p_yes == pytest.approx((there + back) / 2, abs=1e-12)
+    assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
+    assert (alone.p_yes, alone.order_gap) == (pytest.approx(p_of_images([red], "Red?"), abs=1e-12), None)
+    assert {tuple(chat["logprob_token_ids"]) for chat in server.chats} == {(7, 17, 9)}
+
+
+# --- a reward judges whatever it is shown -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def declining_server() -> Iterator[str]:
+    """The built-in server over the tiny judge, as `pacorl serve` starts it: it declines what it does not know."""
+    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+        yield f"{url}/v1"
+
+
+def noise_grids() -> list[Image.Image]:
+    """What nobody would call the tiny world: its judge declines it at every other door."""
+    grids = [Image.effect_noise((64, 64), sigma).convert("RGB") for sigma in (30, 90)]
+    domain = Domain.load(TINY_JUDGE)
+    assert domain is not None
+    assert domain.outside(grids) == [True, True]
+    return grids
+
+
+@pytest.mark.parametrize("backend", ["local", "http"])
+def test_noise_is_never_missing_in_a_reward(backend: str, declining_server: str) -> None:
+    options = {
+        "local": LocalOptions(checkpoint="tiny", dtype="float32"),
+        "http": HttpOptions(checkpoint=declining_server, model="tiny"),
+    }
+    judge = open_judge(options[backend], device="cpu")
+    prompts = characters.character_prompts("train", 2)
+    scores = [reward(prompts, noise_grids()) for reward in (Consistency(judge), PanelMatch(judge))]
+    close_judge(judge)
+    assert all(score is not None and 0 < score < 0.2 for several in scores for score in several), scores
+
+
+def test_the_same_server_declines_for_those_who_ask_it_to(declining_server: str) -> None:
+    questions = [Question((one, PANELS[0]), consistent()) for one in noise_grids()] + [PAIR]
+    with HttpJudge.connect(declining_server, model="tiny", decline=True) as judge:
+        *declined, drawn = judge.verdicts(questions)
+        sent = judge.counters.requests
+        with pytest.raises(RuntimeError, match="this judge knows the tiny world"):
+            judge.explain(questions[0])
+    assert [(one.p_yes, one.declined) for one in declined] == [(None, True)] * 2
+    assert "this judge knows the tiny world of drawn characters only, and image 1 shows" in declined[0].error
+    assert sent == 3  # nothing is tried again
+    assert drawn.p_yes == pytest.approx(local().verdicts([PAIR])[0].p_yes, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 422),
+        ({"X-Pacorl-Decline": "yes"}, 422),
+        ({"X-Pacorl-Decline": "no"}, 200),
+        ({"X-Pacorl-Decline": "x"}, 400),
+    ],
+)
+def test_a_request_without_the_header_is_declined(declining_server: str, headers: dict[str, str], status: int) -> None:
+    part = {"type": "image_url", "image_url": {"url": encode(noise_grids()[0]).url}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    request = urllib.request.Request(
+        f"{declining_server}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **headers},
+    )
+    if status == 200:
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer)["choices"]
+        return
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == status
+    assert (json.load(refused.value)["error"]["type"] == "declined") == (status == 422)
+    refused.value.close()

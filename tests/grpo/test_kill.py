@@ -1,0 +1,96 @@
+"""Kill −9 at random moments: the resumed run ends as one that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from runs import train
+from safetensors.torch import load_file
+from tiny_runs import metrics
+
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.grpo.start import checkpoints
+
+SETTINGS = [
+    "epochs=3",
+    "prompts_per_epoch=2",
+    "group_size=2",
+    "save_every=1",
+    "keep_checkpoints=1",
+    "trackers=[]",
+    "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:dev:1",
+    "sampling.steps=2",
+    "sampling.suffix={}",
+    "optimizer.updates_per_epoch=2",
+    "sampling.batch=2",
+    "evaluation.size=[64,64]",
+    "evaluation.steps=1",
+    "evaluation.every=2",
+    "optimizer.ema_interval=1",
+    "optimizer.schedule=cosine",
+    "optimizer.warmup_steps=2",
+]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoints(run / "checkpoints")[-1]
+    parts = [path for folder in (newest, newest / "lora", run / "adapter") for path in folder.glob("*.safetensors")]
+    return {
+        f"{path.parent.name}/{path.name}/{name}": value for path in parts for name, value in load_file(path).items()
+    }
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    assert metrics(run) == metrics(whole)
+    own, other = weights(run), weights(whole)
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def kill_and_resume(folder: Path, settings: Sequence[str], *, kills: int, seed: int) -> int:
+    """Kills runs at random moments, `kills` times in all, and resumes each until it ends; how many runs that were."""
+    started = time.monotonic()
+    worlds.run(train, [*settings, f"out={folder / 'whole'}"])
+    length = time.monotonic() - started
+    draw, killed, turn = random.Random(seed), 0, 0
+    while killed < kills:
+        run = folder / f"run-{turn}"
+        finished, before = False, killed
+        while not finished:
+            started = time.monotonic()
+            (process,) = worlds.start(train, [*settings, f"out={run}"], "auto")
+            process.join(draw.uniform(0.2, 1.0) * length if killed < kills else None)
+            killed += process.is_alive()
+            process.kill()
+            process.join()
+            finished = process.exitcode == 0
+            if finished and killed == before:  # a whole run: the machine may have been busy when the first was timed
+                length = min(length, time.monotonic() - started)
+            assert process.exitcode in (0, -9)
+        assert_same(run, folder / "whole")
+        turn += 1
+    return turn
+
+
+@pytest.mark.slow
+def test_three_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, SETTINGS, kills=3, seed=0)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_hundred_kills(tmp_path: Path, objective: str, measured: Callable[[str], None]) -> None:
+    kills = math.ceil(100 / len(OBJECTIVES))
+    # Objectives of the endpoint sample without noise: from one start, a group would be alike.
+    tree = ["sampling.tree={}"] if OBJECTIVES[objective].needs == "endpoint" else []
+    settings = [*SETTINGS, *tree, f"objective.name={objective}", "objective.inner_epochs=2"]
+    runs = kill_and_resume(tmp_path, settings, kills=kills, seed=1)
+    measured(f"{objective}: {kills} kills at random moments of {runs} runs, all bits equal")

@@ -1,0 +1,243 @@
+"""The watch's detectors on drawn examples, and its alarms over time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from pacorl.core.grid import join
+from pacorl.grpo.monitor import (
+    SAME_DISTANCE,
+    SIDE,
+    HackingMonitor,
+    _pixels,
+    diversity,
+    grid_artifact_share,
+    is_blank,
+    panel_statistics,
+    signs_of,
+)
+from pacorl.grpo.policy_config import LimitConfig, MonitorConfig
+from pacorl.tiny import characters
+from pacorl.tiny.characters import VALUES, Panel, all_panels, draw
+from pacorl.types import Grid, Prompt
+
+RNG = random.Random(0)
+PANELS = RNG.sample(all_panels(), 24)
+GRID = Grid(2, 2)
+
+
+def sheet(panels: Sequence[Image.Image]) -> Image.Image:
+    return join(list(panels), GRID)
+
+
+def noisy(image: Image.Image, amount: float, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).normal(0, 255 * amount, (image.height, image.width, 3))
+    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
+
+
+def patterned(image: Image.Image, *, period: int, amount: float) -> Image.Image:
+    """A fine regular grid over the image."""
+    rows, cols = np.mgrid[: image.height, : image.width]
+    wave = np.sign(np.sin(2 * np.pi * rows / period + 0.3)) + np.sign(np.sin(2 * np.pi * cols / period + 0.3))
+    return Image.fromarray((np.asarray(image) + 255 * amount * wave[..., None]).clip(0, 255).astype(np.uint8))
+
+
+def prompt(number: int = 0) -> Prompt:
+    return Prompt(id=number, text="", grid=GRID)
+
+
+# --- one sheet -------------------------------------------------------------------------------------------------
+
+
+def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
+    copies = [noisy(draw(PANELS[0], 64), 0.02, seed) for seed in range(4)]
+    assert panel_statistics(prompt(), sheet(copies)).duplicates == 1.0
+    assert (
+        panel_statistics(prompt(), sheet([*copies[:2], draw(PANELS[1], 64), draw(PANELS[2], 64)])).duplicates == 1 / 6
+    )
+    for panel in PANELS:
+        for name, values in VALUES.items():
+            for value in set(values) - {getattr(panel, name)}:
+                pair = _pixels([draw(one, SIDE) for one in (panel, replace(panel, **{name: value}))])
+                assert np.sqrt(((pair[0] - pair[1]) ** 2).mean()) > SAME_DISTANCE
+
+
+@pytest.mark.parametrize("colour", ["black", "white", "grey", (20, 24, 40)])
+def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> None:
+    panel = noisy(Image.new("RGB", (64, 64), colour), 0.05)
+    look = panel_statistics(prompt(), sheet([panel] * 4))
+    assert (look.blank, look.duplicates) == (1.0, 1.0)
+
+
+def test_a_faint_drawing_is_blank_only_in_the_dark() -> None:
+    """Contrast between the two limits; and what is dark with more contrast is a night."""
+    stripes = np.tile([[-1.0, 1.0]], (SIDE, SIDE // 2))[None, :, :, None] * np.ones(3)
+    assert [bool(is_blank(mean + std * stripes)[0]) for mean, std in ((0.1, 0.06), (0.5, 0.06), (0.1, 0.09))] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_drawings_are_not_blank() -> None:
+    assert not is_blank(_pixels([draw(panel, SIDE) for panel in all_panels()[::7]])).any()
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
+    clean = [draw(panel, size) for panel in PANELS[:8]]
+    plain = np.mean([panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (clean[:4], clean[4:]))])
+    covered = [patterned(panel, period=period, amount=0.1) for panel in clean]
+    found = np.mean(
+        [panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (covered[:4], covered[4:]))]
+    )
+    assert found > plain + MonitorConfig().grid_artifact.at, (plain, found)
+
+
+def test_edges_textures_and_noise_are_no_lattice() -> None:
+    rng = np.random.default_rng(0)
+    for size in (32, 64, 128):
+        drawn = np.mean(grid_artifact_share(_pixels([draw(panel, size) for panel in PANELS]).mean(3)))
+        assert drawn < 0.04
+        assert grid_artifact_share(rng.random((1, size, size)))[0] < 0.02
+    soft = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).filter(ImageFilter.GaussianBlur(1))
+    assert grid_artifact_share(_pixels([soft]).mean(3))[0] < 0.02
+    assert grid_artifact_share(np.zeros((1, 64, 64))) == [0.0]
+
+
+# --- many sheets -----------------------------------------------------------------------------------------------
+
+
+def sets(count: int, *, same: bool = False) -> list[tuple[Prompt, Image.Image]]:
+    made = []
+    for number, one in enumerate(characters.character_prompts("train", count)):
+        panels = [Panel.parse(text) for text in one.panels]
+        if same:  # every set shows the first one's hero in the first one's place
+            panels = [replace(panel, palette="night", colour="red", prop="lamp") for panel in panels]
+        made.append((prompt(number), characters.draw_grid(panels, GRID, 32)))
+    return made
+
+
+def test_the_order_of_the_panels_changes_no_sign() -> None:
+    """Every panel counts alike: signs are of the set, and not of the panel that comes first."""
+    panels = [draw(panel, 32) for panel in PANELS[:3]]
+    panels.append(patterned(panels[0], period=3, amount=0.2))
+    shown = panel_statistics(prompt(), sheet(panels))
+    turned = panel_statistics(prompt(), sheet(panels[1:] + panels[:1]))
+    for field in fields(shown):
+        assert getattr(turned, field.name) == pytest.approx(getattr(shown, field.name)), field.name
+
+
+def test_one_picture_for_every_prompt_is_no_diversity() -> None:
+    healthy = diversity([panel_statistics(*one) for one in sets(24)])
+    alike = diversity([panel_statistics(*one) for one in sets(24, same=True)])
+    assert healthy is not None
+    assert alike is not None
+    assert alike < 0.5 * healthy
+    assert diversity([panel_statistics(*one) for one in sets(3)] * 4) is None, "three prompts are too few"
+
+
+def test_diversity_is_the_root_mean_squared_distance_of_pairs() -> None:
+    images = [panel_statistics(*one) for one in sets(5)]
+    pairs = combinations([np.array(image.thumbnail) for image in images], 2)
+    assert diversity(images) == pytest.approx(np.sqrt(np.mean([((a - b) ** 2).mean() for a, b in pairs])))
+
+
+def test_diversity_is_between_prompts_not_within() -> None:
+    image = sets(1)[0][1]
+    noise = [panel_statistics(prompt(number % 4), noisy(image, 0.3, number)) for number in range(16)]
+    assert diversity(noise) == pytest.approx(0, abs=0.05)
+
+
+def test_a_healthy_world_has_low_signs_of() -> None:
+    found = signs_of([panel_statistics(*one) for one in sets(24)])
+    assert found["duplicates"] < 0.02
+    assert found["blank"] == 0.0
+    assert found["grid_artifact"] < 0.05
+
+
+# --- over time -------------------------------------------------------------------------------------------------
+
+
+def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
+    watch = HackingMonitor({"duplicates": LimitConfig(at=0.2)}, average=2)
+    raised = [watch.update("epoch", {"monitor/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
+    alarm = raised[4][0]
+    assert (alarm.reference, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
+    assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
+
+
+def test_a_fall_is_a_share_of_the_best() -> None:
+    watch = HackingMonitor({"diversity": LimitConfig(at=0.4, action="stop"), "held_out": LimitConfig(at=0.2)})
+    first = {"monitor/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
+    assert watch.update("evaluation", first) == []
+    assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
+    alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
+    assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
+
+
+def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
+    watch = HackingMonitor({"held_out": LimitConfig(at=0.2), "blank": LimitConfig(at=0.1)}, average=2)
+    raised = [watch.update("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
+    assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
+    # A rise is one from the start, not from the lowest; means over two epochs: .2, .1, 0, .15, .3
+    raised = [watch.update("epoch", {"monitor/blank": value}) for value in (0.2, 0.2, 0.0, 0.0, 0.3, 0.3)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 0, 0]
+    assert len(watch.update("epoch", {"monitor/blank": 0.4})) == 1
+
+
+def test_training_and_evaluation_have_starts_of_their_own() -> None:
+    watch = HackingMonitor({"grid_artifact": LimitConfig(at=0.1)}, average=1)
+    assert watch.update("evaluation", {"monitor/grid_artifact": 0.0}) == []
+    assert watch.update("epoch", {"monitor/grid_artifact": 0.3}) == []
+    assert watch.update("epoch", {"monitor/grid_artifact": 0.35}) == []
+    assert len(watch.update("evaluation", {"monitor/grid_artifact": 0.35})) == 1
+
+
+def test_a_limit_that_is_off_raises_nothing() -> None:
+    watch = HackingMonitor({"blank": LimitConfig(at=0.1, action="off")}, average=1)
+    assert [watch.update("epoch", {"monitor/blank": value}) for value in (0.0, 1.0)] == [[], []]
+
+
+def test_a_resumed_watch_goes_on() -> None:
+    lines = [{"kind": "epoch", "epoch": n, "monitor/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
+    whole, resumed = (HackingMonitor({"blank": LimitConfig(at=0.1)}, average=2) for _ in range(2))
+    for line in lines:
+        expected = whole.update("epoch", line)
+    resumed.restore(lines[:-1])
+    assert resumed.update("epoch", lines[-1]) == expected
+    assert expected
+
+
+def test_the_config_s_watch_knows_every_sign() -> None:
+    assert set(HackingMonitor.of(MonitorConfig()).limits) == {
+        "duplicates",
+        "blank",
+        "grid_artifact",
+        "diversity",
+        "held_out",
+    }
+
+
+def test_what_the_log_holds_of_images() -> None:
+    blank = Image.new("RGB", (64, 64))
+    monitor = HackingMonitor({"blank": LimitConfig(at=0.1), "grid_artifact": LimitConfig(at=0.1)})
+    monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0, "monitor/grid_artifact": 0.0}])
+    signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
+    assert signs == {
+        "monitor/duplicates": 1.0,
+        "monitor/blank": 1.0,
+        "monitor/grid_artifact": 0.0,
+        "alarm/blank": 1.0,
+    }
+    assert [alarm.sign for alarm in raised] == ["blank"]

@@ -1,0 +1,140 @@
+"""The watch, leaks, and held-out rewards inside a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_runs import metrics, tiny_run
+from toy_world import ToyPolicy
+
+from pacorl.grpo import checkpoint
+from pacorl.grpo.monitor import HackingSuspectedError
+from pacorl.grpo.trainer import train_policy
+from pacorl.models.policies.flux import FluxPolicy
+
+OWN = """
+def brightness(prompts, images):
+    return [sum(image.convert("L").tobytes()) / image.width / image.height / 255 for image in images]
+
+def half_nan(prompts, images):
+    return [float("nan") if prompt.id % 2 else 0.5 for prompt in prompts]
+
+def raises(prompts, images):
+    raise KeyError("no such thing")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def dark_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy whose training images go dark after its first epoch, as a hacked one's do."""
+    decode, calls = ToyPolicy.decode, iter(range(10**6))
+
+    def dark(self: ToyPolicy, *args: object) -> list[Image.Image]:
+        images = decode(self, *args)  # type: ignore[arg-type]
+        return images if next(calls) < 3 else [Image.new("RGB", image.size, (8, 8, 12)) for image in images]
+
+    monkeypatch.setattr(ToyPolicy, "decode", dark)
+
+
+@pytest.mark.usefixtures("toy")
+def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
+    plain = train_policy(tiny_run([*small, "evaluation.every=0"]))
+    judge = "evaluation.judge={checkpoint: tiny, dtype: float32}"
+    rewards = f"evaluation.rewards=[{{name: panel_match}}, {{name: '{own}:brightness', label: light}}]"
+    held = train_policy(tiny_run([*small, f"out={plain.parent / 'held'}", judge, rewards]))
+    first, epoch, _ = metrics(held)
+    assert 0 < first["held_out/light"] < 1
+    assert 0 < first["held_out/panel_match"] < 1
+    assert not any(name.startswith("held_out") for name in epoch)
+    record = json.loads((held / "samples" / "evaluation-000000.jsonl").read_text().splitlines()[0])
+    assert set(record["held_out"]) == {"panel_match", "light"}
+    assert epoch["loss"] == metrics(plain)[1]["loss"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
+    folder = train_policy(tiny_run([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
+    assert [line["held_out/half_nan"] for line in metrics(folder, "evaluation")] == [0.5, 0.5]
+    records = map(json.loads, (folder / "samples" / "evaluation-000000.jsonl").read_text().splitlines())
+    assert sorted(str(record["held_out"]["half_nan"]) for record in records) == ["0.5", "None"]
+
+
+def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
+    for line in metrics(train_policy(tiny_run(small))):
+        assert {"monitor/duplicates", "monitor/blank", "monitor/grid_artifact"} <= set(line)
+        assert not any(name.startswith("alarm") for name in line)
+
+
+@pytest.mark.usefixtures("toy", "dark_from_epoch_two")
+def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        folder = train_policy(tiny_run([*small, "epochs=5", "evaluation.compare_sizes=false"]))
+    epochs = metrics(folder, "epoch")
+    assert ["alarm/blank" in line for line in epochs] == [False, False, False, True, True]
+    said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]
+    assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
+
+
+@pytest.mark.usefixtures("toy", "dark_from_epoch_two")
+def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
+    config = tiny_run([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
+    with pytest.raises(
+        HackingSuspectedError, match=r"stopped after epoch 4, and saved: blank went from 0\.667 to 1\.0"
+    ):
+        train_policy(config)
+    assert [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")] == ["step-000008"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("toy")
+def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
+    several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
+    # The least change of any sign raises an alarm.
+    limits = [f"monitor.{sign}.at=1e-9" for sign in ("diversity", "blank", "duplicates", "grid_artifact")]
+    settings = [*small, *several, *limits]
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
+    part = train_policy(tiny_run([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))
+    train_policy(tiny_run([*settings, f"out={part}", "epochs=9", "evaluation.every=0"]), resume=True)
+    signs = [
+        [{k: v for k, v in line.items() if k.startswith(("monitor/", "alarm/"))} for line in metrics(folder, "epoch")]
+        for folder in (whole, part)
+    ]
+    assert signs[0] == signs[1]
+    assert any(name.startswith("alarm/") for line in signs[0][1:] for name in line), "no alarm, so nothing is shown"
+
+
+@pytest.mark.usefixtures("toy")
+def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
+    with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):
+        train_policy(tiny_run(shared))
+    train_policy(tiny_run([*shared, "prompts.leaks=warn"]))
+    assert "3 of 3 training prompts are measured on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("{name: 'OWN:raises'}", "KeyError on prompt 0.*no such thing"),
+        ("{name: ocr}", "prompt 0 quotes no text"),
+        ("{name: consistency, args: {heat: 2}}", r"rewards\.consistency\.args: unknown argument 'heat'"),
+        ("{name: http, args: {url: 'http://127.0.0.1:9/', tries: 1}}", "'http' has no score for a trial image"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_named_before_anything_is_sampled(
+    small: list[str], own: Path, monkeypatch: pytest.MonkeyPatch, reward: str, message: str
+) -> None:
+    monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("sampled"))
+    with pytest.raises(ValueError, match=message):
+        train_policy(tiny_run([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))

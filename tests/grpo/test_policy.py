@@ -1,0 +1,273 @@
+"""The policy loop through its real doors, and what survives a stop."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import metrics, tiny_run
+from toy_world import toy_config, toy_world
+
+from pacorl.config.base import ConfigError
+from pacorl.core.advantages import advantages
+from pacorl.grpo import checkpoint, epoch
+from pacorl.grpo import trainer as loop
+from pacorl.grpo.policy_config import recipe
+from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.rewards.reward import score
+from pacorl.runtime.processes import Interrupted
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.checkpoints(folder / "checkpoints")[-1]
+    return {
+        f"{kind}/{name}": value
+        for kind in ("adapter", "average")
+        for name, value in load_file(newest / f"{kind}.safetensors").items()
+    }
+
+
+def same(first: Path, second: Path) -> bool:
+    """Bit for bit: metrics, adapter and its average."""
+    a, b = weights(first), weights(second)
+    return metrics(first) == metrics(second) and a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_one_epoch_through_the_command(small: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from pacorl.cli import app
+
+    result = CliRunner().invoke(app, ["train-policy", str(recipe()), *small])
+    assert result.exception is None, result.output
+    out = Path(small[-1].removeprefix("out="))
+    before, epoch, after = metrics(out)
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert epoch["ratio_deviation/1"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["samples/used"] == 1.0
+    assert epoch["step"] == 2
+    assert before["p_yes"] != after["p_yes"], "training changed nothing"
+    for made in ("config.yaml", "report.html", "adapter/adapter_model.safetensors", "samples/evaluation-000001.jsonl"):
+        assert (out / made).exists(), made
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> None:
+    first = train_policy(tiny_run([*small, f"out={tmp_path / 'first'}"]))
+    second = train_policy(tiny_run([*small, f"out={tmp_path / 'second'}"]))
+    other = train_policy(tiny_run([*small, f"out={tmp_path / 'third'}", "seed=7"]))
+    assert same(first, second)
+    assert metrics(first) != metrics(other)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
+    stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
+    draw_samples = epoch.draw_samples
+
+    def draw_and_kill(draw, *rest):  # type: ignore[no-untyped-def]
+        if draw.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw_samples(draw, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(epoch, "draw_samples", draw_and_kill)
+        with pytest.raises(Interrupted, match="--resume"):
+            train_policy(stopped)
+    assert len(metrics(stopped.out)) < len(metrics(whole))
+    train_policy(stopped, resume=True)
+    assert same(whole, stopped.out)
+
+
+def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers repeat their signal; the second one comes while the state is saved."""
+    config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
+    held: list[bool] = []
+    draw_samples, save = epoch.draw_samples, PolicyTrainer.save
+
+    def draw_and_stop(*arguments):  # type: ignore[no-untyped-def]
+        os.kill(os.getpid(), signal.SIGTERM)
+        return draw_samples(*arguments)
+
+    def save_and_look(trainer):  # type: ignore[no-untyped-def]
+        held.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        save(trainer)
+
+    monkeypatch.setattr(epoch, "draw_samples", draw_and_stop)
+    monkeypatch.setattr(PolicyTrainer, "save", save_and_look)
+    with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
+        train_policy(config)
+    assert held == [True]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
+    """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""
+    config = toy_config(tmp_path / "run", "epochs=4", "evaluation.every=1", "keep_checkpoints=9")
+    with toy_world():
+        train_policy(config)
+        expected = metrics(config.out)
+        assert [(line["kind"], line["epoch"]) for line in expected] == [("evaluation", 0)] + [
+            (kind, epoch) for epoch in (1, 2, 3, 4) for kind in ("epoch", "evaluation")
+        ]
+        for path in checkpoint.checkpoints(config.out / "checkpoints")[-lost:]:
+            shutil.rmtree(path)
+        train_policy(config, resume=True)
+    assert metrics(config.out) == expected
+
+
+def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
+    updates, update = [], epoch.update_policy
+
+    def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
+        updates.append((samples, values))
+        return update(policy_loss, samples, values, **rest)
+
+    monkeypatch.setattr(loop, "update_policy", kept)
+    config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
+    with toy_world():
+        training = PolicyTrainer(config)
+    training.run_epoch()
+    training.close()
+    weights = [reward.weight for reward in config.rewards]
+    for several in (updates[:2], updates[2:]):  # the updates of each inner epoch
+        rollouts = [rollout for samples, _ in several for rollout in samples.rollouts]
+        rows = [row for rollout in rollouts for row in rollout.row_B]
+        assert sorted(rows) == list(range(8))
+        assert sorted(row for samples, _ in several for nodes in samples.nodes for row in nodes.row_B) == sorted(rows)
+        prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
+        images = [image for rollout in rollouts for image in rollout.images]
+        own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
+        assert len(own.value_B.unique()) == 8
+        for _, values in several:
+            torch.testing.assert_close(values.value_B[rows], own.value_B)
+            assert values.used_B.all()
+
+
+@pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 2)])
+def test_epochs_share_neither_noise_nor_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, draws: int
+) -> None:
+    """Per sample a start and, for paths, a step; for endpoints a noise at each sigma of each of two inner epochs."""
+    config = toy_config(tmp_path / "run", f"objective.name={objective}", "objective.inner_epochs=2")
+    with toy_world():
+        training = PolicyTrainer(config)
+    seeds: list[int] = []
+    sampled: list[list[int]] = []
+    noise, draw_samples = training.policy.noise, epoch.draw_samples
+
+    def drawn(several, size):  # type: ignore[no-untyped-def]
+        seeds.extend(several)
+        return noise(several, size)
+
+    def noted(draw, rows, into):  # type: ignore[no-untyped-def]
+        sampled[-1].extend(row.prompt.id for row in rows)
+        return draw_samples(draw, rows, into)
+
+    monkeypatch.setattr(training.policy, "noise", drawn)
+    monkeypatch.setattr(epoch, "draw_samples", noted)
+    for _ in range(2):
+        sampled.append([])
+        training.run_epoch()
+    training.close()
+    assert len(seeds) == len(set(seeds)) == 2 * 8 * draws
+    assert not set(sampled[0]) & set(sampled[1])
+    assert sorted(sampled[0] + sampled[1]) == sorted(4 * list(range(4)))
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
+    config = tiny_run(small)
+    train_policy(config)
+    with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
+        train_policy(config)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run([*small, "epochs=2"])
+    written = checkpoint.save_file
+
+    def full(tensors, path):  # type: ignore[no-untyped-def]
+        if "step-000004" in str(path):
+            raise OSError(28, "No space left on device")
+        written(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(OSError, match=r"could not be written \(No space left.*make room"):
+            train_policy(config)
+    kept = checkpoint.checkpoints(config.out / "checkpoints")
+    assert [path.name for path in kept] == ["step-000002"]
+    assert not list((config.out / "checkpoints").glob(".*"))
+    train_policy(config, resume=True)
+    assert metrics(config.out)[-1]["epoch"] == 2
+
+
+@pytest.mark.usefixtures("toy")
+def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MAX_BAD_STEPS", 3)
+    config = tiny_run([*small, "epochs=3"])
+    update = epoch.update_policy
+
+    def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
+        found = update(learner, *args, **kwargs)
+        next(p for p in learner.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
+        return found
+
+    monkeypatch.setattr(loop, "update_policy", broken)
+    with pytest.raises(ValueError, match="3 optimizer steps in a row"):
+        train_policy(config)
+    assert metrics(config.out)[1]["skipped"] == 1.0
+    assert checkpoint.checkpoints(config.out / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards=[{name: beauty}]", "unknown reward 'beauty'; there are consistency"),
+        ("rewards=[{name: consistency, args: {heat: 3}}]", "unknown argument 'heat'; it takes temperature"),
+        ("sampling.size=[64, 60]", "size 64x60 must be a multiple of 8"),
+        ("sampling.batch=3", "do not divide into"),
+        ("prompts.train=nowhere.jsonl", r"nowhere\.jsonl"),
+        ("adapter.targets=[attn.nothing]", r"'attn\.nothing' matches no linear layer"),
+    ],
+)
+def test_what_cannot_run_is_refused(small: list[str], override: str, message: str) -> None:
+    with (
+        pytest.raises(ValueError, match=message)
+        if "nowhere" not in override
+        else pytest.raises((ValueError, OSError), match=message)
+    ):
+        train_policy(tiny_run([*small, override]))
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
+    config = tiny_run([*small, "save_every=1"])
+    train_policy(config)
+    with pytest.raises(ValueError, match=r"set adapter\.rank and targets as it was trained"):
+        train_policy(tiny_run([*small, "epochs=2", "adapter.rank=8"]), resume=True, allow_changes=True)
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
+    first = train_policy(tiny_run(small))
+    second = train_policy(tiny_run([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))
+    assert metrics(second)[0]["p_yes"] == metrics(first)[-1]["p_yes"]
+
+
+def test_config_errors_are_config_errors(small: list[str]) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        tiny_run([*small, "sampling.stepz=4"])

@@ -1,0 +1,204 @@
+"""The paper's recipes: what they say, that each can be planned, and that the tiny twin of each trains."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
+from fake_server import FakeServer
+
+from pacorl.config import base as configs
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import train_policy
+from pacorl.lab.plan.plan import plan_policy
+from pacorl.models.policies import POLICIES
+from pacorl.tiny.character_edits import character_edits, write_edits
+from pacorl.tiny.characters import vocabulary
+from tools import hardware
+
+FOLDER = Path(__file__).parents[2] / "configs"
+SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
+ON_ONE_CARD = ("_1gpu", "_16gb")
+KLEIN = ("klein_t2is_16gb", "klein_edit_16gb")
+RECIPES = [*(f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")), "flux_t2is_fast", *KLEIN]
+JUDGE = "PaCo-Reward-7B"
+
+
+def recipe(name: str, *overrides: str) -> PolicyConfig:
+    return configs.load(PolicyConfig, FOLDER / f"{name}.yaml", overrides)
+
+
+PAPER = {
+    "flux_t2is": ("flux", 512, 10, 0.7, (1,), {"consistency", "panel_clip_text"}),
+    "kontext_edit": ("kontext", 384, 8, 0.9, (1,), {"edit_consistency"}),
+    "qwen_edit": ("qwen_edit", 384, 10, 1.0, (1, 2, 3, 4), {"edit_consistency"}),
+}
+"""Kind, training size, steps, a, stochastic steps and rewards (arXiv 2512.04784, §7; steps of edits from the code)."""
+# Ours differ in the engine's settings, and in the generator.
+PAPER["flux_t2is_fast"] = PAPER["flux_t2is"]
+PAPER |= {ours: ("klein", *PAPER[name][1:]) for ours, name in zip(KLEIN, ("flux_t2is", "kontext_edit"), strict=True)}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_the_papers(name: str) -> None:
+    run = recipe(name)
+    kind, side, steps, noise, sde_steps, rewards = PAPER[name.removesuffix("_1gpu")]
+    assert (run.model.kind, run.model.checkpoint) == (kind, POLICIES[kind].published)
+    assert (run.sampling.size, run.evaluation.size) == ((side, side), (1024, 1024))
+    assert (run.sampling.steps, run.sampling.noise_level, run.sampling.sde_steps) == (steps, noise, sde_steps)
+    assert {reward.name for reward in run.rewards} == rewards
+    assert (run.optimizer.lr, run.objective.clip_range, run.objective.kl_weight, run.group_size) == (3e-4, 1e-4, 0, 16)
+    assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
+    assert run.out == Path("runs") / name
+    if kind != "qwen_edit":
+        assert run.model.guidance_scale == {"flux": 3.5, "kontext": 2.5, "klein": 4.0}[kind]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipes_average_holds_little_of_an_evaluation_ago(name: str) -> None:
+    """20 optimizer steps, 10 epochs of 2: what the adapter was then weighs at most .1 in what is evaluated now."""
+    run = recipe(name)
+    steps = run.evaluation.every * run.optimizer.updates_per_epoch
+    assert steps == 20
+    assert run.optimizer.ema_decay ** (steps // run.optimizer.ema_interval) <= 0.1
+    assert run.evaluation.compare_trained
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_divides_among_its_cards(name: str) -> None:
+    run, cards = recipe(name), 1 if name.endswith(ON_ONE_CARD) else 7
+    samples = run.prompts_per_epoch * run.group_size
+    assert samples % (run.sampling.batch * run.optimizer.updates_per_epoch * cards) == 0
+    assert run.judge.backend == ("local" if cards == 1 else "http")
+    assert cards == 1 or run.judge.model == JUDGE
+
+
+def test_the_fast_recipe_is_the_papers_with_the_engines_settings() -> None:
+    paper, fast = (recipe(name).model_dump() for name in ("flux_t2is", "flux_t2is_fast"))
+    assert {key for key in paper if paper[key] != fast[key]} == {"out", "sampling"}
+    changed = {key for key in paper["sampling"] if paper["sampling"][key] != fast["sampling"][key]}
+    assert changed == {"tree", "suffix", "batch"}
+
+
+@pytest.mark.parametrize(("name", "other"), [("t2is", "flux_t2is_fast"), ("edit", "kontext_edit_1gpu")])
+def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: str) -> None:
+    ours, theirs = (recipe(each).model_dump() for each in (f"klein_{name}_16gb", other))
+    for section in ("advantages", "objective", "optimizer", "evaluation", "group_size"):
+        assert ours[section] == theirs[section]
+    names, weights = (
+        [[reward[key] for reward in run["rewards"]] for run in (ours, theirs)] for key in ("name", "weight")
+    )
+    assert names[0] == names[1]
+    assert weights[0] == weights[1]
+    changed = {key for key in ours["sampling"] if ours["sampling"][key] != theirs["sampling"][key]}
+    assert changed <= {"tree", "suffix", "batch", "fuse_lora"}  # packed weights have no fused form
+    assert ours["memory"] == "low"
+    assert ours["prompts"] == {**theirs["prompts"], "evaluation_limit": 32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_be_planned(path: Path) -> None:
+    """As `--dry-run` does, wherever the weights are."""
+    run = configs.load(PolicyConfig, path)
+    found = plan_policy(run)
+    assert found.peak_bytes > 0
+    if path.stem in hardware.RECIPES:
+        page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
+        assert hardware.row(path.stem, run, found) in page, "python -m tools.hardware > docs/hardware.md"
+    if path.stem.endswith("_1gpu"):
+        assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"
+
+
+# --- tiny twins ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny checkpoints of the classes that the recipes name, and edits."""
+    folder = tmp_path_factory.mktemp("parts")
+    kontext_pipeline().save_pretrained(folder / "kontext")
+    qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    klein_pipeline().save_pretrained(folder / "klein")
+    save_clip(folder / "clip")
+    for split in ("train", "dev"):
+        write_edits(folder, character_edits(split, 2), name=split)
+    return folder
+
+
+def save_clip(folder: Path) -> None:
+    from transformers import CLIPConfig, CLIPModel
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from pacorl.models.twins import clip_tokenizer_of
+
+    tokenizer = clip_tokenizer_of(vocabulary())
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shared = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={**shared, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": 77},
+        vision_config={**shared, "image_size": 32, "patch_size": 8},
+        projection_dim=16,
+    )
+    for part in (CLIPModel(config), tokenizer, CLIPImageProcessorPil(size=32, crop_size=32)):
+        part.save_pretrained(folder)
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    with FakeServer(served=(JUDGE,)).running() as server:
+        yield server.url
+
+
+def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
+    """The recipe with everything small: one epoch of two groups of two at 64 pixels."""
+    kind, edits = PAPER[name.removesuffix("_1gpu")][0], "edit" in name
+    small: dict[str, Any] = {
+        "out": out,
+        "epochs": 1,
+        "prompts_per_epoch": 2,
+        "group_size": 2,
+        "trackers": "[]",
+        "model.checkpoint": "tiny" if kind == "flux" else parts / kind,
+        "model.dtype": "float32",
+        "adapter.rank": 2,
+        "adapter.alpha": 4,
+        "prompts.train": parts / "train.jsonl" if edits else "tiny:train:2",
+        "prompts.evaluation": parts / "dev.jsonl" if edits else "tiny:dev:2",
+        "sampling.size": "[64,64]",
+        "sampling.batch": 1,
+        "evaluation.size": "[96,96]",
+        "evaluation.steps": 2,
+        "evaluation.compare_sizes": "false",
+    }
+    if kind != "qwen_edit":
+        small["model.max_sequence_length"] = 144 if kind == "klein" else 48
+    if not edits:
+        clip = f"{{name: panel_clip_text, weight: 0.8, args: {{checkpoint: {parts / 'clip'}}}}}"
+        small["rewards"] = f"[{{name: consistency, weight: 0.2}}, {clip}]"
+    if name.endswith(ON_ONE_CARD):
+        small |= {"judge.checkpoint": "tiny", "judge.dtype": "float32"}
+    else:
+        small["judge.checkpoint"] = url
+    return recipe(name, *(f"{key}={value}" for key, value in small.items()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_path: Path, served: str) -> None:
+    run = twin(name, parts, tmp_path / "run", served)
+    train_policy(run)
+    before, epoch, after = (json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines())
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.sde_steps] == [0.0] * len(run.sampling.sde_steps)
+    assert epoch["samples/missing"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["step"] == 2
+    assert {f"trained/{reward.key}" for reward in run.rewards} <= set(after) - set(before)
+    assert ("judge/requests" in epoch) == (run.judge.backend == "http")
+    assert (run.out / "report.html").exists()
+    assert (run.out / "adapter" / "adapter_model.safetensors").exists()

@@ -1,0 +1,351 @@
+"""Sampling for training: seeds, shared starts, and the ratio before any update."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from toy_world import ToyPolicy
+
+from pacorl.core.objectives.diffusion_nft import DiffusionNft, lag
+from pacorl.core.objectives.grpo_clip import GrpoClip
+from pacorl.core.objectives.grpo_guard import GrpoGuard
+from pacorl.core.sampler import Sampler, Suffix, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.core.sde import Transition, log_prob
+from pacorl.core.sde.flow_sde import flow_sde
+from pacorl.core.solvers import Past, ab2
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import Draw, collect, sample_images, sigmas_of
+from pacorl.grpo.rows import Row
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.models.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
+from pacorl.models.lora.layers import FusedLora
+from pacorl.models.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
+
+PROMPTS = character_prompts("train", 4)
+OWN = Tree(seeds=2, branches=(1, 1))
+SHARED = Tree(seeds=1, branches=(2, 1))
+SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2), tree=OWN)
+
+
+@pytest.fixture(scope="module")
+def policy() -> FluxPolicy:
+    """A tiny FLUX with an adapter that does something."""
+    torch.manual_seed(0)
+    pipeline = tiny_flux(vocabulary())
+    for parameter in pipeline.transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    policy = FLUX.over(pipeline, max_sequence_length=48)
+    add_lora(policy.transformer, rank=4, alpha=8, targets=LORA_TARGETS)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value) * 0.05)
+    return policy
+
+
+def drawn(policy, rows, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, fused=None, batch=4):  # type: ignore[no-untyped-def]
+    """The samples of some rows."""
+    return collect(Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch, fused), rows)
+
+
+def finals(samples: Samples) -> torch.Tensor:
+    return torch.cat([rollout.final_BNC for rollout in samples.rollouts])
+
+
+def values(advantages: list[float], used: list[bool] | None = None) -> Advantages:
+    used_B = torch.tensor(used or [True] * len(advantages))
+    return Advantages(torch.tensor(advantages, dtype=torch.float64), used_B, {})
+
+
+def rows(count: int = 4, group: int = 2) -> list[Row]:
+    return [Row(PROMPTS[number // group], number) for number in range(count)]
+
+
+def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
+    together = drawn(policy, rows(), epoch=3)
+    alone = drawn(policy, rows()[2:3], epoch=3)
+    torch.testing.assert_close(finals(together)[2], finals(alone)[0], rtol=0, atol=1e-5)
+    for several, one in zip(together.nodes, alone.nodes, strict=True):
+        torch.testing.assert_close(several.log_prob_B[2], one.log_prob_B[0], rtol=0, atol=1e-5)
+    other = drawn(policy, rows()[2:3], epoch=4)
+    assert not torch.allclose(finals(other), finals(alone), atol=1e-2)
+
+
+def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
+    samples = drawn(policy, rows(), sampler=SAMPLER.model_copy(update={"tree": SHARED}))
+    first = [nodes for nodes in samples.nodes if nodes.level == 0]
+    assert [(nodes.row_B, nodes.node_B.tolist(), nodes.child_B.tolist()) for nodes in first] == [
+        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 2, 3])
+    ]
+    assert not torch.allclose(*first[0].latents_VNC, atol=1e-2)
+    final = finals(samples)
+    assert not torch.allclose(final[0], final[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_draw_has_its_own_noise(shared: bool) -> None:
+    """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
+    policy = ToyPolicy()
+    tree = Tree(1, (2, 1, 1)) if shared else Tree(2, (1, 1, 1))
+    sampler = Sampler(size=Size(32, 32), steps=4, sde_steps=(0, 1, 2), tree=tree, keeps_means=True)
+    cache, starts, steps = ConditioningCache(policy), [], []
+    for seed, epoch in product((1, 2), (0, 1, 2)):
+        for nodes in drawn(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch).nodes:
+            assert nodes.mean_VNC is not None
+            if nodes.level == 0:
+                starts.append(nodes.latents_VNC[nodes.node_B].flatten(1))
+            steps.append((nodes.next_latents_ENC[nodes.child_B] - nodes.mean_VNC[nodes.node_B]).flatten(1))
+    draws = torch.cat(starts + steps)
+    expected = torch.eye(len(draws), dtype=torch.bool)
+    if shared:
+        group = torch.arange(len(torch.cat(starts))) // 2
+        expected[: len(group), : len(group)] = group[:, None] == group
+    assert torch.equal(torch.corrcoef(draws) > 0.5, expected)
+
+
+def test_samples_are_what_a_loop_over_them_draws() -> None:
+    """Two groups, antithetic siblings, a step between the stochastic ones, and a suffix of two steps out of three."""
+    policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2), antithetic=True)
+    suffix = Suffix(solver="ab2", steps=2)
+    sampler = Sampler(size=size, steps=6, sde_steps=(0, 2), tree=tree, suffix=suffix)
+    samples = drawn(policy, rows(8, 4), sampler=sampler, seed=5, epoch=3)
+    sigmas = policy.sigmas(6, size).tolist()
+    for row, final in zip(rows(8, 4), finals(samples), strict=True):
+        conditioning = policy.collate(policy.encode([row.prompt], size))
+
+        def velocity(x: torch.Tensor, step: int, text: Conditioning = conditioning) -> torch.Tensor:
+            return policy.velocity(x, torch.tensor(sigmas[step : step + 1]), text, size)
+
+        x = policy.noise([seed_of(5, 3, "start", tree.node_of(row.number, 0))], size)
+        for level, step in enumerate(sampler.sde_steps):
+            transition = flow_sde(
+                x,
+                velocity(x, step),
+                sigma=sigmas[step],
+                sigma_next=sigmas[step + 1],
+                noise_level=sampler.noise_level,
+                sigma_max=sigmas[1],
+            )
+            draw, sign = tree.noise_of(tree.node_of(row.number, level + 1), level)
+            x = transition.mean_BNC + sign * transition.std * policy.noise([seed_of(5, 3, "step", step, draw)], size)
+            nodes = next(nodes for nodes in samples.nodes if nodes.level == level and row.number in nodes.row_B)
+            expected = log_prob(x, Transition(transition.mean_BNC, transition.std))[0]
+            torch.testing.assert_close(nodes.log_prob_B[nodes.row_B.index(row.number)], expected, rtol=1e-4, atol=1e-4)
+            if level == 0:
+                x = x + velocity(x, 1) * (sigmas[2] - sigmas[1])
+        past = None
+        for here, following in ((3, 5), (5, 6)):
+            now, length = velocity(x, here), sigmas[following] - sigmas[here]
+            x, past = ab2(x, now, length, past), Past(now, length)
+        torch.testing.assert_close(final, x[0], rtol=1e-4, atol=1e-4)
+
+
+class OwnSizes(ToyPolicy):
+    """Samples each prompt at the size of its record."""
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return prompt.size or size
+
+
+def test_images_keep_their_places_among_sizes() -> None:
+    policy, sizes = OwnSizes(), [Size(16, 16), Size(32, 16), Size(16, 16), Size(32, 16), Size(16, 16)]
+    prompts = [replace(PROMPTS[0], id=number, size=size) for number, size in enumerate(sizes)]
+    sampler, cache = Sampler(size=Size(8, 8), steps=2), ConditioningCache(policy)
+    images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(5), batch=2)
+    assert [Size(image.height, image.width) for image in images] == sizes
+
+
+class Counting:
+    """Counts the rows that pass through a policy's velocity."""
+
+    def __init__(self, policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        velocity = policy.velocity
+
+        def counted(x, *args):  # type: ignore[no-untyped-def]
+            self.rows.append(len(x))
+            return velocity(x, *args)
+
+        monkeypatch.setattr(policy, "velocity", counted)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (Tree(4, (1,)), (1,), 4, [4, 4, 4, 4]),
+        (Tree(4, (1,)), (1,), 2, [2, 2, 2, 2, 2, 2, 2, 2]),
+        (Tree(1, (4,)), (2,), 4, [1, 1, 1, 4]),
+        (Tree(1, (4,)), (2,), 1, [1, 1, 1, 1, 1, 1, 1]),
+        (Tree(2, (2,)), (0,), 4, [2, 4, 4, 4]),
+        (Tree(2, (2,)), (0,), 1, [1, 1, *[1] * 12]),
+        (Tree(1, (2, 2)), (0, 2), 4, [1, 2, 2, 4]),
+        (Tree(1, (2, 2)), (0, 1), 2, [1, 1, 1, 2, 2, 2, 2]),
+        (Tree(2, (1, 2)), (1, 2), 4, [2, 2, 2, 4]),
+    ],
+)
+def test_each_distinct_latent_passes_once(
+    policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch, case: tuple[Tree, tuple[int, ...], int, list[int]]
+) -> None:
+    """Rows of each forward: in sampling, and in training one forward and one backward per node."""
+    tree, sde_steps, batch, forwards = case
+    counting = Counting(policy, monkeypatch)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=sde_steps, tree=tree)
+    cache = ConditioningCache(policy)
+    samples = drawn(policy, [Row(PROMPTS[0], number) for number in range(4)], sampler=sampler, cache=cache, batch=batch)
+    assert counting.rows == forwards
+    counting.rows.clear()
+    loss = PolicyLoss(policy, sampler, cache, GrpoClip())
+    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
+    assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
+    assert len(counting.rows) == len(samples.nodes)
+    assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
+
+
+@pytest.mark.parametrize(
+    ("tree", "steps", "suffix", "latents"),
+    [
+        (Tree(16, (1,)), 10, Suffix(), 10 * 16),
+        (Tree(1, (16,)), 10, Suffix(), 8 * 16 + 2),
+        (Tree(1, (16,)), 10, Suffix(steps=4), 4 * 16 + 2),
+        (Tree(1, (16,)), 10, Suffix(steps=4, solver="ab2"), 4 * 16 + 2),
+        (Tree(4, (4,)), 10, Suffix(steps=4), 4 * 16 + 4 * 2),
+        (Tree(1, (12,)), 6, Suffix(steps=2, solver="ab2"), 2 * 12 + 2),
+    ],
+    ids=str,
+)
+def test_a_suffix_costs_what_it_computes(
+    policy: FluxPolicy, tree: Tree, steps: int, suffix: Suffix, latents: int
+) -> None:
+    """Latents that pass the transformer's blocks for a group, with step 1 stochastic."""
+    computed: list[int] = []
+    attention = policy.transformer.single_transformer_blocks[-1].attn.to_v
+    handle = attention.register_forward_hook(lambda module, args, output: computed.append(len(output)))
+    sampler = Sampler(size=Size(32, 32), steps=steps, sde_steps=(1,), tree=tree, suffix=suffix)
+    drawn(policy, [Row(PROMPTS[0], number) for number in range(tree.group_size)], sampler=sampler, batch=4)
+    handle.remove()
+    assert sum(computed) == latents
+
+
+@pytest.mark.parametrize("suffix", [Suffix(steps=1), Suffix(steps=2, solver="ab2")])
+def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Suffix) -> None:
+    full, cache = SAMPLER.model_copy(update={"sde_steps": (0, 1), "tree": SHARED}), ConditioningCache(policy)
+    cheap = full.model_copy(update={"suffix": suffix})
+    exact, samples = drawn(policy, rows(), sampler=full), drawn(policy, rows(), sampler=cheap, cache=cache)
+    for one, other in zip(exact.nodes, samples.nodes, strict=True):
+        assert torch.equal(one.next_latents_ENC, other.next_latents_ENC)
+        assert torch.equal(one.log_prob_B, other.log_prob_B)
+    loss = PolicyLoss(policy, cheap, cache, GrpoClip())
+    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
+    assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
+
+
+def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
+    before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    cache = ConditioningCache(policy)
+    plain = finals(drawn(policy, rows(), cache=cache))
+    fused = finals(drawn(policy, rows(), cache=cache, fused=FusedLora(policy.transformer)))
+    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5)
+    assert not torch.equal(fused, plain), "one product rounds otherwise than three"
+    after = policy.transformer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with adapter_off(policy.transformer):
+        base = finals(drawn(policy, rows(), cache=cache))
+    assert not torch.allclose(base, plain, atol=1e-3), "the adapter changes nothing here"
+
+
+def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
+    prompt = PROMPTS[0]
+    own = Sampler(size=Size(64, 64), steps=4)
+    shifted = Sampler(size=Size(64, 64), steps=4, shift_size=Size(128, 128))
+    assert torch.equal(sigmas_of(policy, shifted, prompt), policy.sigmas(4, Size(128, 128)))
+    assert (sigmas_of(policy, shifted, prompt)[1:-1] > sigmas_of(policy, own, prompt)[1:-1]).all()
+
+
+def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False, tree=OWN)
+    cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
+    samples = drawn(policy, rows(), sampler=sampler, cache=cache)
+    assert not samples.nodes
+    learner = PolicyLoss(policy, sampler, cache, DiffusionNft(beta=0.1, kl_weight=0.1), old=old)
+    advantages = values([5.0, -5.0, 1.0, 0.0], [True, True, True, False])
+    before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
+    policy.transformer.zero_grad()
+    metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
+    assert metrics["velocity_change"] == 0.0
+    assert metrics["kl"] > 0
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(policy.transformer).items())
+    assert sum(p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None) > 0
+
+
+def test_the_sampling_copy_lags_behind_as_published(policy: FluxPolicy) -> None:
+    old = OldPolicy(policy.transformer)
+    first = {name: value.clone() for name, value in old.state.items()}
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(1.0)
+    for step, share in ((100, 0.9), (5000, 0.5)):
+        old.load(first)
+        old.follow(lag(step))
+        for name, value in old.state.items():
+            torch.testing.assert_close(value, first[name] + share)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.sub_(1.0)
+
+
+def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = policy.encode
+    monkeypatch.setattr(policy, "encode", lambda prompts, size: encoded.append(len(prompts)) or encode(prompts, size))
+    cache = ConditioningCache(policy)
+    for epoch in range(3):
+        drawn(policy, rows(), cache=cache, epoch=epoch)
+    assert sum(encoded) == 2
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
+@pytest.mark.parametrize("tree", [OWN, SHARED, Tree(1, (2, 1), antithetic=True)])
+def test_before_an_update_the_ratio_is_exactly_one(
+    policy: FluxPolicy, checkpointing: bool, kernel: str, tree: Tree
+) -> None:
+    """Also where the adapter was in the weights at the steps without noise."""
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), sde_type=kernel, keeps_means=True, tree=tree)
+    toggle = (
+        policy.transformer.enable_gradient_checkpointing
+        if checkpointing
+        else policy.transformer.disable_gradient_checkpointing
+    )
+    toggle()
+    policy.transformer.train()
+    cache = ConditioningCache(policy)
+    merged = FusedLora(policy.transformer)
+    samples, advantages = drawn(policy, rows(), sampler=sampler, cache=cache, fused=merged), values([1.0, -1.0, 0.5, 2])
+    for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
+        policy.transformer.zero_grad()
+        learner = PolicyLoss(policy, sampler, cache, options)
+        metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
+        assert metrics["ratio_deviation/0"] == 0.0
+        assert metrics["ratio_deviation/2"] == 0.0
+        norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]
+        assert len(norms) == len(adapter_state(policy.transformer))
+        assert sum(norms) > 0
+
+
+def test_a_process_may_lack_the_sample_that_names_a_node(policy: FluxPolicy) -> None:
+    sampler = SAMPLER.model_copy(update={"tree": Tree(1, (4, 1))})
+    numbered = [Row(PROMPTS[0], number) for number in range(4)]
+    whole, half = (finals(drawn(policy, share, sampler=sampler)) for share in (numbered, numbered[2:]))
+    torch.testing.assert_close(half, whole[2:], rtol=0, atol=1e-5)
+
+
+def test_seeds_are_what_they_were() -> None:
+    assert seed_of(42, 0, "start", 7) == seed_of(42, 0, "start", 7) < 2**63
+    assert len({seed_of(42, epoch, "start", row) for epoch in range(10) for row in range(100)}) == 1000

@@ -1,0 +1,89 @@
+"""Rows of an epoch: their order, and how they are dealt to updates, processes and batches."""
+
+from functools import partial
+from itertools import product
+
+import pytest
+
+from pacorl.core.sampler import Tree
+from pacorl.grpo.rows import Row, assign_rows, check_mixed_sizes, epoch_rows, one_size_batches
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Prompt, Size
+
+PROMPTS = character_prompts("train", 4)
+
+
+def test_epochs_use_every_prompt_before_one_comes_again() -> None:
+    prompts = character_prompts("train", 6)
+    drawn = [
+        row.prompt.id for epoch in range(3) for row in epoch_rows(prompts, epoch=epoch, count=2, group_size=3, seed=0)
+    ]
+    assert sorted(drawn) == sorted(3 * list(range(6)))
+    assert [row.number for row in epoch_rows(prompts, epoch=1, count=2, group_size=3, seed=0)] == list(range(6))
+
+
+def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
+    prompts = character_prompts("train", 12)
+    orders = {
+        tuple(row.prompt.id for row in epoch_rows(prompts, epoch=turn, count=12, group_size=1, seed=seed))
+        for seed, turn in product((0, 1), range(4))
+    }
+    assert len(orders) == 8
+    assert all(sorted(order) == list(range(12)) for order in orders)
+
+
+def test_batches_do_not_depend_on_the_number_of_processes() -> None:
+    numbered = [Row(PROMPTS[0], number) for number in range(24)]
+    cut = partial(assign_rows, numbered, tree=Tree(24, (1,)), batch=3, updates=2)
+    alone = cut(world=1, rank=0)
+    for update in range(2):
+        dealt = [
+            assign_rows(numbered, tree=Tree(24, (1,)), batch=3, updates=2, world=2, rank=rank)[update]
+            for rank in range(2)
+        ]
+        together = sorted([[row.number for row in batch] for part in dealt for batch in part])
+        assert together == sorted([row.number for row in batch] for batch in alone[update])
+
+
+def test_processes_deal_whole_subtrees_if_these_divide() -> None:
+    """If not, a node whose samples lie on several processes is one unit on each; updates have the same rows anyway."""
+    numbered = [Row(PROMPTS[0], number) for number in range(24)]
+    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2)
+    assert [[len(unit) for unit in update] for update in cut(world=1, rank=0)] == [[6, 6], [6, 6]]
+    assert [[row.number for row in unit] for unit in cut(world=2, rank=1)[0]] == [[12, 13, 14, 15, 16, 17]]
+    thirds = [cut(world=3, rank=rank)[1] for rank in range(3)]
+    assert [[[row.number for row in unit] for unit in units] for units in thirds] == [
+        [[6, 7], [18, 19]],
+        [[8, 9], [20, 21]],
+        [[10, 11], [22, 23]],
+    ]
+    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
+    assert [len(unit) for unit in joined()[0]] == [4, 4]
+    assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]
+    with pytest.raises(ValueError, match="cut through subtrees of 3 samples"):
+        assign_rows(numbered, tree=Tree(4, (3, 1)), batch=4, updates=1, world=3, rank=0, sharded=True)
+
+
+def test_groups_that_do_not_divide_name_what_would() -> None:
+    with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
+        assign_rows([Row(PROMPTS[0], n) for n in range(24)], tree=Tree(2, (1, 1)), batch=5, updates=2, world=2, rank=0)
+
+
+class TwoSizes:
+    """A policy whose prompts are painted at sizes of their own."""
+
+    def __init__(self, sizes: list[Size]) -> None:
+        self._sizes = {prompt.id: size for prompt, size in zip(PROMPTS, sizes, strict=True)}
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return self._sizes[prompt.id]
+
+
+def test_batches_hold_one_size() -> None:
+    wide, tall = Size(32, 64), Size(64, 32)
+    mixed = TwoSizes([wide, tall, wide, wide])
+    assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
+    check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
+    check_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
+    with pytest.raises(ValueError, match=r"sampled at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
+        check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)

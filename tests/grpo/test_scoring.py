@@ -1,0 +1,297 @@
+"""Scores beside sampling: the same as after it, under the same modes, and faults that come through."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from toy_world import ToyJudge
+
+from pacorl.grpo.monitor import panel_statistics
+from pacorl.grpo.rows import Row
+from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
+from pacorl.judge.judge import Counters, Judge
+from pacorl.rewards.http import HttpScorer
+from pacorl.rewards.reward import RewardError
+from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.workers import CallTimeout
+from pacorl.types import Prompt, Rollout, Size
+
+PROMPTS = [Prompt(number, f"prompt {number}") for number in range(4)]
+
+
+def rollout(rows: Sequence[int]) -> Rollout:
+    return Rollout(
+        prompts=[PROMPTS[row % 4] for row in rows],
+        row_B=list(rows),
+        size=Size(4, 4),
+        sigmas_T=torch.tensor([1.0, 0.0]),
+        final_BNC=torch.empty(len(rows), 1, 1),
+        images=[Image.new("RGB", (4, 4), (row, 0, 0)) for row in rows],
+    )
+
+
+class Redness:
+    """Remembers under what it was called."""
+
+    def __init__(self, scores: Any = None) -> None:
+        self.calls: list[list[int]] = []
+        self.modes: list[tuple[bool, bool, torch.dtype, str]] = []
+        self.last_error = ""
+        self.begun = threading.Event()
+        self._scores = scores
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+        red = [image.getpixel((0, 0))[0] for image in images]  # type: ignore[index]
+        self.calls.append(red)
+        self.modes.append(
+            (
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_autocast_dtype("cpu"),
+                threading.current_thread().name,
+            )
+        )
+        self.begun.set()
+        return self._scores(red) if self._scores else [float(value) for value in red]
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
+    red, double = Redness(), Redness(lambda values: [2.0 * value for value in values])
+    with Scorer({"red": red, "double": double}, overlap=side) as scorer:
+        scorer.submit(rollout([4, 5]))
+        scorer.submit(rollout([0, 1, 2]))
+        assert scorer.results() == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
+        assert scorer.results() == {}
+    assert red.calls == double.calls == [[4, 5], [0, 1, 2]]
+
+
+def test_scoring_begins_before_results_are_asked_for() -> None:
+    red = Redness()
+    with Scorer({"red": red}, overlap=True) as scorer:
+        scorer.submit(rollout([1]))
+        assert red.begun.wait(10)
+        assert red.modes[0][3].startswith("pacorl-reward")
+    late = Redness()
+    with Scorer({"red": late}, overlap=False) as scorer:
+        scorer.submit(rollout([1]))
+        assert not late.calls
+        scorer.results()
+    assert late.modes[0][3].startswith("pacorl-reward"), "a call that hangs must not hang the main thread"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("side", [True, False])
+def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool, dtype: torch.dtype) -> None:
+    red = Redness()
+    with Scorer({"red": red}, overlap=side) as scorer:
+        scorer.submit(rollout([1]))
+        with torch.autocast("cpu", dtype=dtype):
+            scorer.submit(rollout([2]))
+        scorer.results()
+    (plain, cast) = red.modes
+    assert plain[:2] == (True, False)
+    assert cast[:3] == (True, True, dtype)
+
+
+def test_missing_and_not_finite_are_told_apart() -> None:
+    with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True) as scorer:
+        scorer.submit(rollout([0, 1, 2]))
+        found = scorer.results()
+    assert found[0] == [None]
+    assert math.isnan(found[1][0] or 0.0)
+    assert found[2] == [1.0]
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
+    with Scorer({"red": Redness(lambda values: [1.0])}, overlap=side) as scorer:
+        scorer.submit(rollout([0, 1]))
+        with pytest.raises(RewardError, match="'red' returned 1 scores for 2 images"):
+            scorer.results()
+
+
+def test_nobody_waits_for_more_once_too_many_scores_are_missing() -> None:
+    red = Redness(lambda values: [None] * len(values))
+    with Scorer({"red": red}, overlap=False, max_missing=3) as scorer:
+        for row in range(0, 12, 2):
+            scorer.submit(rollout([row, row + 1]))
+        assert scorer.results() == {row: [None] for row in range(12)}
+        assert len(red.calls) == 2
+        assert scorer.last_error() == "8 samples were not waited for"
+
+
+def test_scores_that_any_reward_lacks_are_counted() -> None:
+    red, none = Redness(), Redness(lambda values: [None] * len(values))
+    with Scorer({"red": red, "none": none}, overlap=False, max_missing=3) as scorer:
+        for row in range(0, 12, 2):
+            scorer.submit(rollout([row, row + 1]))
+        scorer.results()
+        assert len(red.calls) == len(none.calls) == 2
+
+
+def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
+    together, most = [], []
+
+    def slow(values: list[float]) -> list[float]:
+        together.append(values)
+        most.append(len(together))
+        time.sleep(0.01)
+        together.remove(values)
+        return values
+
+    with Scorer({"one": Redness(slow), "other": Redness(slow)}, overlap=True) as scorer:
+        for row in range(4):
+            scorer.submit(rollout([row]))
+        scorer.results()
+    assert most == [1] * 8
+
+
+def test_a_missing_score_is_invalid_and_a_row_is_of_its_prompts_group() -> None:
+    rows = [Row(PROMPTS[2], 4), Row(PROMPTS[1], 7), Row(PROMPTS[2], 5)]
+    table = reward_table({4: [None, 1.0], 5: [0.25, 2.0], 7: [0.5, math.nan]}, rows, names=("red", "double"))
+    assert table.valid_RB.tolist() == [[False, True, True], [True, False, True]]
+    assert table.score_RB[:, 2].tolist() == [0.25, 2.0]
+    assert table.group_B.tolist() == [2, 1, 2]
+
+
+def test_reasons_are_gathered() -> None:
+    red = Redness()
+    red.last_error = "the server said 503"
+    with Scorer({"red": red, "other": Redness()}, overlap=False) as scorer:
+        assert scorer.last_error() == "red: the server said 503"
+
+
+def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert not overlaps("auto", in_process=True, device=cpu)
+    assert overlaps("auto", in_process=False, device=cpu)
+    assert overlaps("auto", in_process=True, device=torch.device("cuda"))
+    assert overlaps(True, in_process=True, device=cpu)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    assert overlaps("auto", in_process=True, device=cpu)
+    assert not overlaps(False, in_process=True, device=cpu)
+
+
+class NotedImage:
+    """An image that remembers in which thread it was looked at."""
+
+    def __init__(self, red: int) -> None:
+        self.image, self.threads = Image.new("RGB", (8, 8), (red, 0, 0)), list[str]()
+
+    def convert(self, mode: str) -> Image.Image:
+        self.threads.append(threading.current_thread().name)
+        return self.image.convert(mode)
+
+
+@pytest.mark.parametrize(("side", "thread"), [(True, "pacorl-monitor"), (False, threading.main_thread().name)])
+def test_the_monitor_measures_beside_sampling(side: bool, thread: str) -> None:
+    first, second = rollout([4, 5]), rollout([0])
+    for batch in (first, second):
+        batch.images = [NotedImage(row) for row in batch.row_B]  # type: ignore[misc]
+    with Scorer({}, overlap=side, monitored=True) as scorer:
+        scorer.submit(first)
+        scorer.submit(second)
+        statistics = scorer.statistics()
+    images = [*first.images, *second.images]
+    assert all(name.startswith(thread) for image in images for name in image.threads)  # type: ignore[attr-defined]
+    prompts = [*first.prompts, *second.prompts]
+    assert statistics == [panel_statistics(p, i.image) for p, i in zip(prompts, images, strict=True)]  # type: ignore[attr-defined]
+    with Scorer({}, overlap=side) as scorer:
+        scorer.submit(first)
+        assert scorer.statistics() == []
+
+
+class Later:
+    """Gives its scores at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+        raise AssertionError("a reward that is deferred is not called")
+
+    def begin(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> Any:
+        def look() -> list[float] | None:
+            self.looks += 1
+            return [0.25] * len(images) if self.looks > 2 else None
+
+        return look
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_scores_that_come_later_are_waited_for_until_the_run_is_told_to_stop(overlap: bool) -> None:
+    looks: list[int] = []
+    with Scorer({"later": Later()}, overlap=overlap, check_stop=lambda: looks.append(1)) as scorer:
+        scorer.submit(rollout([0, 1]))
+        assert scorer.results() == {0: [0.25], 1: [0.25]}
+    assert len(looks) == 2
+
+    with Scorer({"later": Later()}, overlap=overlap, check_stop=told_to_stop) as scorer:
+        scorer.submit(rollout([0]))
+        with pytest.raises(InterruptedError):
+            scorer.results()
+
+
+def told_to_stop() -> None:
+    raise InterruptedError("told to stop")
+
+
+@pytest.fixture
+def never() -> Iterator[Redness]:
+    """A reward that scores its first image and returns nothing for the second until the test is over."""
+    over = threading.Event()
+    yield Redness(lambda values: values if values[0] == 0 else over.wait() and values)
+    over.set()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_reward_that_does_not_return_is_named_with_its_batch_and_limit(never: Redness, overlap: bool) -> None:
+    with Scorer({"never": never}, overlap=overlap, timeout=0.3) as scorer:
+        scorer.submit(rollout([0]))
+        scorer.submit(rollout([1]))
+        with pytest.raises(
+            CallTimeout, match=r"^reward never \(batch 2: prompt 1, 'prompt 1'\) has not .* 0\.3 s; mend"
+        ):
+            scorer.results()
+    assert issubclass(CallTimeout, Interrupted), "the run saves, and ends with exit code 75"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_signal_ends_the_wait_for_a_reward(never: Redness, overlap: bool) -> None:
+    with Scorer({"never": never}, overlap=overlap, check_stop=told_to_stop) as scorer:
+        scorer.submit(rollout([1]))
+        with pytest.raises(InterruptedError):
+            scorer.results()
+
+
+def test_services_keep_their_own_time_limits() -> None:
+    class Asking(Redness):
+        judge: Judge
+
+    assert time_limit(Redness(), 3.0) == 3.0
+    assert time_limit(HttpScorer("http://127.0.0.1:1"), 3.0) == math.inf
+    asking = Asking()
+    asking.judge = ToyJudge()
+    assert time_limit(asking, 3.0) == 3.0, "a judge of this process may hang as well"
+    asking.judge = ToyService()
+    assert time_limit(asking, 3.0) == math.inf
+
+
+class ToyService(ToyJudge):
+    """A judge elsewhere."""
+
+    counters = Counters()
+
+    def close(self) -> None: ...

@@ -1,0 +1,149 @@
+"""What a run keeps, where it ends, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import metrics, tiny_run
+
+from pacorl.grpo.start import CHECKPOINT, checkpoints
+from pacorl.grpo.trainer import train_policy
+from pacorl.io.files import own_folder
+from pacorl.models.lora.formats import read_lora
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("toy")
+def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "epochs=9", "max_steps=5", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
+    config = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
+    train_policy(config)
+    lines = metrics(config.out)
+
+    # Two updates an epoch: the third epoch ends after one.
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["step"] for line in epochs] == [2, 4, 5]
+    folder = config.out / "checkpoints"
+    assert [path.name for path in checkpoints(folder)] == ["step-000002", "step-000004", "step-000005"]
+    peak = config.optimizer.lr
+    assert epochs[0]["lr"] == pytest.approx(0.75 * peak)  # the mean of the two of the rise
+    assert epochs[-1]["lr"] == pytest.approx(0.25 * peak)  # step 4 of 5, two thirds down the cosine
+
+    # The best is the one whose evaluation says so, by the weighted sum of the rewards.
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"]]
+    scores = {line["step"]: sum(r.weight * line[r.key] for r in config.rewards) for line in evaluations}
+    best = json.loads((folder / "best.json").read_text())
+    assert best["score"] == pytest.approx(max(scores.values()))
+    assert scores[int(best["checkpoint"].removeprefix("step-"))] == max(scores.values())
+
+    # The averaged adapter goes with each checkpoint, and the newest lies in adapter/.
+    newest = read_lora(folder / "step-000005" / "lora").state
+    published = read_lora(config.out / "adapter").state
+    assert all(torch.equal(published[name], value) for name, value in newest.items())
+
+    # From an earlier checkpoint the same run comes again; later ones are given up.
+    train_policy(config, resume=folder / "step-000002")
+    assert metrics(config.out) == lines
+    assert [path.name for path in checkpoints(folder)][-1] == "step-000005"
+
+    # Another folder may go on from it too.
+    other = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2", f"out={tmp_path / 'other'}"])
+    train_policy(other, resume=str(folder / "step-000004"))
+    assert metrics(other.out)[-1] == lines[-1]
+
+    with pytest.raises(ValueError, match=r"is not a checkpoint .*the run has step-000002, step-000004"):
+        train_policy(config, resume=folder / "step-000003")
+    with pytest.raises(ValueError, match="holds a run already"):
+        train_policy(config, resume=other.out / "checkpoints" / "step-000005")
+
+
+@pytest.mark.usefixtures("toy")
+def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
+    config = tiny_run([*small, "best_by=p_yes"])
+    train_policy(config, resume="auto")
+    assert json.loads((config.out / "checkpoints" / "best.json").read_text())["best_by"] == "p_yes"
+
+
+class Disk:
+    """What of a folder would be there after a power cut: flushed contents under flushed names."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.contents, self.names, self.lost_at = folder, {}, {}, {}
+        flush, rename = os.fsync, Path.rename
+
+        def watched_flush(handle: int) -> None:
+            flush(handle)
+            status = os.fstat(handle)
+            if stat.S_ISDIR(status.st_mode):
+                self.names[status.st_ino] = set(os.listdir(f"/proc/self/fd/{handle}"))
+            else:
+                self.contents[status.st_ino] = (status.st_size, status.st_mtime_ns)
+
+        def watched_rename(path: Path, target: Path) -> Path:
+            if CHECKPOINT.fullmatch(target.name):
+                # The name that the rename takes away need not be on the disk.
+                self.lost_at[target.name] = [name for name in self.lost() if self.folder / name != path]
+            return rename(path, target)
+
+        monkeypatch.setattr(os, "fsync", watched_flush)
+        monkeypatch.setattr(Path, "rename", watched_rename)
+
+    def lost(self) -> list[str]:
+        """The files and folders that would be missing, or not what they are."""
+        lost = []
+        for path in self.folder.rglob("*"):
+            status = path.stat()
+            whole = path.is_dir() or self.contents.get(status.st_ino) == (status.st_size, status.st_mtime_ns)
+            if not whole or path.name not in self.names.get(path.parent.stat().st_ino, ()):
+                lost.append(path.relative_to(self.folder).as_posix())
+        # A resumed run encodes its prompts again.
+        return [name for name in lost if name != ".lock" and not name.startswith("conditionings")]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_power_cut_after_a_checkpoint_takes_nothing_that_it_counts(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run([*small, "save_every=1", "trackers=[]"])
+    disk = Disk(config.out, monkeypatch)
+    train_policy(config)
+    assert disk.lost_at == {path.name: [] for path in checkpoints(config.out / "checkpoints")}
+    assert disk.lost() == []
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_resumed_run_says_in_its_log_what_changed(small: list[str]) -> None:
+    config = tiny_run(small)
+    train_policy(config)
+    settings = [*small, f"out={config.out}", f"epochs={config.epochs + 1}", "optimizer.lr=0.5"]
+    with pytest.raises(
+        ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-changes"
+    ):
+        train_policy(tiny_run(settings), resume="auto")
+    train_policy(tiny_run(settings), resume="auto", allow_changes=True)
+    (line,) = metrics(config.out, "changes")
+    assert line["epoch"] == config.epochs
+    assert line["changes"] == {"epochs": [config.epochs, config.epochs + 1], "optimizer.lr": [config.optimizer.lr, 0.5]}
+
+
+def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:
+    config = tiny_run(small)
+    with own_folder(config.out), pytest.raises(ValueError, match=rf"is being written by process {os.getpid()} on "):
+        train_policy(config, resume="auto")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_measure_that_no_evaluation_has(small: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"best_by 'beauty' is no measure of the evaluation; it has reward, consist"):
+        train_policy(tiny_run([*small, "best_by=beauty"]))
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_does_not_divide_says_what_would(small: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"8 samples .*batches of 1, 2, 4; or 6 or 12 samples .* would"):
+        train_policy(tiny_run([*small, "sampling.batch=3"]))

@@ -1,0 +1,244 @@
+"""What an epoch does to the trainer's state, and what a checkpoint brings back of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import metrics
+from toy_world import toy_config, toy_world
+
+from pacorl import PolicyTrainer
+from pacorl.config.base import ConfigError
+from pacorl.core.objectives.diffusion_nft import lag
+from pacorl.grpo.builders import RunJudges
+from pacorl.models.lora.adapters import adapter_state
+from pacorl.models.lora.formats import read_lora
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from pacorl.types import Prompt
+
+RED = ("rewards=[{name: red}]", "best_by=red", "optimizer.lr=0.1")
+Weights = dict[str, "Tensor"]
+
+
+def red(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    return [float(image.getpixel((0, 0))[0]) for image in images]  # type: ignore[index]
+
+
+def absent(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    return [None] * len(images) if len(images) > 1 else [0.0]  # a trial image has a score
+
+
+def trainer(folder: Path, *settings: str, resume: bool = False, **rewards: object) -> PolicyTrainer:
+    """A toy run with a reward that is a function; its folder's lock is given up."""
+    with toy_world():
+        made = PolicyTrainer(toy_config(folder, *RED, *settings), resume=resume, rewards={"red": red} | rewards)  # type: ignore[arg-type]
+    made._folder.close()  # `close` would also take the encoded prompts away
+    return made
+
+
+def copied(state: Mapping[str, Tensor]) -> Weights:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def between(first: Mapping[str, Tensor], second: Mapping[str, Tensor], share: float) -> Weights:
+    """first + share·(second − first)."""
+    return {name: value + share * (second[name] - value) for name, value in first.items()}
+
+
+def assert_equal(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, within: float = 0.0) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=within)
+
+
+def test_the_average_follows_the_first_step_with_a_tenth_of_its_start(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run", "optimizer.updates_per_epoch=1")
+    start = copied(made.average.state)
+    made.run_epoch()
+    assert_equal(made.average.state, between(start, adapter_state(made.transformer), 0.9), within=1e-6)
+
+
+def test_nfts_sampling_policy_lags_by_the_steps_taken(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run", "objective.name=diffusion_nft")
+    assert made.old is not None
+    start = copied(made.old.state)
+    made.run_epoch()
+    assert made.step == 2
+    assert_equal(made.old.state, between(start, adapter_state(made.transformer), 1 - lag(2)), within=1e-7)
+
+
+def test_without_a_lag_each_epoch_is_sampled_by_the_policy_that_was_trained(tmp_path: Path) -> None:
+    """And the second update of an epoch knows that the policy has moved since."""
+    made = trainer(tmp_path / "run", "objective.name=awm")
+    assert made.run_epoch()["velocity_change"] > 0
+    trained = copied(adapter_state(made.transformer))
+    made.run_epoch()
+    assert made.old is not None
+    assert_equal(made.old.state, trained)
+
+
+def test_bad_steps_are_counted_in_a_row(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run")
+    made.bad_steps = 3
+    made.run_epoch()
+    assert made.bad_steps == 0
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_the_failure_budget_is_of_all_rewards(tmp_path: Path) -> None:
+    """One reward of two is missing throughout: half of the scores, and nobody stops asking for the others."""
+    made = trainer(tmp_path / "run", "advantages.max_missing=0.6", absent=absent)
+    assert made.run_epoch()["samples/missing"] == 0.5
+
+
+def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_many(tmp_path: Path) -> None:
+    with toy_world():
+        config = toy_config(tmp_path / "run", *RED, "epochs=5", "evaluation.every=2", "save_every=9")
+        lines = metrics(PolicyTrainer(config, rewards={"red": red}).train(), "evaluation")
+    assert [line["epoch"] for line in lines] == [0, 2, 4, 5]
+
+
+def test_a_run_ends_in_the_middle_of_an_epoch_at_its_last_step(tmp_path: Path) -> None:
+    with toy_world():
+        config = toy_config(tmp_path / "run", *RED, "epochs=9", "max_steps=3", "evaluation.every=0")
+        made = PolicyTrainer(config, rewards={"red": red})
+        made.train()
+    assert (made.epoch, made.step) == (2, 3)
+
+
+def test_a_score_is_of_the_weights_that_are_saved_with_it(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run")
+    for evaluates in (True, False):
+        if evaluates:
+            made.evaluate()
+        made.save()
+        state = json.loads((tmp_path / "run" / "checkpoints" / f"step-{made.step:06d}" / "state.json").read_text())
+        assert (state["score"] is not None) == evaluates
+        made.run_epoch()
+
+
+def test_the_best_is_what_scored_highest(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run", "keep_checkpoints=1")
+    for score in (0.5, 0.9, 0.7):
+        made.evaluated, made.score = made.epoch, score
+        made.save()
+        made.epoch, made.step = made.epoch + 1, made.step + 1
+    folder = tmp_path / "run" / "checkpoints"
+    assert json.loads((folder / "best.json").read_text())["checkpoint"] == "step-000001"
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000001", "step-000002"]
+
+
+def test_all_that_learns_or_draws_comes_back(tmp_path: Path) -> None:
+    """The adapter, its average, the policy that samples, the optimizer's moments and three generators."""
+    settings = ("objective.name=awm", "optimizer.ema_decay=0.5")
+    made = trainer(tmp_path / "run", *settings)
+    made.run_epoch()
+    random.random(), np.random.random(), torch.rand(())
+    made.save()
+    drawn = random.random(), float(np.random.random()), float(torch.rand(()))
+    back = trainer(tmp_path / "run", *settings, resume=True)
+    assert (random.random(), float(np.random.random()), float(torch.rand(()))) == drawn
+    assert (back.epoch, back.step) == (made.epoch, made.step)
+    assert made.old is not None
+    assert back.old is not None
+    states = [
+        [adapter_state(one.transformer), one.average.state, one.old.state]  # type: ignore[union-attr]
+        for one in (made, back)
+    ]
+    for first, second in zip(*states, strict=True):
+        assert_equal(second, first)
+    adapter, average, old = states[0]
+    name = next(iter(adapter))
+    assert not torch.equal(adapter[name], average[name])
+    assert not torch.equal(adapter[name], old[name])
+    moments = [one.optimizer.state_dict()["state"] for one in (made, back)]
+    assert moments[0].keys() == moments[1].keys() != set()
+    assert all(torch.equal(moments[0][key]["exp_avg"], moments[1][key]["exp_avg"]) for key in moments[0])
+    assert_equal(read_lora(tmp_path / "run" / "adapter").state, average)
+
+
+def test_the_optimizer_is_the_configs_and_the_adapter_the_seeds(tmp_path: Path) -> None:
+    states = []
+    for name in ("one", "other"):
+        torch.rand(3)  # whatever was drawn before
+        made = trainer(tmp_path / name, "optimizer.betas=[0.5,0.6]", "optimizer.weight_decay=0.03")
+        group = made.optimizer.param_groups[0]
+        assert (group["betas"], group["weight_decay"]) == ((0.5, 0.6), 0.03)
+        states.append(adapter_state(made.transformer))
+    assert_equal(*states)
+
+
+def test_held_out_measures_have_the_judge_of_the_evaluation(tmp_path: Path) -> None:
+    judge, asks = "evaluation.judge={checkpoint: tiny}", "evaluation.rewards=[{name: panel_match}]"
+    with toy_world():
+        made = PolicyTrainer(toy_config(tmp_path / "run", judge, asks))
+    made.close()
+    assert made.held_out["panel_match"].judge is not made.rewards["consistency"].judge  # type: ignore[attr-defined]
+
+
+class Closing:
+    """A judge elsewhere that says whether it was closed."""
+
+    def __init__(self) -> None:
+        self.counters, self.closed = None, False
+
+    def verdicts(self, questions: object) -> list[object]:
+        return []
+
+    def explain(self, question: object) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_both_judges_of_a_run_are_closed() -> None:
+    judges = RunJudges(Closing(), Closing())  # type: ignore[arg-type]
+    judges.close()
+    assert judges.rewards.closed  # type: ignore[union-attr]
+    assert judges.held_out.closed  # type: ignore[union-attr]
+
+
+def test_a_resumed_run_says_each_change_with_both_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    trainer(run, "epochs=1").train()
+    caplog.clear()
+    trainer(run, "epochs=2", "keep_checkpoints=1", resume=True).train()
+    assert [record.getMessage() for record in caplog.records if "another setting" in record.getMessage()] == [
+        "resumed with another setting: epochs was 1 and is now 2",
+        "resumed with another setting: keep_checkpoints was 3 and is now 1",
+    ]
+    assert metrics(run, "changes")[0]["changes"] == {"epochs": [1, 2], "keep_checkpoints": [3, 1]}
+
+
+def test_under_a_cosine_a_resumed_run_keeps_its_length(tmp_path: Path) -> None:
+    """Twice the epochs would lift the rate from its end to its middle."""
+    run, cosine = tmp_path / "run", "optimizer.schedule=cosine"
+    trainer(run, cosine, "epochs=1").train()
+    with pytest.raises(ConfigError, match=r"epochs was 1 and is now 2: take the old values, or add --allow-changes"):
+        trainer(run, cosine, "epochs=2", resume=True)
+    with pytest.raises(ConfigError, match=r"max_steps was 0 and is now 3"):
+        trainer(run, cosine, "epochs=1", "max_steps=3", resume=True)
+
+
+def test_another_judge_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with toy_world():
+        PolicyTrainer(toy_config(run, "epochs=1")).train()
+        with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny \(sha256 .*other \(sha256"):
+            PolicyTrainer(toy_config(run, "epochs=2", f"judge.checkpoint={other}"), resume=True)
+        allowed = toy_config(run, "epochs=2", f"judge.checkpoint={other}")
+        PolicyTrainer(allowed, resume=True, allow_changes=True).train()
+    assert set(metrics(run, "changes")[0]["changes"]) == {"epochs", "judge.checkpoint"}  # type: ignore[call-overload]

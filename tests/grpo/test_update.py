@@ -1,0 +1,333 @@
+"""An update is the mean over micro-batches and trained steps, however many there are of either."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from toy_world import ToyPolicy
+
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.core.sde import log_prob
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import Draw, collect, transition_at
+from pacorl.grpo.rows import Row
+from pacorl.grpo.update import PolicyLoss, _summary, gather_metrics, update_policy
+from pacorl.models.lora.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Advantages, Conditioning, NodeBatch, Samples, Size
+
+
+@pytest.fixture
+def policy() -> ToyPolicy:
+    """With an adapter that does something."""
+    torch.manual_seed(0)
+    policy = ToyPolicy()
+    add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value) * 0.1)
+    return policy
+
+
+def gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> torch.Tensor:
+    loss.policy.transformer.zero_grad()
+    update_policy(loss, samples, values, runtime=Runtime(), draw=(1, 0, 0))
+    learning = [p for p in loss.policy.transformer.parameters() if p.requires_grad]
+    return torch.cat([p.grad.flatten().double() for p in learning if p.grad is not None])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy, objective: str) -> None:
+    chosen, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    path = chosen.needs == "path"
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 1, 2),
+        tree=Tree(2, (1, 1, 1)),
+        stochastic=path,
+        keeps_means=chosen.keeps_means,
+    )
+    old = None if path else OldPolicy(policy.transformer)
+    loss = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
+    rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(character_prompts("train", 2)) for member in (0, 1)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    together = gradient(loss, samples, values)
+    if path:
+        apart = [gradient(loss, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
+    else:
+        one_step = [dataclasses.replace(loss, sampler=sampler.model_copy(update={"sde_steps": (s,)})) for s in range(3)]
+        apart = [gradient(one, Samples([rollout]), values) for rollout in samples.rollouts for one in one_step]
+    assert len(apart) == 2 * 3
+    assert all(one.norm() > 0 for one in apart)
+    torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-4, atol=1e-7)
+
+
+def per_sample(samples: Samples) -> Samples:
+    """The same steps with one latent for each sample, as a trainer replays them that knows no nodes."""
+
+    def expanded(nodes: NodeBatch) -> NodeBatch:
+        each_B = torch.arange(len(nodes.row_B))
+        return dataclasses.replace(
+            nodes,
+            prompts=[nodes.prompts[node] for node in nodes.node_B],
+            latents_VNC=nodes.latents_VNC[nodes.node_B],
+            next_latents_ENC=nodes.next_latents_ENC[nodes.child_B],
+            mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC[nodes.node_B],
+            node_B=each_B,
+            child_B=each_B,
+        )
+
+    return Samples(samples.rollouts, [expanded(nodes) for nodes in samples.nodes])
+
+
+TREES = [Tree(1, (8, 1)), Tree(4, (2, 1)), Tree(1, (4, 2)), Tree(2, (2, 2), antithetic=True), Tree(2, (1, 4))]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
+def test_nodes_have_the_gradient_of_their_samples(policy: ToyPolicy, objective: str, tree: Tree) -> None:
+    """Also where the policy has moved since, so that some ratios are clipped, and where a batch cuts through nodes."""
+    policy.transformer.double()
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree, keeps_means=spec.keeps_means)
+    loss = PolicyLoss(policy, sampler, cache, spec.options(kl_weight=0.1))
+    prompts = character_prompts("train", 2)
+    rows = [Row(prompts[number // 8], number) for number in range(16)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), rows)
+    values = Advantages(torch.randn(16, dtype=torch.float64), torch.ones(16, dtype=torch.bool), {})
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 1e-3)
+    ours, theirs = gradient(loss, samples, values), gradient(loss, per_sample(samples), values)
+    assert ours.norm() > 0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("tree", [Tree(8, (1, 1)), *TREES], ids=str)
+def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPolicy, tree: Tree) -> None:
+    """Against −A·ρ of each sample's path by itself, one forward a step, averaged over samples and steps."""
+    policy.transformer.double()
+    cache = ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
+    prompt = character_prompts("train", 1)[0]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), [Row(prompt, n) for n in range(8)])
+    values = Advantages(torch.randn(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool), {})
+    ours = gradient(PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), samples, values)
+    policy.transformer.zero_grad()
+    for nodes in samples.nodes:
+        for row, node, child in zip(nodes.row_B, nodes.node_B, nodes.child_B, strict=True):
+            x, sigma = nodes.latents_VNC[node][None], nodes.sigmas_T[nodes.step]
+            velocity = policy.velocity(x, sigma[None], cache.batch([prompt], nodes.size), nodes.size)
+            taken = log_prob(
+                nodes.next_latents_ENC[child][None], transition_at(sampler, nodes.sigmas_T, nodes.step, x, velocity)
+            )
+            # The ratio is 1 here, so that its gradient is the log-probability's; advantages are given in fp32.
+            (-values.value_B[row].float() * taken.sum() / 16).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPolicy) -> None:
+    """Against A·‖v − (ε − x0)‖² of each endpoint by itself, averaged over samples and steps; whether the policy that
+    sampled is computed or is the trained one itself makes no difference."""
+    policy.transformer.double()
+    cache, prompts = ConditioningCache(policy), character_prompts("train", 2)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), stochastic=False)
+    rows = [Row(prompts[number // 2], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    itself = PolicyLoss(policy, sampler, cache, OBJECTIVES["awm"].options())
+    ours = gradient(itself, samples, values)
+    assert torch.equal(ours, gradient(dataclasses.replace(itself, old=OldPolicy(policy.transformer)), samples, values))
+    policy.transformer.zero_grad()
+    for rollout in samples.rollouts:
+        for index, row in enumerate(rollout.row_B):
+            for step in sampler.sde_steps:
+                clean, sigma = rollout.final_BNC[index : index + 1], rollout.sigmas_T[step]
+                noise = policy.noise([seed_of(1, 0, 0, "noised", step, row)], rollout.size)
+                conditioning = cache.batch([rollout.prompts[index]], rollout.size)
+                noisy = (1 - sigma) * clean + sigma * noise
+                error = policy.velocity(noisy, sigma[None], conditioning, rollout.size) - (noise - clean)
+                (values.value_B[row] * (error**2).mean() / 8).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
+def test_steps_are_weighted_by_their_noise(policy: ToyPolicy, objective: str) -> None:
+    """By the std that the sampler gave them, relative to its mean over the epoch's steps; one step weighs 1."""
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    sampler = Sampler(
+        size=Size(16, 16), steps=4, sde_steps=(1, 2, 3), tree=Tree(4, (1, 1, 1)), keeps_means=spec.keeps_means
+    )
+    rows = [Row(character_prompts("train", 1)[0], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    plain, weighted = (PolicyLoss(policy, sampler, cache, spec.options(weight_by_noise=on)) for on in (False, True))
+    sigma = samples.nodes[0].sigmas_T.double()
+    stds = torch.stack([0.7 * (sigma[s] / (1 - sigma[s]) * (sigma[s] - sigma[s + 1])).sqrt() for s in (1, 2, 3)])
+    apart = [gradient(plain, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
+    expected = torch.stack([one * weight for one, weight in zip(apart, stds / stds.mean(), strict=True)]).mean(0)
+    torch.testing.assert_close(gradient(weighted, samples, values), expected, rtol=1e-4, atol=1e-7)
+    alone = sampler.model_copy(update={"sde_steps": (2,), "tree": Tree(4, (1,))})
+    samples = collect(Draw(policy, alone, cache, seed=1, epoch=0, batch=4), rows)
+    one_step = [gradient(dataclasses.replace(loss, sampler=alone), samples, values) for loss in (plain, weighted)]
+    assert torch.equal(*one_step)
+
+
+def test_each_step_has_the_advantage_of_its_own_siblings(policy: ToyPolicy) -> None:
+    """Against one update for each level with that level's values as the samples' own."""
+    cache, tree = ConditioningCache(policy), Tree(1, (2, 2))
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
+    rows = [Row(character_prompts("train", 1)[0], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), rows)
+    loss, used = PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), torch.ones(4).bool()
+    value_LB = torch.tensor([[-1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, -1.0]], dtype=torch.float64)
+    together = gradient(loss, samples, Advantages(torch.zeros(4), used, {}, value_LB))
+    apart = [
+        gradient(loss, Samples(nodes=[n for n in samples.nodes if n.level == level]), Advantages(value_B, used, {}))
+        for level, value_B in enumerate(value_LB)
+    ]
+    assert all(one.norm() > 0 for one in apart)
+    torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_dropped_samples_leave_the_mean_over_the_others(policy: ToyPolicy, objective: str) -> None:
+    """Batches hold kept and dropped samples, nodes of a batch are kept and dropped, and whole batches go."""
+    policy.transformer.double()
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    path = spec.needs == "path"
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 2),
+        tree=Tree(1, (2, 2)) if path else Tree(4, (1, 1)),
+        stochastic=path,
+        keeps_means=spec.keeps_means,
+    )
+    loss = PolicyLoss(policy, sampler, cache, spec.options(kl_weight=0.1), old=OldPolicy(policy.transformer))
+    prompts = character_prompts("train", 3)
+    rows = [Row(prompts[number // 4], number) for number in range(12)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=6), rows)
+    alone = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), [*rows[:4], *rows[8:]])
+    value_B, kept_B = torch.randn(12, dtype=torch.float64), torch.tensor([True] * 4 + [False] * 4 + [True] * 4)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 1e-3)
+    ours = gradient(loss, samples, Advantages(value_B, kept_B, {}, kept_B=kept_B))
+    theirs = gradient(loss, alone, Advantages(value_B, torch.ones(12).bool(), {}))
+    assert theirs.norm() > 0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * float(theirs.abs().max()))
+
+
+def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLoss, Samples]:
+    """Two samples of two prompts at two trained steps, a micro-batch per prompt."""
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    path = spec.needs == "path"
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 2),
+        tree=Tree(2, (1, 1)),
+        stochastic=path,
+        keeps_means=spec.keeps_means,
+    )
+    prompts = character_prompts("train", 2)
+    rows = [Row(prompts[number // 2], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    return PolicyLoss(policy, sampler, cache, spec.options(**options), old=OldPolicy(policy.transformer)), samples
+
+
+VALUES = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+
+
+@pytest.mark.parametrize("objective", ["grpo_clip", "awm"])
+def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, objective: str) -> None:
+    policy.transformer.double()
+    losses = [small(policy, objective, kl_weight=weight) for weight in (0.0, 0.1, 0.2)]
+    plain, once, twice = (gradient(loss, samples, VALUES) for loss, samples in losses)
+    assert (once - plain).norm() > 1e-3 * plain.norm()
+    assert (twice - plain - 2 * (once - plain)).norm() < 1e-4 * (once - plain).norm(), "advantages are given in fp32"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
+    loss, samples = small(policy, objective)
+    name = "ratio_deviation/0" if loss.objective.needs == "path" else "velocity_change"
+    before = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 0.1)
+    after = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    assert before == 0
+    assert after > 1e-4
+
+
+def test_guard_is_the_clipped_objective_in_units_of_the_step(policy: ToyPolicy) -> None:
+    """At the policy that sampled: its ratio's gradient is smaller by the step's std, its loss larger by 1/|dt|."""
+    for level, step in enumerate((0, 2)):
+        gradients = []
+        for objective in ("grpo_clip", "grpo_guard"):
+            loss, samples = small(policy, objective)
+            nodes = [nodes for nodes in samples.nodes if nodes.level == level]
+            gradients.append(gradient(loss, Samples(nodes=nodes), VALUES))
+        sigmas, nothing = samples.nodes[0].sigmas_T, torch.zeros(1)
+        std = transition_at(loss.sampler, sigmas, step, nothing, nothing).std
+        torch.testing.assert_close(
+            gradients[1], gradients[0] * std / float(sigmas[step] - sigmas[step + 1]), rtol=1e-4, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
+def test_endpoints_are_noised_to_the_levels_of_the_models_own_training(
+    policy: ToyPolicy, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the velocity is asked for at that level, though sampling takes another shift."""
+    loss, samples = small(policy, objective)
+    velocity, asked = policy.velocity, []
+
+    def noted(x_BNC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning, size: Size) -> torch.Tensor:
+        asked.append((x_BNC.detach(), sigma_B.unique().tolist()))
+        return velocity(x_BNC, sigma_B, conditioning, size)
+
+    monkeypatch.setattr(policy, "training_sigmas", lambda num_steps, size: torch.tensor([1.0, 0.7, 0.375, 0.2, 0.0]))
+    monkeypatch.setattr(policy, "velocity", noted)
+    update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))
+    assert {tuple(sigmas) for _, sigmas in asked} == {(1.0,), (0.375,)}
+    first = samples.rollouts[0]
+    noise = policy.noise([seed_of(1, 0, 0, "noised", 2, row) for row in first.row_B], first.size)
+    noisy = next(x for x, sigmas in asked if sigmas == [0.375])
+    torch.testing.assert_close(noisy, 0.625 * first.final_BNC + 0.375 * noise)
+
+
+def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None:
+    loss, samples = small(policy, "diffusion_nft")
+    used = dataclasses.replace(VALUES, used_B=torch.tensor([True, True, False, False]))
+    alone = gradient(loss, Samples(samples.rollouts[:1]), used)
+    assert alone.norm() > 0
+    torch.testing.assert_close(gradient(loss, samples, used), alone / 2, rtol=1e-4, atol=1e-7)
+
+
+def test_metrics_are_means_over_samples_and_a_deviation_is_the_first_updates() -> None:
+    assert _summary([(1, {"loss": 0.0}), (3, {"loss": 4.0}), (0, {"loss": 9.0})]) == {"loss": 3.0}
+    history = {"ratio_deviation/1": [0.0, 0.5], "loss": [1.0, 3.0]}
+    assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.0, "loss": 2.0}
+
+
+def test_without_any_sample_there_is_no_step(policy: ToyPolicy) -> None:
+    cache, sampler = ConditioningCache(policy), Sampler(size=Size(16, 16), steps=4, sde_steps=(1,), tree=Tree(2, (1,)))
+    rows = [Row(character_prompts("train", 1)[0], number) for number in range(2)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    none = torch.zeros(2, dtype=torch.bool)
+    loss = PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options())
+    values = Advantages(torch.ones(2), none, {}, kept_B=none)
+    assert update_policy(loss, samples, values, runtime=Runtime(), draw=(1, 0, 0)) == {}
+    assert all(p.grad is None for p in policy.transformer.parameters())

@@ -1,0 +1,271 @@
+"""A run whose rewards and measures ask no judge needs none: none is reached, loaded, planned or asked."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import metrics, tiny_run
+from typer.testing import CliRunner
+
+from pacorl.cli import app
+from pacorl.config import base as configs
+from pacorl.config.base import ConfigError
+from pacorl.grpo import builders, checkpoint
+from pacorl.grpo.builders import without_idle_judges
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.judge import JUDGES
+from pacorl.judge.judge import BackendOptions, Judge
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.lab.plan.plan import plan_policy
+from pacorl.report.folder import read_run
+from pacorl.report.page import match
+
+JPEG = "{name: jpeg_size, args: {prefer: large}}"
+UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"
+OWN = """
+def redness(prompts, images):
+    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
+
+class Asking:
+    def __init__(self, judge):
+        self.judge = judge
+    def __call__(self, prompts, images):
+        return [float(self.judge is not None) for _ in images]
+"""
+
+
+def records(folder: Path, epoch: int) -> list[dict[str, Any]]:
+    path = folder / "samples" / f"evaluation-{epoch:06d}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def smaller(small: list[str]) -> list[str]:
+    """Two prompts of two samples, two steps, 32 px."""
+    sizes = [
+        "sampling.size=[32,32]",
+        "evaluation.size=[32,32]",
+        "sampling.steps=2",
+        "sampling.suffix={}",
+        "optimizer.updates_per_epoch=2",
+    ]
+    return [*small, *sizes, "group_size=2", "sampling.batch=2", "evaluation.batch=2"]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checkpoints of the judges that are loaded in this process, as they are."""
+    loaded: list[str] = []
+    open_judge = builders.open_judge
+
+    def noted(options: BackendOptions, **place: Any) -> Judge:
+        if JUDGES[options.backend].in_process:
+            loaded.append(options.checkpoint)
+        return open_judge(options, **place)
+
+    monkeypatch.setattr(builders, "open_judge", noted)
+    return loaded
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller: list[str], own: Path) -> None:
+    """The judge of the config does not answer, and nothing minds."""
+    rewards = f"rewards=[{JPEG}, {{name: '{own}:redness', weight: 10}}]"
+    overrides = [*smaller, rewards, f"evaluation.rewards=[{JPEG}]", "epochs=2"]
+    out = train_policy(tiny_run([*overrides, UNREACHABLE]))
+    lines = metrics(out)
+    assert [line["kind"] for line in lines] == ["evaluation", "epoch", "epoch", "evaluation"]
+    assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "epoch")
+    assert not [name for line in lines for name in line if name == "p_yes" or name.startswith("judge/")]
+    first, last = records(out, 0), records(out, 2)
+    for record in first:
+        assert record["p_yes"] == []
+        assert record["reward"] == pytest.approx(record["scores"]["jpeg_size"] + 10 * record["scores"]["redness"])
+    best = json.loads((out / "checkpoints" / "best.json").read_text())
+    assert best["best_by"] == "reward"
+    assert best["score"] == pytest.approx(sum(one["reward"] for one in last) / len(last))
+    assert configs.load(PolicyConfig, out / "config.yaml").judge is None
+
+    page = (out / "report.html").read_text()
+    assert "Ordered by how much the reward changed" in page
+    assert "Change of the reward, all 2 images" in page
+    assert "P(Yes)" not in page
+    assert "judge’s" not in page
+    rises = [after["reward"] - before["reward"] for before, after in zip(first, last, strict=True)]
+    pairs, _ = match(read_run(out).samples)
+    assert [pair.change for pair in pairs] == pytest.approx(sorted(rises, reverse=True))
+
+    for path in checkpoint.checkpoints(out / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    train_policy(tiny_run([*overrides, "judge=none"]), resume=True)
+    assert metrics(out) == lines
+
+
+# --- who is asked ----------------------------------------------------------------------------------------------
+
+
+def first_evaluation(overrides: list[str]) -> dict[str, float]:
+    """What a run measures before it trains."""
+    training = PolicyTrainer(tiny_run(overrides))
+    try:
+        return training.evaluate()
+    finally:
+        training.close()
+
+
+def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: list[str]) -> None:
+    found = first_evaluation([*smaller, f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match}]"])
+    assert loads == ["tiny"]
+    assert 0 < found["held_out/panel_match"] < 1
+    assert 0 < found["p_yes"] < 1
+
+
+def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: list[str], loads: list[str]) -> None:
+    judge = f"evaluation.judge={{checkpoint: '{TINY_JUDGE}', dtype: float32}}"
+    measures = "evaluation.rewards=[{name: panel_match}]"
+    found = first_evaluation([*smaller, UNREACHABLE, f"rewards=[{JPEG}]", judge, measures])
+    assert loads == [str(TINY_JUDGE)]
+    assert 0 < found["held_out/panel_match"] < 1
+    assert "p_yes" not in found
+
+
+def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list[str], loads: list[str]) -> None:
+    unreachable = UNREACHABLE.replace("judge=", "evaluation.judge=")
+    found = first_evaluation([*smaller, unreachable, f"evaluation.rewards=[{JPEG}]"])
+    assert loads == ["tiny"]
+    assert "held_out/jpeg_size" in found
+    assert 0 < found["p_yes"] < 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "judge", "held_out"),
+    [
+        ([], True, False),
+        ([f"rewards=[{JPEG}]"], False, False),
+        ([f"rewards=[{JPEG}]", "best_by=p_yes"], True, False),
+        ([f"rewards=[{JPEG}]", "evaluation.rewards=[{name: consistency}]"], True, False),
+        ([f"rewards=[{JPEG}]", "evaluation={rewards: [{name: consistency}], judge: {checkpoint: x}}"], False, True),
+        ([f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], True, False),
+        ([f"rewards=[{JPEG}]", f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], False, False),
+        (["evaluation={rewards: [{name: consistency}], judge: none}"], True, False),
+        (["rewards=[{name: 'OWN:redness'}]"], False, False),
+        (["rewards=[{name: 'OWN:Asking'}]"], True, False),
+    ],
+)
+def test_who_is_asked_follows_from_rewards_and_measures(
+    overrides: list[str], judge: bool, held_out: bool, own: Path
+) -> None:
+    config = without_idle_judges(tiny_run([override.replace("OWN", str(own)) for override in overrides]))
+    assert (config.judge is not None, config.evaluation.judge is not None) == (judge, held_out)
+    assert without_idle_judges(config) == config
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Path) -> None:
+    config = tiny_run([f"judge={word}", f"rewards=[{JPEG}]"])
+    assert config.judge is None
+    (tmp_path / "config.yaml").write_text(configs.dump(config))
+    assert configs.load(PolicyConfig, tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("door", [plan_policy, train_policy, without_idle_judges])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [],
+            r"judge is none, and rewards\.consistency, rewards\.panel_match ask a judge; name one \(judge\.",
+        ),
+        (
+            [f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match, label: fit}]"],
+            r"evaluation\.rewards\.fit asks",
+        ),
+        ([f"rewards=[{JPEG}]", "best_by=p_yes"], "best_by p_yes asks a judge"),
+        (["rewards=[{name: 'OWN:Asking'}]"], r"rewards\.Asking asks a judge"),
+    ],
+)
+def test_no_judge_is_refused_where_one_is_asked(
+    door: Callable[[PolicyConfig], object], overrides: list[str], message: str, own: Path
+) -> None:
+    config = tiny_run(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
+    with pytest.raises(ConfigError, match=message):
+        door(config)
+
+
+def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"judge: Input should be a valid dictionary.*\(got 'nobody'\)"):
+        tiny_run(["judge=nobody"])
+
+
+# --- the dry run and the doctor --------------------------------------------------------------------------------
+
+
+def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
+    absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
+    asked = plan_policy(tiny_run(absent))
+    idle = plan_policy(tiny_run([*absent, f"rewards=[{JPEG}]"]))
+    assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
+    assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
+    assert not [row for row in idle.rows if "judge" in row.component]
+    assert (idle.absences, idle.warnings) == ((), ())
+
+
+def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
+    measures = (
+        "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"
+    )
+    both = {row.component: row.bytes for row in plan_policy(tiny_run([f"out={tmp_path}", measures])).rows}
+    assert both["judge"] == both["evaluation's judge"]
+    assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
+    found = plan_policy(tiny_run([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
+    names = {row.component for row in found.rows}
+    assert "evaluation's judge" in names
+    assert "judge" not in names
+    assert [one.key for one in found.absences] == ["evaluation.judge.adapter"]
+
+
+@pytest.mark.parametrize("named", [UNREACHABLE, "judge=none", "judge={checkpoint: lab/judge}"])
+def test_the_doctor_finds_a_run_without_a_judge_fine(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "1")
+    arguments = [str(recipe()), f"out={tmp_path / 'run'}", named, f"rewards=[{JPEG}]"]
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    texts = {one["topic"]: one["text"] for one in json.loads(result.stdout)["findings"]}
+    assert texts["judge"] == "none is needed: neither a reward nor a measure asks one"
+    assert texts["rewards"] == "jpeg_size scores a trial image"
+
+
+def test_the_doctor_tries_no_reward_of_one_s_own_without_its_judge(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's reward that asks a judge is no more tried without it than ours are."""
+    monkeypatch.setenv("MASTER_PORT", "1")
+    arguments = [str(recipe()), f"out={tmp_path / 'run'}", f"rewards=[{{name: '{own}:Asking'}}]"]
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    topics = [one["topic"] for one in json.loads(result.stdout)["findings"]]
+    assert "judge" in topics
+    assert "rewards" not in topics
+
+
+def test_the_doctor_names_the_reward_that_asks_nobody(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(recipe()), f"out={tmp_path / 'run'}", "judge=none", "--json"])
+    assert result.exit_code == 2
+    errors = [one["text"] for one in json.loads(result.stdout)["findings"] if one["severity"] == "error"]
+    assert "judge is none, and rewards.consistency" in errors[0]
+    assert not [one for one in json.loads(result.stdout)["findings"] if one["topic"] == "judge"]

@@ -1,0 +1,150 @@
+"""Adapters in both spellings of their keys, and those of another base."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judges import build, pairs, plain_p_yes, processor_of_any_size
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judge.adapter import merge_adapter
+from pacorl.judge.local import LocalJudge
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+# Every linear layer of the language model, as the released adapter; `gate_proj` is a name in the vision tower too.
+LANGUAGE = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
+
+
+@pytest.fixture(scope="module")
+def processor() -> ImageTextProcessor:
+    return processor_of_any_size()
+
+
+def base(processor: ImageTextProcessor, family: str = "qwen2_5_vl", **sizes: int) -> Any:
+    return build(family, processor, **sizes).double()
+
+
+def trained(model: Any) -> Any:
+    """PEFT's own model of an adapter whose B matrices are drawn, so that it changes the answers."""
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=LANGUAGE))
+    torch.manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return adapted
+
+
+@pytest.fixture(scope="module")
+def adapter(processor: ImageTextProcessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapter")
+    trained(base(processor)).save_pretrained(folder)
+    return folder
+
+
+def rewritten(adapter: Path, folder: Path, *, keys: tuple[str, str] = ("", ""), **config: Any) -> Path:
+    """The adapter with other keys, and other entries in its config."""
+    folder.mkdir()
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file({re.sub(*keys, key): value for key, value in weights.items()}, folder / "adapter_model.safetensors")
+    document = json.loads((adapter / "adapter_config.json").read_text()) | config
+    (folder / "adapter_config.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_an_adapter_answers_as_in_peft(processor: ImageTextProcessor, adapter: Path) -> None:
+    asked = pairs(6)
+    in_peft = PeftModel.from_pretrained(base(processor), adapter)
+    expected = [plain_p_yes(in_peft, processor, question) for question in asked]
+    merged = LocalJudge(merge_adapter(base(processor), str(adapter)), processor)
+    assert [verdict.p_yes for verdict in merged.verdicts(asked)] == pytest.approx(expected, abs=1e-10)
+    without = LocalJudge(base(processor), processor)
+    assert [verdict.p_yes for verdict in without.verdicts(asked)] != pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]])
+def test_both_spellings_are_one_adapter(
+    processor: ImageTextProcessor, adapter: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    """Before transformers 4.52: model.layers…, and suffixes for targets, which match the vision tower as well."""
+    old = rewritten(adapter, tmp_path / "old", keys=(r"\.model\.language_model\.", ".model."), target_modules=targets)
+    assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in load_file(old / "adapter_model.safetensors")
+    today, before = (merge_adapter(base(processor), str(folder)).state_dict() for folder in (adapter, old))
+    assert today.keys() == before.keys()
+    assert all(torch.equal(today[name], before[name]) for name in today)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "message"),
+    [
+        (
+            "qwen2_5_vl",
+            {"width": 128},
+            r"has \d+ where .* of this judge has \d+; it belongs to a base of another size",
+        ),
+        (
+            "qwen2_5_vl",
+            {"layers": 2},
+            r"changes model\.language_model\.layers\.2.*, which this qwen2_5_vl model has not",
+        ),
+    ],
+)
+def test_an_adapter_of_another_size_is_refused(
+    processor: ImageTextProcessor, adapter: Path, family: str, sizes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        merge_adapter(base(processor, family, **sizes), str(adapter))
+
+
+def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    """The 7B models of two families have weights of one shape, so only the base's name tells them apart."""
+    named = rewritten(adapter, tmp_path / "named", base_model_name_or_path="Qwen/Qwen2.5-VL-7B-Instruct")
+    merge_adapter(base(processor), str(named))
+    with pytest.raises(ValueError, match=r"trained on Qwen/Qwen2\.5-VL-7B-Instruct, and this judge is a qwen2_vl"):
+        merge_adapter(base(processor, "qwen2_vl"), str(named))
+
+
+def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    cut, no_json, flat = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json", "flat"))
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"cut/adapter_model\.safetensors: its weights are damaged or cut off"):
+        merge_adapter(base(processor), str(cut))
+    state = load_file(adapter / "adapter_model.safetensors")
+    key = next(key for key in state if "lora_A" in key)
+    save_file(state | {key: state[key][0]}, flat / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"/flat \(of .*\) has the shape \[\d+\] where .* of this judge has \d+"):
+        merge_adapter(base(processor), str(flat))
+    (no_json / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"no-json/adapter_config\.json:1: not valid JSON"):
+        merge_adapter(base(processor), str(no_json))
+
+
+@pytest.mark.parametrize("config", [{"r": "high"}, {"megatron_config": {"x": 1}}, {"lora_dropout": 5}])
+def test_a_config_that_peft_trips_over_is_named(
+    processor: ImageTextProcessor, adapter: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    odd = rewritten(adapter, tmp_path / "odd", **config)
+    with pytest.raises(ValueError, match=r"^adapter [^\n]*/odd: its adapter_config\.json and its weights do not fit"):
+        merge_adapter(base(processor), str(odd))
+
+
+def test_an_activated_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    activated = rewritten(adapter, tmp_path / "activated", alora_invocation_tokens=[1])
+    with pytest.raises(ValueError, match=r"activated/adapter_config\.json is of an activated LoRA"):
+        merge_adapter(base(processor), str(activated))
+
+
+def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"neither adapter_model\.safetensors nor .* \(it holds nothing\)"):
+        merge_adapter(base(processor), str(tmp_path))
+    whole = rewritten(adapter, tmp_path / "whole", keys=(r"lora_A\.weight", "weight"))
+    with pytest.raises(ValueError, match="is no LoRA weight"):
+        merge_adapter(base(processor), str(whole))

@@ -1,0 +1,612 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, Handler, chat_answer, p_of_images
+from PIL import Image
+
+from pacorl.io import net, outage
+from pacorl.io.images import ImageError
+from pacorl.io.net import TransientError
+from pacorl.io.outage import Answers, UnreachableError
+from pacorl.judge.http import HttpOptions, batch, open_http
+from pacorl.judge.http.http_judge import HttpJudge
+from pacorl.judge.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, verdict_body
+from pacorl.judge.judge import Counters, JudgeRefusedError
+from pacorl.types import Question, Verdict
+
+RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
+QUESTIONS = [
+    Question((a, b), text) for a, b in ((RED, BLUE), (RED, GREEN), (BLUE, GREEN)) for text in ("Same?", "Alike?")
+]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer().running() as fake:
+        yield fake
+
+
+def judge_of(*servers: FakeServer, **options: Any) -> HttpJudge:
+    return HttpJudge("judge", [server.url for server in servers], **({"timeout": 5.0, "retries": 2} | options))
+
+
+def truth(question: Question) -> float:
+    return p_of_images(list(question.images), question.text)
+
+
+def assert_all_right(judge: HttpJudge) -> None:
+    verdicts = judge.verdicts(QUESTIONS)
+    assert [verdict.p_yes for verdict in verdicts] == pytest.approx(
+        [truth(question) for question in QUESTIONS], abs=1e-12
+    )
+
+
+# --- a server that behaves -------------------------------------------------------------------------------------
+
+
+def test_verdicts_come_in_order(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        assert judge.counters.requests == len(QUESTIONS)
+        assert judge.counters.missing == judge.counters.retries == 0
+
+
+def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        verdicts = judge.verdicts([Question((RED, BLUE), "?"), Question((RED.copy(), BLUE.copy()), "?")])
+        assert verdicts[0] == verdicts[1]
+        assert len(server.chats) == judge.counters.requests == 1
+        assert judge.counters.cached == 1
+
+
+def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = []
+    encode = batch.encode
+    monkeypatch.setattr(batch, "encode", lambda image, *how: encoded.append(image) or encode(image, *how))
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS)
+    assert len(encoded) == 3
+
+
+def test_images_are_sent_as_the_judge_of_this_process_sees_them(server: FakeServer) -> None:
+    clear, white = Image.new("RGBA", (8, 6), (255, 0, 0, 0)), Image.new("RGB", (8, 6), "white")
+    with judge_of(server) as judge:
+        verdict = judge.verdicts([Question((clear, BLUE), "Same?")])[0]
+        assert verdict.p_yes == pytest.approx(p_of_images([white, BLUE], "Same?"), abs=1e-12)
+        with pytest.raises(ImageError, match=r"image 2 of 'Same\?': 1x1 is too small"):
+            judge.verdicts([*QUESTIONS, Question((RED, Image.new("RGB", (1, 1))), "Same?")])
+        assert_all_right(judge)
+
+
+def test_submit_returns_before_the_answer(server: FakeServer) -> None:
+    may_answer = Event()
+    server.behave = lambda handler, number: not may_answer.wait(60)
+    with judge_of(server, timeout=60) as judge:
+        future = judge.submit(QUESTIONS[:1])
+        assert not future.done()
+        may_answer.set()
+        assert future.result()[0].p_yes == pytest.approx(truth(QUESTIONS[0]))
+
+
+def test_concurrency_is_bounded_per_endpoint_over_all_ranks(server: FakeServer) -> None:
+    pairs = Barrier(2)
+
+    def wait(handler: Handler, number: int) -> bool:
+        pairs.wait(30)  # for a second request under way, however slow the machine is
+        time.sleep(0.03)  # for a third, which must not come
+        return False
+
+    server.behave = wait
+    with judge_of(server, concurrency=8, processes=4, timeout=60) as judge:
+        judge.verdicts([Question((RED, BLUE), str(number)) for number in range(12)])
+    assert server.busiest == 2
+
+
+def test_several_endpoints_share_the_work(server: FakeServer) -> None:
+    with FakeServer().running() as other, judge_of(server, other) as judge:
+        assert_all_right(judge)
+        assert len(server.chats) == len(other.chats) == 3
+
+
+def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        (endpoint,) = judge.check()
+    assert server.chats[0]["logprob_token_ids"] == [7, 9]
+    assert server.chats[0]["top_logprobs"] == 20
+    assert (endpoint.served, endpoint.ids, endpoint.version) == (("judge",), ((7,), (9,)), "1.2.3")
+
+
+@pytest.mark.parametrize("fake", [FakeServer(tokens=None), FakeServer(takes_ids=False)])
+def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
+    with fake.running(), judge_of(fake) as judge:
+        assert_all_right(judge)
+        assert "logprob_token_ids" not in fake.chats[-1]
+
+
+def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        judge.explain(QUESTIONS[0])
+    assert [chat["chat_template_kwargs"] for chat in server.chats] == [{"enable_thinking": False}] * 2
+
+
+def test_p_yes_is_asked_for_without_a_penalty(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        judge.explain(QUESTIONS[0])
+    assert [chat.get("repetition_penalty") for chat in server.chats] == [1, None]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_strict_server_is_asked_again_without_what_it_refuses(server: FakeServer, status: int) -> None:
+    def strict(handler: Handler, number: int) -> bool:
+        unknown = [name for name in server.chats[number - 1] if name in ("chat_template_kwargs", "repetition_penalty")]
+        if unknown:
+            handler.fail(status, f"Unrecognized request argument supplied: {unknown[0]}")
+        return bool(unknown)
+
+    server.behave = strict
+    with judge_of(server, retries=0, concurrency=1) as judge:
+        assert_all_right(judge)
+        assert judge.counters.retries == 0
+    assert len(server.chats) == len(QUESTIONS) + 2
+
+
+def test_variants_ask_for_those_that_are_single_tokens(server: FakeServer) -> None:
+    server.tokens = {"Yes": [7], "yes": [17], "No": [9], "NO": [19]}
+    with judge_of(server, variants=True) as judge:
+        judge.verdicts(QUESTIONS[:1])
+    assert server.chats[0]["logprob_token_ids"] == [7, 17, 9, 19]
+
+
+def test_reasons_are_text(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.answer(chat_answer([(" Yes. Same hat. ", -0.1)])) is None
+    with judge_of(server) as judge:
+        assert judge.explain(QUESTIONS[0]) == "Yes. Same hat."
+    assert server.chats[0]["max_tokens"] == 512
+
+
+def test_a_judges_thread_ends_with_it_and_no_other(server: FakeServer) -> None:
+    with judge_of(server) as first, judge_of(server) as second:
+        second.close()
+        assert not second._loop._thread.is_alive()
+        assert_all_right(first)
+    first.close()  # a second time
+    with pytest.raises(RuntimeError, match="closed"):
+        first.verdicts(QUESTIONS)
+
+
+def test_close_abandons_what_runs(server: FakeServer) -> None:
+    asked, closed = Event(), Event()
+    server.behave = lambda handler, number: asked.set() or closed.wait(60)
+    judge = judge_of(server, timeout=60)
+    future = judge.submit(QUESTIONS)
+    assert asked.wait(60)
+    judge.close()
+    closed.set()
+    assert future.cancelled()
+
+
+# --- a server that does not ------------------------------------------------------------------------------------
+
+TRUNCATED = b'{"model": "judge", "choices": [{"logprobs"'
+NO_LOGPROBS = {"model": "judge", "choices": [{"message": {"content": "Yes"}, "logprobs": None}]}
+FAULTS: dict[str, Callable[[Handler], None]] = {
+    "429": lambda handler: handler.fail(429, Retry_After="0"),
+    "500": lambda handler: handler.fail(500),
+    "503 with a date": lambda handler: handler.fail(503, Retry_After="Fri, 21 Nov 2031 07:28:00 GMT"),
+    "truncated JSON": lambda handler: handler.send(TRUNCATED),
+    "truncated body": lambda handler: handler.send(TRUNCATED, length=500) or setattr(handler, "close_connection", True),
+    "no JSON": lambda handler: handler.send(b"<html>Bad gateway</html>"),
+    "a list": lambda handler: handler.answer([1, 2]),
+    "an empty object": lambda handler: handler.answer({}),
+    "no choices": lambda handler: handler.answer({"model": "judge", "choices": []}),
+    "missing logprobs": lambda handler: handler.answer(NO_LOGPROBS),
+    "logprobs that are texts": lambda handler: handler.answer(chat_answer([("Yes", "high"), ("No", "low")])),  # type: ignore[list-item]
+    "NaN": lambda handler: handler.answer(chat_answer([("Yes", math.nan), ("No", -1.0)])),
+    "logits": lambda handler: handler.answer(chat_answer([("Yes", 12.0), ("No", 3.0)])),
+    "too much mass": lambda handler: handler.answer(chat_answer([("Yes", -0.1), ("No", -0.1)])),
+    "silence": lambda handler: setattr(handler, "close_connection", True),
+    "another model": lambda handler: handler.answer(chat_answer([("Yes", -0.1), ("No", -4.0)], model="other")),
+    "too slow": lambda handler: time.sleep(5),
+    "slow body": lambda handler: handler.trickle(b'{"model": "judge"}', seconds=6.0),
+}
+EVERY_FAULT = [pytest.param(name, marks=pytest.mark.slow if "slow" in name else ()) for name in FAULTS]
+
+
+def patience(name: str) -> float:
+    return 3.0 if "slow" in name else 30.0
+
+
+def faulty(fault: Callable[[Handler], None], *, until: float) -> Callable[[Handler, int], bool]:
+    def behave(handler: Handler, number: int) -> bool:
+        if number <= until:
+            fault(handler)
+        return number <= until
+
+    return behave
+
+
+@pytest.mark.parametrize("name", EVERY_FAULT)
+def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, name: str) -> None:
+    server.behave = faulty(FAULTS[name], until=1)
+    with judge_of(server, timeout=patience(name)) as judge:
+        judge.check()
+        verdict = judge.verdicts(QUESTIONS[:1])[0]
+        assert verdict.p_yes == pytest.approx(truth(QUESTIONS[0]), abs=1e-12)
+        assert (judge.counters.requests, judge.counters.retries) == (2, 1)
+
+
+@pytest.mark.parametrize("name", EVERY_FAULT)
+def test_a_fault_that_stays_makes_the_verdict_missing(server: FakeServer, name: str) -> None:
+    server.behave = faulty(FAULTS[name], until=math.inf)
+    with judge_of(server, timeout=patience(name), retries=1) as judge:
+        verdict = judge.verdicts(QUESTIONS[:1])[0]
+        assert verdict.p_yes is None
+        assert verdict.error
+        assert (judge.counters.requests, judge.counters.missing) == (2, 1)
+
+
+def test_among_faults_of_every_kind_verdicts_are_right_or_missing(server: FakeServer) -> None:
+    quick = [fault for name, fault in FAULTS.items() if "slow" not in name]
+    draw = random.Random(0)
+
+    def behave(handler: Handler, number: int) -> bool:
+        fault = draw.choice([*quick, None, None, None])
+        if fault is not None:
+            fault(handler)
+        return fault is not None
+
+    server.behave = behave
+    questions = [Question((RED, BLUE), str(number)) for number in range(80)]
+    with FakeServer(behave=behave).running() as other, judge_of(server, other, timeout=30, retries=1) as judge:
+        verdicts = judge.verdicts(questions)
+        right = [v for q, v in zip(questions, verdicts, strict=True) if v.p_yes == pytest.approx(truth(q), abs=1e-12)]
+        missing = [verdict for verdict in verdicts if verdict.p_yes is None]
+        assert len(right) + len(missing) == len(questions)
+        assert min(len(right), len(missing)) > 0
+        assert all(verdict.error for verdict in missing)
+        assert judge.counters.missing == len(missing)
+
+
+def test_a_judge_that_hangs_is_given_up_after_three_timeouts(server: FakeServer) -> None:
+    """With six retries, 60 questions would be asked 420 times."""
+    server.behave = lambda handler, number: time.sleep(1) is None
+    questions = [Question((RED, BLUE), str(number)) for number in range(60)]
+    with judge_of(server, timeout=0.2, retries=6, concurrency=2) as judge:
+        judge.check()
+        verdicts = judge.verdicts(questions)
+        assert judge.counters.requests < 12
+    assert all(verdict.p_yes is None for verdict in verdicts)
+    assert "nobody has answered for" in verdicts[-1].error
+    assert "no answer within 0.2 s" in verdicts[-1].error
+
+
+def test_a_judge_that_was_given_up_is_tried_by_one_question_at_a_time(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, skipped, answers = time.monotonic, [0.0], Event()
+    # A clock that is put forward: a cooldown of a moment would be over by itself on a busy machine.
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + skipped[0])
+    server.behave = lambda handler, number: not answers.wait(60)
+    with judge_of(server, timeout=0.5, retries=3) as judge:
+        judge.check()
+        assert {verdict.p_yes for verdict in judge.verdicts(QUESTIONS)} == {None}
+        before = judge.counters.requests
+        judge.verdicts(QUESTIONS)
+        assert judge.counters.requests == before
+        skipped[0] += net.COOLDOWN_SECONDS
+        judge.verdicts([Question((RED,), str(number)) for number in range(20)])
+        assert judge.counters.requests == before + 1
+        answers.set()
+        skipped[0] += net.COOLDOWN_SECONDS
+        judge.verdicts(QUESTIONS[:1])
+        assert_all_right(judge)
+
+
+def test_a_judge_that_is_still_starting_is_waited_for() -> None:
+    with FakeServer().running() as gone:
+        url = gone.url
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    options = HttpOptions(checkpoint=url, model="judge", startup=20)
+    with pytest.raises(ConnectionError, match="Connection refused"):
+        open_http(options, waits=False)
+    later = FakeServer(port=port)
+    with ThreadPoolExecutor() as pool:
+        opened = pool.submit(open_http, options)
+        time.sleep(0.3)
+        assert not opened.done()
+        with later.running(), opened.result() as judge:
+            assert_all_right(judge)
+
+
+def test_a_judge_whose_answers_are_kept_is_waited_for_and_others_are_not() -> None:
+    with FakeServer().running() as gone:
+        url = gone.url
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with HttpJudge("judge", [url], timeout=5, retries=0) as judge:
+        assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
+        judge.keep_answers(Answers())
+        waiting = judge.submit(QUESTIONS)
+        time.sleep(0.5)
+        assert not waiting.done()
+        with FakeServer(port=port).running():
+            assert {verdict.error for verdict in waiting.result(60)} == {""}
+    with HttpJudge("judge", [url], timeout=5, retries=0, outage=0.2) as judge:
+        judge.keep_answers(Answers())
+        with pytest.raises(UnreachableError, match=rf"judge judge at {url} has not answered for"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_a_server_that_answers_503_is_away_only_if_all_are(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.fail(503, "loading") is None
+    with FakeServer().running() as other, judge_of(server, other, retries=3) as judge:
+        judge.keep_answers(Answers())
+        assert_all_right(judge)
+    with judge_of(server, outage=0.2) as judge:
+        judge.keep_answers(Answers())
+        with pytest.raises(UnreachableError, match="HTTP 503 loading"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServer) -> None:
+    """The circuit breaker's work: the one that hangs is asked again every ten seconds at most."""
+    server.behave = lambda handler, number: time.sleep(5) is None
+    with FakeServer().running() as other, judge_of(server, other, timeout=2.0, concurrency=2) as judge:
+        judge.keep_answers(Answers())
+        judge.check()
+        questions = [Question((RED, BLUE), str(number)) for number in range(40)]
+        assert all(verdict.valid for verdict in judge.verdicts(questions))
+        assert len(server.chats) <= 4
+
+
+def test_known_answers_are_not_asked_for_whatever_the_order(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.keep_answers(first := Answers())
+        judge.verdicts(QUESTIONS[:4])
+    assert len(first.given) == 4
+    with judge_of(server) as judge:
+        judge.keep_answers(Answers(known=first.given))
+        judge.verdicts(QUESTIONS[::-1])
+        assert_all_right(judge)
+        assert judge.counters.requests == 2 * 2, "two questions, in each of two calls"
+
+
+def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:
+    server.behave = lambda handler, number: "Alike?" in str(server.chats[number - 1]) and handler.fail(500) is None
+    with judge_of(server, retries=1) as judge:
+        for question, verdict in zip(QUESTIONS, judge.verdicts(QUESTIONS), strict=True):
+            assert verdict.p_yes == (None if question.text == "Alike?" else pytest.approx(truth(question)))
+
+
+def test_a_request_that_the_server_calls_wrong_is_not_repeated(server: FakeServer) -> None:
+    server.tokens = None
+    server.behave = lambda handler, number: handler.fail(400, "too long") is None
+    with judge_of(server) as judge:
+        assert "too long" in judge.verdicts(QUESTIONS[:1])[0].error
+        assert judge.counters.requests == 1
+
+
+def test_a_dead_endpoint_is_replaced_by_a_living_one(server: FakeServer) -> None:
+    with FakeServer().running() as gone:
+        pass
+    with judge_of(gone, server) as judge:
+        assert_all_right(judge)
+        with pytest.raises(ConnectionError, match=gone.url):
+            judge.check()
+
+
+def test_with_no_endpoint_alive_verdicts_are_missing() -> None:
+    with FakeServer().running() as gone:
+        pass
+    with judge_of(gone) as judge:
+        assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
+
+
+@pytest.mark.parametrize("ask", [lambda judge: judge.verdicts(QUESTIONS), lambda judge: judge.check()])
+def test_a_wrong_model_name_fails_at_once_with_the_served_names(server: FakeServer, ask: Any) -> None:
+    server.served = ("PaCo-Reward-7B", "base")
+    with judge_of(server) as judge:
+        with pytest.raises(JudgeRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
+            ask(judge)
+        assert judge.counters.requests == 0
+
+
+def test_a_model_that_goes_away_is_noticed(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        server.served = ("newer",)
+        with pytest.raises(JudgeRefusedError, match="it serves newer"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_a_word_of_several_tokens_is_refused(server: FakeServer) -> None:
+    server.tokens = {"Yes": [7]}
+    with judge_of(server) as judge, pytest.raises(JudgeRefusedError, match="'No' is not a single token"):
+        judge.verdicts(QUESTIONS[:1])
+
+
+# --- keys ------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_comes_from_the_environment(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "very-secret"
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    with judge_of(server, api_key_env="JUDGE_KEY") as judge:
+        assert_all_right(judge)
+
+
+def test_a_refused_key_is_raised_and_not_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "another"
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    with judge_of(server, api_key_env="JUDGE_KEY") as judge, pytest.raises(JudgeRefusedError) as caught:
+        judge.verdicts(QUESTIONS)
+    assert "very-secret" not in str(caught.value)
+    assert "Bearer ***" in str(caught.value)
+
+
+def test_a_key_for_other_services_stays_here(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-others")
+    sent = set()
+    server.behave = lambda handler, number: sent.add(handler.headers["Authorization"])  # type: ignore[func-returns-value]
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+    assert sent == {None}
+
+
+def test_an_unset_key_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match="JUDGE_KEY"):
+        HttpJudge("judge", ["http://127.0.0.1:1"], api_key_env="JUDGE_KEY")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_spell_the_same_are_added_up() -> None:
+    entries = [("Yes", math.log(0.3)), ("No", math.log(0.2)), ("Yes", math.log(0.1)), ("No", math.log(0.15))]
+    assert read_p_yes(chat_answer(entries)) == pytest.approx(0.4 / 0.75)
+
+
+def test_an_entry_that_is_repeated_counts_once() -> None:
+    entries = [("Yes", math.log(0.3)), ("Yes", math.log(0.3)), ("No", math.log(0.3))]
+    assert read_p_yes(chat_answer(entries)) == pytest.approx(0.5)
+
+
+def test_a_rounded_sampled_token_counts_once() -> None:
+    answer = chat_answer([("Yes", math.log(0.05)), ("No", math.log(0.8))])
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"] += 1e-4
+    assert read_p_yes(answer) == pytest.approx(0.05 / 0.85)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("Yes", -1.0), ("Yes", -1.0001), ("No", -2.0)],
+        [("token_id:7", -1.0), ("token_id:7", -2.5), ("token_id:9", -2.0)],
+    ],
+)
+def test_a_token_that_is_listed_twice_is_refused(entries: list[tuple[str, float]]) -> None:
+    with pytest.raises(TransientError, match="twice"):
+        read_p_yes(chat_answer(entries), ids=((7,), (9,)))
+
+
+def test_another_log_probability_of_the_sampled_token_is_refused() -> None:
+    answer = chat_answer([("Yes", -2.0), ("No", -1.0)])
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = -1.5
+    with pytest.raises(TransientError, match="two log-probabilities of the sampled token"):
+        read_p_yes(answer)
+
+
+@pytest.mark.parametrize("indices", [(1, 0), (0, 1), (1,), ()])
+def test_one_choice_of_index_0_is_read(indices: tuple[int, ...]) -> None:
+    answer = chat_answer([("Yes", -1.0), ("No", -1.5)])
+    answer["choices"] = [answer["choices"][0] | {"index": index} for index in indices]
+    with pytest.raises(TransientError, match=f"{len(indices)} choices"):
+        read_p_yes(answer)
+
+
+@pytest.mark.parametrize("name", ["judge-untrained", "judge-2", "judge2", "my-judge", "judge/other", "JUDGE"])
+def test_another_model_is_not_this_one(name: str) -> None:
+    with pytest.raises(TransientError, match="answered instead of 'judge'"):
+        check_model({"model": name}, "judge")
+
+
+@pytest.mark.parametrize("name", ["judge-2026-11-21", "org/judge", ""])
+def test_a_fuller_name_of_the_same_model_is_accepted(server: FakeServer, name: str) -> None:
+    answer = chat_answer([("Yes", math.log(0.8)), ("No", math.log(0.2))], model=name)
+    server.behave = lambda handler, number: handler.answer(answer) is None
+    with judge_of(server) as judge:
+        assert judge.verdicts(QUESTIONS[:1])[0].p_yes == pytest.approx(0.8)
+
+
+def test_temperature_divides_the_logit() -> None:
+    answer = chat_answer([("Yes", math.log(0.8)), ("No", math.log(0.2))])
+    assert read_p_yes(answer, temperature=2.0) == pytest.approx(2 / 3)
+
+
+def test_neither_word_listed_is_missing() -> None:
+    with pytest.raises(UnansweredError, match="neither"):
+        read_p_yes(chat_answer([("Maybe", -0.1), (" Yes", -3.0), ("No.", -4.0)]))
+
+
+def test_vllms_floor_is_no_probability() -> None:
+    with pytest.raises(UnansweredError, match="neither"):
+        read_p_yes(chat_answer([("Maybe", 0.0), ("Yes", -9999.0), ("No", -9999.0)]))
+
+
+def test_one_word_listed_is_enough_where_the_other_cannot_matter() -> None:
+    assert read_p_yes(chat_answer([("No", -0.01), ("Maybe", -6.0), ("So", -12.0)])) == 0.0
+    with pytest.raises(UnansweredError, match="listed Yes and not No"):
+        read_p_yes(chat_answer([("Maybe", -0.7), ("Yes", -1.0), ("So", -2.0)]))
+
+
+def test_the_sampled_token_bounds_nothing() -> None:
+    answer = chat_answer([("Yes", -0.7), ("Maybe", -1.0)])
+    first = answer["choices"][0]["logprobs"]["content"][0]
+    first["token"], first["logprob"] = "Rare", -30.0
+    first["top_logprobs"].append({"token": "Rare", "logprob": -30.0})
+    with pytest.raises(UnansweredError):
+        read_p_yes(answer)
+
+
+def test_names_by_id_are_read_by_id() -> None:
+    answer = chat_answer([("token_id:7", math.log(0.6)), ("token_id:9", math.log(0.2)), ("token_id:70", math.log(0.1))])
+    assert read_p_yes(answer, ids=((7,), (9,))) == pytest.approx(0.75)
+
+
+# --- what requests and answers are of -------------------------------------------------------------------------
+
+
+def test_a_verdict_is_asked_at_the_models_own_temperature() -> None:
+    """A server may report log-probabilities after its own changes to them."""
+    body = verdict_body("judge", [], "Same?")
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (1, 1, 1)
+
+
+def test_an_answer_is_of_its_images_and_its_text() -> None:
+    async def answer(images: Sequence[EncodedImage], text: str) -> float:
+        return sum(int(image.digest[:6], 16) * (place + 2) for place, image in enumerate(images)) / 1e9 + len(text)
+
+    async def verdicts(questions: list[Question]) -> list[Verdict]:
+        return await batch.RequestBatch(answer, Counters(), "png").verdicts(questions)
+
+    together = asyncio.run(verdicts(QUESTIONS))
+    assert together == [asyncio.run(verdicts([question]))[0] for question in QUESTIONS]
+    assert len({verdict.p_yes for verdict in together}) == len(QUESTIONS)
+
+
+def test_processes_share_the_slots_of_an_endpoint() -> None:
+    with HttpJudge("judge", ["http://127.0.0.1:9/v1"], concurrency=32, processes=4) as judge:
+        assert [endpoint.slots._value for endpoint in judge.pool.endpoints] == [8]
+
+
+def test_an_endpoints_load_falls_with_its_answers(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        assert [endpoint.load for endpoint in judge.pool.endpoints] == [0]
+
+
+def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:
+    with judge_of(server, symmetric=True) as judge:
+        (verdict,) = judge.verdicts(QUESTIONS[:1])
+    orders = [p_of_images(list(images), QUESTIONS[0].text) for images in ((RED, BLUE), (BLUE, RED))]
+    assert verdict.p_yes == pytest.approx(sum(orders) / 2)
+    assert verdict.order_gap == pytest.approx(abs(orders[0] - orders[1]))
+    assert orders[0] != orders[1]

@@ -1,0 +1,374 @@
+"""P(Yes) against a plain forward, whatever is batched and shared; options; what a judge refuses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
+from PIL import Image
+
+from pacorl.core import questions
+from pacorl.core.grid import join
+from pacorl.io.images import ImageError
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judge.judge import VARIANTS
+from pacorl.judge.local import CPU_TOKENS, TINY_JUDGE, LocalJudge, single_token
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.tiny import characters
+from pacorl.types import Grid, Prompt, Question
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WAYS: dict[str, dict[str, Any]] = {
+    "shared": {"share": True},
+    "shared, small batches": {"share": True, "batch_tokens": 300},
+    "plain": {"share": False},
+    "plain, small batches": {"share": False, "batch_tokens": 300},
+}
+
+
+@pytest.fixture(scope="module")
+def processor() -> ImageTextProcessor:
+    return processor_of_any_size()
+
+
+@pytest.fixture(scope="module")
+def judge() -> LocalJudge:
+    return LocalJudge.from_pretrained("tiny")
+
+
+def answers(judge: LocalJudge, asked: list[Question]) -> list[float]:
+    return [verdict.p_yes or math.nan for verdict in judge.verdicts(asked)]
+
+
+def grid_questions(images: list[Image.Image]) -> list[Question]:
+    return [Question(pair, questions.same_theme("a red hero")) for pair in itertools.combinations(images, 2)]
+
+
+# --- P(Yes) ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+def test_p_yes_is_the_plain_forwards(
+    processor: ImageTextProcessor, family: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    model, asked = build(family, processor).to(dtype), pairs(20)
+    plain = [plain_p_yes(model, processor, question) for question in asked]
+    for name, options in WAYS.items():
+        judge = LocalJudge(model, processor, **options)
+        assert answers(judge, asked) == pytest.approx(plain, abs=tolerance), name
+    judge = LocalJudge(model, processor)
+    assert answers(judge, asked[::-1])[::-1] == pytest.approx(plain, abs=tolerance)
+    alone = [answers(judge, [question])[0] for question in asked[:5]]
+    assert alone == pytest.approx(plain[:5], abs=tolerance)
+    assert max(plain) - min(plain) > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_of_a_question_counts(processor: ImageTextProcessor, family: str) -> None:
+    """Else equality with the plain forward would say little."""
+    judge = LocalJudge(build(family, processor).double(), processor)
+    first, second, third = panels(3)
+    text = questions.consistent()
+    different = [
+        Question((first, second), text),
+        Question((second, first), text),
+        Question((first, third), text),
+        Question((third, second), text),
+        Question((first, second.transpose(Image.Transpose.ROTATE_180)), text),
+        Question((first, second), text.replace("style", "logic")),
+    ]
+    found = answers(judge, different)
+    assert min(abs(a - b) for a, b in itertools.combinations(found, 2)) > 1e-6
+
+
+def test_all_log_probabilities_are_the_plain_forwards(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor), [*pairs(4), Question((), "Is it Yes or No?")]
+    judge = LocalJudge(model, processor)
+    rows = judge.log_probs(judge.prompting.chat_prompts(asked))
+    plain = [plain_logits(model, processor, question).double().log_softmax(0) for question in asked[:4]]
+    for row, expected in zip(rows, plain, strict=False):
+        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
+    assert rows[4].exp().sum() == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_a_larger_judge_agrees_in_fp32(processor: ImageTextProcessor) -> None:
+    """40 M parameters: sums are long enough for their order to show."""
+    sizes = {"width": 512, "heads": 8, "layers": 8, "vision_width": 256, "vision_layers": 8}
+    model, asked = build("qwen2_5_vl", processor, **sizes), pairs(50)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.3 if parameter.ndim > 1 else 1.0)  # as wide layers are initialised
+    plain = [plain_p_yes(model, processor, question) for question in asked]
+    for name in ("shared", "plain, small batches"):
+        assert answers(LocalJudge(model, processor, **WAYS[name]), asked) == pytest.approx(plain, abs=1e-5), name
+    assert max(plain) - min(plain) > 0.01
+
+
+def test_the_committed_judge_agrees_and_tells_pairs_apart(judge: LocalJudge) -> None:
+    drawn = [characters.draw(panel, size) for panel in characters.all_panels()[::1500] for size in (32, 64)]
+    asked = [Question(pair, questions.same_theme("a hero")) for pair in itertools.permutations(drawn[:5], 2)]
+    asked += [Question((image,), questions.shows_text("red round hero")) for image in drawn]
+    plain = [plain_p_yes(judge.model, judge.processor, question) for question in asked]
+    assert answers(judge, asked) == pytest.approx(plain, abs=1e-6)
+    assert max(plain) - min(plain) > 0.5
+
+
+# --- what is computed ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted(judge: LocalJudge) -> Iterator[dict[str, int]]:
+    """Images through the vision tower, rows through the head, tokens through the language model."""
+    count = {"images": 0, "answers": 0, "tokens": 0}
+
+    def images(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        count["images"] += len(named["grid_thw"] if "grid_thw" in named else arguments[1])
+
+    def tokens(_: Any, __: tuple[Any, ...], named: dict[str, Any]) -> None:
+        count["tokens"] += named["inputs_embeds"].shape[:2].numel()
+
+    def rows(_: Any, arguments: tuple[Any, ...]) -> None:
+        count["answers"] += arguments[0].shape[:-1].numel()
+
+    model = judge.model
+    hooks = [
+        model.model.visual.register_forward_pre_hook(images, with_kwargs=True),
+        model.model.language_model.register_forward_pre_hook(tokens, with_kwargs=True),
+        model.lm_head.register_forward_pre_hook(rows),
+    ]
+    yield count
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_grid_of_four_is_6_questions_and_4_images(processor: ImageTextProcessor, family: str) -> None:
+    judge = LocalJudge(build(family, processor), processor)
+    asked = grid_questions(panels(4, sizes=[(128, 128)]))
+    with counted(judge) as count:
+        judge.verdicts(asked)
+    _, runs = judge.prompting.featured(judge.prompting.encode(judge.prompting.chat_prompts(asked)), batch_tokens=8192)
+    beginnings = {tuple(run.symbol_N[:end]) for run in runs for end in range(1, len(run) + 1)}
+    assert count == {"images": 4, "answers": 6, "tokens": len(beginnings)}
+    assert len(beginnings) < 0.85 * sum(map(len, runs))
+
+
+def test_criteria_about_a_pair_share_both_images(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    pair = tuple(panels(2, sizes=[(128, 128)]))
+    asked = [Question(pair, questions.meets_criterion(f"One {word}.")) for word in ("hat", "hero", "palette", "prop")]
+    with counted(judge) as count:
+        judge.verdicts(asked)
+    alone = sum(map(len, judge.prompting.encode(judge.prompting.chat_prompts(asked))))
+    assert (count["images"], count["answers"]) == (2, 4)
+    assert count["tokens"] < alone / 2
+
+
+def test_equal_questions_and_equal_pixels_are_computed_once(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    images = panels(2)
+    asked = [Question((images[0].copy(), images[1].copy()), questions.consistent()) for _ in range(5)]
+    with counted(judge) as count:
+        verdicts = judge.verdicts(asked)
+    assert (count["images"], count["answers"]) == (2, 1)
+    assert len(set(verdicts)) == 1
+
+
+class Recorded:
+    """A tokenizer or image processor that remembers what it was given."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.given = inner, list[Any]()
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        self.given += given or options["images"]
+        return self.inner(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_two_rewards_over_two_epochs_prepare_and_encode_each_image_once(judge: LocalJudge) -> None:
+    """12 grids of 4 panels an epoch, 10 questions each; the texts are the same in both epochs."""
+    processor = copy.copy(judge.processor)
+    processor.image_processor = Recorded(judge.processor.image_processor)
+    processor.tokenizer = Recorded(judge.processor.tokenizer)
+    recorded = LocalJudge(judge.model, processor)
+    rewards = [Consistency(recorded), PanelMatch(recorded)]
+    prompts = [Prompt(0, "t", "hero", Grid(2, 2), ("red hero", "blue hero", "a boat", "a tree"))] * 12
+    drawn = [characters.draw(panel, 32) for panel in characters.all_panels()[:: len(characters.all_panels()) // 96]]
+    for epoch in range(2):
+        panels_ = drawn[48 * epoch : 48 * epoch + 48]
+        grids = [join(panels_[4 * number : 4 * number + 4], Grid(2, 2)) for number in range(12)]
+        distinct = len({panel.tobytes() for panel in panels_})
+        with counted(recorded) as count:
+            for reward in rewards:
+                reward(prompts, grids)
+        assert count["images"] == distinct
+        assert len(processor.image_processor.given) == distinct
+        assert len(processor.tokenizer.given) == (5 if epoch == 0 else 0)
+        processor.image_processor.given.clear()
+        processor.tokenizer.given.clear()
+
+
+def test_other_weights_or_other_images_are_encoded_anew(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor).double(), processor)
+    asked = grid_questions(panels(4))
+    with counted(judge) as count:
+        before = answers(judge, asked)
+        assert answers(judge, asked) == before
+        assert count["images"] == 4
+        with torch.no_grad():
+            for weight in judge.model.model.visual.parameters():
+                weight.mul_(1.5)
+        after = answers(judge, asked)
+        assert count["images"] == 8
+        assert after == answers(LocalJudge(judge.model, processor), asked) != before
+        count["images"] = 0
+        judge.verdicts(asked[:1])
+        assert count["images"] == 2
+
+
+def test_features_of_several_batches_are_not_kept(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor, batch_tokens=20)
+    asked = grid_questions(panels(4, sizes=[(64, 64)]))
+    with counted(judge) as count:
+        judge.verdicts(asked)
+        judge.verdicts(asked)
+    assert count["images"] == 8
+
+
+def test_the_last_mlp_sees_where_prompts_end(judge: LocalJudge) -> None:
+    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::800]])
+    before, last = (layer.mlp for layer in judge.model.model.language_model.layers[-2:])
+    seen: dict[Any, list[int]] = {before: [], last: []}
+
+    def count(mlp: Any, given: tuple[Any, ...]) -> None:
+        seen[mlp].append(given[0].shape[:-1].numel())
+
+    with before.register_forward_pre_hook(count), last.register_forward_pre_hook(count):
+        judge.verdicts(asked)
+    (root, *all_tokens), (same_root, *ends) = seen[before], seen[last]
+    assert root == same_root  # what has children is needed whole
+    assert len(asked) <= sum(ends) < sum(all_tokens) / 10
+
+
+def test_a_cpu_gets_batches_that_its_caches_hold(judge: LocalJudge) -> None:
+    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::500]])
+    sizes = list[int]()
+    hook = judge.model.model.language_model.register_forward_pre_hook(
+        lambda _, __, named: sizes.append(named["inputs_embeds"].shape[:2].numel()), with_kwargs=True
+    )
+    with hook:
+        judge.verdicts(asked)
+    assert max(sizes) <= CPU_TOKENS * torch.get_num_threads() < sum(sizes)
+
+
+def test_eager_attention_gives_the_same_verdicts(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor), pairs(8)
+    expected = [plain_p_yes(model, processor, question) for question in asked]
+    model.set_attn_implementation("eager")
+    assert answers(LocalJudge(model, processor, share=True), asked) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_call_leaves_nothing_behind(processor: ImageTextProcessor) -> None:
+    """Rope deltas are state of the model: an answer in words in between must not change a score, nor the reverse."""
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    asked = pairs(6)
+    before, words = answers(judge, asked), judge.explain(asked[0], max_new_tokens=8)
+    assert answers(judge, asked) == before
+    assert judge.explain(asked[0], max_new_tokens=8) == words
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logit(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor).double(), pairs(3)
+    sure, unsure = (answers(LocalJudge(model, processor, temperature=t), asked) for t in (1.0, 4.0))
+    assert [math.log(p / (1 - p)) / 4 for p in sure] == pytest.approx([math.log(p / (1 - p)) for p in unsure])
+
+
+def test_variants_add_up_the_spellings_that_are_single_tokens(processor: ImageTextProcessor) -> None:
+    model, (question,) = build("qwen2_5_vl", processor).double(), pairs(1)
+    tokenizer, probability = processor.tokenizer, plain_logits(model, processor, question).softmax(0)
+    masses = [
+        sum(float(probability[ids[0]]) for word in words if len(ids := tokenizer.encode(word)) == 1)
+        for words in VARIANTS
+    ]
+    judge = LocalJudge(model, processor, variants=True)
+    assert min(len(judge.yes_ids), len(judge.no_ids)) > 1
+    assert answers(judge, [question])[0] == pytest.approx(masses[0] / sum(masses), abs=1e-12)
+
+
+def test_symmetric_is_the_mean_of_both_orders_and_tells_the_gap(processor: ImageTextProcessor) -> None:
+    model, (pair,) = build("qwen2_5_vl", processor).double(), pairs(1)
+    single = Question(pair.images[:1], questions.shows_text("a hero"))
+    there, back, alone = answers(LocalJudge(model, processor), [pair, Question(pair.images[::-1], pair.text), single])
+    both, one = LocalJudge(model, processor, symmetric=True).verdicts([pair, single])
+    assert both.p_yes == pytest.approx((there + back) / 2, abs=1e-12)
+    assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
+    assert (one.p_yes, one.order_gap) == (pytest.approx(alone, abs=1e-12), None)
+
+
+def test_the_judge_explains(judge: LocalJudge) -> None:
+    first, second = characters.all_panels()[:2]
+    images = (characters.draw(first, 32), characters.draw(second, 64))
+    answer = judge.explain(Question(images, questions.same_theme(first.subject)))
+    assert answer.startswith(("Yes", "No"))
+    assert len(answer.split()) > 2
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+def test_nothing_asked_is_nothing_answered(judge: LocalJudge) -> None:
+    assert judge.verdicts([]) == judge.log_probs([]) == []
+
+
+def test_a_word_of_several_tokens_is_no_score(judge: LocalJudge) -> None:
+    with pytest.raises(ValueError, match="must be one"):
+        single_token(judge.processor.tokenizer, "Certainly not")
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY_JUDGE, tmp_path / "judge")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"judge: its weights are damaged or cut off .*fetch or copy them again"):
+        LocalJudge.from_pretrained(folder)
+
+
+def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
+    (verdict,) = judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
+    assert (verdict.p_yes, verdict.error) == (
+        None,
+        "a text may not hold the control token <|image_pad|>; take it out",
+    )
+
+
+@pytest.mark.parametrize(("size", "message"), [((1, 1), "1x1 is too small"), ((2000, 8), "2000x8 is too long")])
+def test_an_image_that_cannot_be_looked_at_is_named(judge: LocalJudge, size: tuple[int, int], message: str) -> None:
+    images = (panels(1)[0], Image.new("RGB", size))
+    with pytest.raises(ImageError, match=rf"image 2 of 'Same\?': {message}"):
+        judge.verdicts([Question(images, "Same?")])
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L"])
+def test_other_colour_modes_are_judged_as_what_they_show(judge: LocalJudge, mode: str) -> None:
+    image = panels(1)[0].convert("L").convert("RGB")
+    shown = image.quantize() if mode == "P" else image.convert(mode)
+    asked = [Question((first, image), "Same?") for first in (image, shown)]
+    as_rgb, as_mode = answers(judge, asked)
+    assert as_mode == pytest.approx(as_rgb, abs=1e-2)

@@ -1,0 +1,115 @@
+"""Every question once, in order, and every answer where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from PIL import Image
+
+from pacorl.judge.pairwise import (
+    EditVerdicts,
+    ask,
+    ask_edits,
+    ask_pairs,
+    both_orders,
+    matrix_of,
+    mean_over_dimensions,
+)
+from pacorl.types import Question, Verdict
+
+FIRST, SECOND = (Image.new("L", (4, 4), shade) for shade in (10, 200))
+
+
+def test_the_mean_and_the_gap_of_both_orders_in_one_call() -> None:
+    calls = []
+
+    def ask(questions: list[Question]) -> list[Verdict]:
+        calls.append(questions)
+        return [Verdict(0.9 if question.images[0] is FIRST else 0.4) for question in questions]
+
+    pair, single = Question((FIRST, SECOND), "Same?"), Question((SECOND,), "A hero?")
+    assert both_orders(ask, [single, pair]) == [Verdict(0.4), Verdict(0.65, order_gap=0.5)]
+    assert [[question.images for question in call] for call in calls] == [
+        [(SECOND,), (FIRST, SECOND), (SECOND, FIRST)],
+    ]
+
+
+def test_a_pair_is_missing_where_one_order_is() -> None:
+    said = [Verdict(0.5), Verdict(None, "no answer")]
+    assert both_orders(lambda _: said, [Question((FIRST, SECOND), "Same?")]) == [Verdict(None, "no answer")]
+
+
+# --- keyed answers ---------------------------------------------------------------------------------------------
+
+
+class Noting:
+    """P(Yes) by the two images' shades and the text; notes what it is asked, in order."""
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.questions: list[Question] = []
+        self.forgets = forgets
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        self.questions += questions
+        return [Verdict(p_of(question)) for question in questions][self.forgets :]
+
+    def explain(self, question: Question) -> str:
+        return question.text
+
+
+def p_of(question: Question) -> float:
+    shades = [int(image.getpixel((0, 0))) for image in question.images]
+    return (shades[0] + 2 * shades[-1] + len(question.text)) / 1000
+
+
+def shade(number: int) -> Image.Image:
+    return Image.new("L", (4, 4), number)
+
+
+def test_answers_about_pairs_are_found_by_set_pair_and_name() -> None:
+    sets = [[shade(1), shade(2), shade(3)], [shade(9)], [shade(4), shade(5)]]
+    texts = [{"style": "Style?", "logic": "Logic, too?"}, {"style": "S"}, {"style": "Is it?"}]
+    judge = Noting()
+    answers = ask_pairs(judge, sets, texts)
+    assert [list(pairs) for pairs in answers] == [[(0, 1), (0, 2), (1, 2)], [], [(0, 1)]]
+    for images, named, pairs in zip(sets, texts, answers, strict=True):
+        for (i, j), verdicts in pairs.items():
+            for name, text in named.items():
+                assert verdicts[name].p_yes == p_of(Question((images[i], images[j]), text))
+    # Sets first, then pairs, then names: the order decides which questions share a batch.
+    assert [question.text for question in judge.questions] == ["Style?", "Logic, too?"] * 3 + ["Is it?"]
+
+
+def test_a_judge_that_miscounts_is_refused() -> None:
+    with pytest.raises(ValueError, match="returned 0 verdicts for 1 questions"):
+        ask(Noting(forgets=True), {"only": Question((FIRST,), "A hero?")})
+
+
+def test_symmetric_pairs_are_means_of_both_orders() -> None:
+    (pairs,) = ask_pairs(Noting(), [[shade(10), shade(30)]], [{"": "?"}], symmetric=True)
+    there, back = (10 + 60 + 1) / 1000, (30 + 20 + 1) / 1000
+    assert pairs[0, 1][""].p_yes == pytest.approx((there + back) / 2)
+    assert pairs[0, 1][""].order_gap == pytest.approx(there - back)
+
+
+def test_an_edit_s_source_is_shown_at_the_edit_s_size() -> None:
+    judge = Noting()
+    first, second = ask_edits(judge, [(shade(10), Image.new("L", (8, 2), 20), "a"), (shade(10), shade(40), "b")])
+    assert [question.images[0].size for question in judge.questions] == [(8, 2), (8, 2), (4, 4), (4, 4)]
+    assert first.kept.p_yes == p_of(judge.questions[0])
+    assert second.followed.p_yes == p_of(judge.questions[3])
+    assert second.score() == pytest.approx((p_of(judge.questions[2]) * p_of(judge.questions[3])) ** 0.5)
+    assert EditVerdicts(first.kept, Verdict(None, "asleep")).score() is None
+
+
+def test_dimensions_weigh_alike_however_many_criteria_they_have() -> None:
+    answers = {("Style", "Ink"): Verdict(0.2), ("Style", "Paper"): Verdict(0.4), ("Logic", "Order"): Verdict(0.9)}
+    assert mean_over_dimensions(answers).p_yes == pytest.approx((0.3 + 0.9) / 2)
+    missing = Verdict(None, "asleep")
+    assert mean_over_dimensions(answers | {("Logic", "Order"): missing}) is missing
+
+
+def test_the_matrix_is_symmetric_with_holes() -> None:
+    verdicts = {(0, 1): Verdict(0.5), (1, 2): Verdict(None, "no")}
+    assert matrix_of(verdicts, 3) == ((None, 0.5, None), (0.5, None, None), (None, None, None))

@@ -1,0 +1,80 @@
+"""What makes two images one, and what a judge remembers of the last call."""
+
+from __future__ import annotations
+
+import pytest
+from judges import build, panels, processor_of_any_size
+from PIL import Image
+
+from pacorl.core import questions
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.prompting import DistinctImage
+from pacorl.types import Question
+
+
+def asked_of(*images: Image.Image) -> Question:
+    return Question(images, questions.consistent())
+
+
+@pytest.fixture(scope="module")
+def judge() -> LocalJudge:
+    processor = processor_of_any_size()
+    return LocalJudge(build("qwen2_5_vl", processor).double().train(), processor)
+
+
+def test_images_of_one_shape_and_pixels_are_one() -> None:
+    wide, high, same = (DistinctImage.of(Image.new("RGB", size), name="it") for size in ((16, 4), (4, 16), (16, 4)))
+    assert wide == same != high
+    assert len({wide, high, same}) == 2
+
+
+def test_a_judge_neither_trains_nor_learns(judge: LocalJudge) -> None:
+    assert not judge.model.training
+    assert not any(weight.requires_grad for weight in judge.model.parameters())
+
+
+def test_other_images_of_as_many_tokens_have_other_features(judge: LocalJudge) -> None:
+    """Two calls of one image each, then both in one call, where one text begins either question."""
+    first, second = panels(2, sizes=[(64, 64)])
+    apart = [judge.verdicts([asked_of(image)])[0].p_yes for image in (first, second)]
+    together = [verdict.p_yes for verdict in judge.verdicts([asked_of(first), asked_of(second)])]
+    assert apart == pytest.approx(together, abs=1e-10)
+    assert abs(together[0] - together[1]) > 1e-6  # type: ignore[operator]
+
+
+def test_images_of_one_area_and_two_shapes_have_positions_of_their_own(judge: LocalJudge) -> None:
+    wide, high = Image.linear_gradient("L").resize((96, 64)), Image.linear_gradient("L").resize((64, 96))
+    together = [verdict.p_yes for verdict in judge.verdicts([asked_of(wide), asked_of(high)])]
+    apart = [judge.verdicts([asked_of(image)])[0].p_yes for image in (wide, high)]
+    assert together == pytest.approx(apart, abs=1e-10)
+
+
+def test_verdicts_are_in_the_order_of_their_questions(judge: LocalJudge) -> None:
+    """Each in a batch of its own, longest first."""
+    plain = LocalJudge(judge.model, judge.processor, share=False, batch_tokens=1)
+    image = panels(1, sizes=[(64, 64)])[0]
+    asked = [Question((image,), "Yes? " * count) for count in (1, 3, 2)]
+    together = [verdict.p_yes for verdict in plain.verdicts(asked)]
+    assert together == [plain.verdicts([question])[0].p_yes for question in asked]
+    assert len(set(together)) == 3
+
+
+def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(judge: LocalJudge) -> None:
+    """Two first images, the one longer, with two and with three second ones: padded beside each other, and branched."""
+    (long, short), seconds = panels(2, sizes=[(128, 128), (128, 80)]), panels(3, sizes=[(48, 48)])
+    pairs = [(long, seconds[0]), (long, seconds[1]), *((short, second) for second in seconds)]
+    asked = [Question(pair, questions.same_theme("a red hero")) for pair in pairs]
+    plain = LocalJudge(judge.model, judge.processor, share=False)
+    together, apart = ([verdict.p_yes for verdict in one.verdicts(asked)] for one in (judge, plain))
+    assert together == pytest.approx(apart, abs=1e-10)
+    assert len({round(p_yes or 0.0, 9) for p_yes in apart}) == 5
+
+
+def test_a_template_that_thinks_is_told_not_to() -> None:
+    """As Qwen3's templates do: the answer's first token must be Yes or No, and no `<think>`."""
+    processor = processor_of_any_size()
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    turns = [{"role": "user", "content": [{"type": "text", "text": "Same?"}]}]
+    plain = judge.prompting.chat_text(turns)
+    processor.chat_template += "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+    assert judge.prompting.chat_text(turns) == plain

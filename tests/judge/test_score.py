@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import pytest
+from PIL import Image
+
+from pacorl.core.set_scores import LowestPanel
+from pacorl.io.images import ImageError
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.judge.score_page import summary, table, write_page
+from pacorl.judge.scores import Scores, open_images, panels_of, questions_about, read_criteria, score_set
+from pacorl.types import Grid, Question, Verdict
+
+SHADES = [100, 110, 240, 105]
+IMAGES = [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in SHADES]
+
+
+class GreyJudge:
+    """Says how alike two grey images are; a brighter first image costs .1, a question with "strict" halves."""
+
+    def __init__(self, *, silent_about: str = "nothing") -> None:
+        self.silent_about = silent_about
+        self.calls: list[list[Question]] = []
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        self.calls.append(list(questions))
+        return [self._verdict(question) for question in questions]
+
+    def _verdict(self, question: Question) -> Verdict:
+        if self.silent_about in question.text:
+            return Verdict(None, "it fell silent")
+        first, second = (image.getpixel((0, 0))[0] for image in question.images)
+        p = 1 - abs(first - second) / 255 - 0.1 * (first > second)
+        return Verdict(p / 2 if "strict" in question.text else p)
+
+    def explain(self, question: Question) -> str:
+        return f"Asked: {question.text[:10]}"
+
+
+def p(first: int, second: int) -> float:
+    return 1 - abs(SHADES[first] - SHADES[second]) / 255 - 0.1 * (SHADES[first] > SHADES[second])
+
+
+def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
+    judge = GreyJudge()
+    scores = score_set(judge, IMAGES)
+    assert len(judge.calls) == 1
+    assert len(judge.calls[0]) == len(scores.pairs) == 6
+    assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
+    assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
+    assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
+
+
+def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
+    odd = score_set(GreyJudge(), IMAGES).odd_one_out
+    assert odd is not None
+    assert odd.image == 2
+    assert odd.with_others == pytest.approx(median([p(0, 2), p(1, 2), p(2, 3)]))
+    assert odd.among_others == pytest.approx((p(0, 1) + p(0, 3) + p(1, 3)) / 3)
+    assert score_set(GreyJudge(), IMAGES[:2]).odd_one_out is None
+    assert score_set(GreyJudge(), [IMAGES[0]] * 3).odd_one_out is None, "of equals"
+
+
+def test_the_lowest_panel_of_eight_is_seen_where_the_mean_is_high() -> None:
+    shades = [*[100] * 4, 240, *[100] * 3]
+    scores = score_set(GreyJudge(), [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades])
+    assert scores.mean is not None
+    assert scores.mean > 0.8
+    assert scores.lowest_panel == LowestPanel(4, pytest.approx(1 - 140 / 255))
+    assert scores.to_dict()["lowest_panel"] == {"image": "image 5", "median": scores.lowest_panel.median}
+    assert f"Fits least: image 5, median {scores.lowest_panel.median:.4f} with the others" in table(scores)
+
+
+def test_the_lowest_of_a_ranking_is_a_candidate() -> None:
+    scores = score_set(GreyJudge(), IMAGES, ranking=True)
+    assert scores.lowest_panel == LowestPanel(2, pytest.approx(p(0, 2)))
+
+
+def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], symmetric=True).pairs
+    assert pair.p_yes == pytest.approx((p(0, 1) + p(1, 0)) / 2)
+    assert pair.order_gap == pytest.approx(0.1)
+    assert score_set(GreyJudge(), IMAGES[:2]).pairs[0].order_gap is None
+
+
+def test_several_questions_are_averaged_and_kept_apart() -> None:
+    questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
+    assert pair.by_question == pytest.approx((p(0, 1), p(0, 1) / 2, p(0, 1)))
+    assert pair.p_yes == pytest.approx(sum(pair.by_question) / 3)
+
+
+def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
+    questions = questions_about(criteria={"a": "strict", "b": "loose"})
+    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=questions, symmetric=True)
+    assert scores.mean is None
+    assert len(scores.missing) == 6
+    assert scores.pairs[0].error == "it fell silent"
+    assert scores.odd_one_out is None
+
+
+def test_ranking_compares_with_the_first_only() -> None:
+    scores = score_set(GreyJudge(), IMAGES, names="wxyz", ranking=True)
+    assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
+    assert scores.matrix[1][2] is None
+    assert summary(scores) == [f"Closest to w: z, {p(0, 3):.4f}."]
+
+
+def test_no_reasons_are_asked_for_what_has_no_score() -> None:
+    scores = score_set(GreyJudge(silent_about="Do"), IMAGES[:2], reasons=True)
+    assert (scores.pairs[0].error, scores.pairs[0].reasons) == ("it fell silent", "")
+    assert summary(scores) == ["No score: image 1 and image 2 (it fell silent)."]
+
+
+def test_one_image_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="two or more"):
+        score_set(GreyJudge(), IMAGES[:1])
+    with pytest.raises(ValueError, match="at least one candidate"):
+        score_set(GreyJudge(), IMAGES[:1], ranking=True)
+
+
+def test_a_theme_and_criteria_become_questions() -> None:
+    assert [question.label for question in questions_about()] == ["consistent"]
+    theme, hat = questions_about("a fox", {"Identity / Hat": "Same hat."})
+    assert 'theme: "a fox"' in theme.text
+    assert "Same hat." in hat.text
+
+
+def test_criteria_are_read_from_words_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"criteria": {"Style": {"Palette": "One palette."}, "Logic": {"Time": "In order."}}}))
+    assert read_criteria([str(path), "Same hat."]) == {
+        "Style / Palette": "One palette.",
+        "Logic / Time": "In order.",
+        "Same hat.": "Same hat.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n"a": 1\n"b": 2}', "3: not valid JSON at column 1"),
+        ('{\n"a": "\xff"}', "2: not UTF-8 text"),
+        ("[]", " holds no criteria"),
+        ('{"a": {"b": 3}}', " criterion a.b is 3"),
+    ],
+)
+def test_a_faulty_criteria_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=rf"c\.json:{message}"):
+        read_criteria([str(path)])
+
+
+# --- images ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, image in zip("abcd", IMAGES, strict=True):
+        image.save(tmp_path / f"{name}.png")
+    (tmp_path / "bad.png").write_bytes(b"hello")
+    return tmp_path
+
+
+def test_every_unusable_image_is_named_at_once(folder: Path) -> None:
+    with pytest.raises(ImageError, match=r"(?s)bad\.png: not an image.*none\.png: No such file"):
+        open_images([folder / "a.png", folder / "bad.png", folder / "none.png"])
+
+
+def test_keep_going_leaves_them_out_and_says_so(folder: Path) -> None:
+    names, images, refused = open_images([folder / "a.png", folder / "bad.png"], keep_going=True)
+    assert (names, len(images), list(refused)) == ((str(folder / "a.png"),), 1, [str(folder / "bad.png")])
+    with pytest.raises(ImageError, match=r"bad\.png"):
+        open_images([folder / "bad.png"], keep_going=True)
+
+
+def test_an_image_given_twice_keeps_two_names(folder: Path) -> None:
+    names, _, _ = open_images([folder / "a.png"] * 3)
+    assert names == (f"{folder}/a.png", f"{folder}/a.png (2)", f"{folder}/a.png (3)")
+
+
+def test_a_grid_is_cut_into_panels() -> None:
+    names, panels = panels_of("grid", Image.new("RGB", (64, 32)), Grid(1, 2))
+    assert names == ("grid[1]", "grid[2]")
+    assert [panel.size for panel in panels] == [(32, 32)] * 2
+    with pytest.raises(ImageError, match="panel 1 of grid"):
+        panels_of("grid", Image.new("RGB", (64, 32)), Grid(16, 1))
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def scored() -> Scores:
+    return score_set(GreyJudge(), IMAGES, names="wxyz", reasons=True)
+
+
+def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
+    text = table(scored())
+    assert f"{p(0, 1):.4f}" in text
+    assert "Fits least: y" in text
+    assert "w and x: " in text
+    assert "Asked: Do the two" in text
+
+
+def test_scores_are_printed_as_the_command_prints_them() -> None:
+    scores = score_set(GreyJudge(), IMAGES)
+    assert str(scores) == table(scores)
+    assert repr(scores) == f"Scores(4 images, mean {scores.mean:.4f}, 'image 3' fits least)"
+    silent = score_set(GreyJudge(silent_about="Do"), IMAGES[:2])
+    assert repr(silent) == "Scores(2 images, no mean, 1 of 1 pairs without a score)"
+
+
+def test_a_name_is_no_judge() -> None:
+    with pytest.raises(TypeError, match=r"PacoReward\.from_pretrained\('tiny'\) loads one by its name"):
+        PacoReward("tiny")  # type: ignore[arg-type]
+
+
+def test_two_images_make_one_line() -> None:
+    text = table(score_set(GreyJudge(), IMAGES[:2]))
+    assert text == f"P(Yes), the two images belong together: {p(0, 1):.4f}."
+
+
+def test_a_missing_pair_is_said() -> None:
+    assert "No score: image 1 and image 2 (it fell silent)." in table(
+        score_set(GreyJudge(silent_about="Do"), IMAGES[:2])
+    )
+
+
+def test_the_json_names_images() -> None:
+    document = json.loads(json.dumps(scored().to_dict()))
+    assert document["odd_one_out"]["image"] == "y"
+    assert document["pairs"][0]["images"] == ["w", "x"]
+    assert document["pairs"][0]["reasons"].startswith("Asked")
+    assert document["matrix"][0][0] is None
+
+
+@pytest.mark.parametrize("ranking", [False, True])
+def test_the_page_is_self_contained_and_escapes(tmp_path: Path, ranking: bool) -> None:
+    names = ["<b>w</b>", "x", "y", "z"]
+    scores = score_set(GreyJudge(), IMAGES, names=names, ranking=ranking, reasons=True, symmetric=True)
+    path = write_page(tmp_path / "page.html", scores, judge="grey", theme="<grey>", refused={"q": "q: bad"})
+    page = path.read_text()
+    assert "&lt;b&gt;w&lt;/b&gt;" in page
+    assert "<b>w</b>" not in page
+    assert "&lt;grey&gt;" in page
+    assert page.count("data:image/png") >= 4
+    assert ("http://" in page or "https://" in page) is False
+    assert ('class="matrix"' in page) is not ranking
+    assert "lowest panel: 3" in page
+    assert "Asked: Do the two" in page
+    assert "q: bad" in page
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    (frame,) = re.findall(r'^<iframe srcdoc="([^"]*)" sandbox="allow-scripts"[^>]*></iframe>$', _grey()._repr_html_())
+    page = html.unescape(frame)
+    assert page.startswith("<!doctype html>")
+    assert page.count("data:image/png") >= 4
+    assert "&lt;b&gt;w&lt;/b&gt;" in page
+
+
+def _grey() -> Scores:
+    return score_set(GreyJudge(), IMAGES, names=["<b>w</b>", "x", "y", "z"])
+
+
+# --- the Python door -------------------------------------------------------------------------------------------
+
+
+def test_a_script_scores_two_images(folder: Path) -> None:
+    reward = PacoReward(GreyJudge())
+    assert reward.score(folder / "a.png", IMAGES[1]) == pytest.approx(p(0, 1))
+    assert reward.rank([folder / "a.png", *IMAGES[1:]]).ranked[0].second == 3
+    assert reward.explain(IMAGES[0], IMAGES[1], theme="grey") == "Asked: Given two "
+    with pytest.raises(RuntimeError, match="it fell silent"):
+        PacoReward(GreyJudge(silent_about="Do")).score(*IMAGES[:2])
+
+
+def test_an_adapter_at_a_server_is_a_model() -> None:
+    with pytest.raises(ValueError, match="name one as the model"):
+        PacoReward.from_pretrained("http://127.0.0.1:1", adapter="lora", model="judge")

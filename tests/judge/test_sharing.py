@@ -1,0 +1,79 @@
+"""The tree of prefixes: every token once, every prompt whole. That sharing changes no number is in test_judge.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pacorl.judge.sharing import Node, batches, can_share, prefix_forest
+
+
+def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[int, list[Node]]]:
+    """Every prompt with the nodes from its first token to its last."""
+    for node in nodes:
+        for prompt in node.ends:
+            yield prompt, [*above, node]
+        yield from paths(node.children, (*above, node))
+
+
+def size(nodes: Sequence[Node]) -> int:
+    return sum(len(node) + size(node.children) for node in nodes)
+
+
+def drawn(seed: int) -> list[NDArray[np.int64]]:
+    """Prompts of few symbols: many share beginnings, some are another's beginning, some are equal."""
+    rng = random.Random(seed)
+    return [np.array(rng.choices(range(3), k=rng.randint(1, 7)), dtype=np.int64) for _ in range(40)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("worth", [0, 3, 10, 10**6])
+def test_every_prompt_is_a_path_of_the_forest(seed: int, worth: int) -> None:
+    symbols = drawn(seed)
+    forest = prefix_forest(symbols, worth=worth)
+    found = dict(paths(forest))
+    assert sorted(prompt for prompt, _ in paths(forest)) == list(range(len(symbols)))
+    for prompt, path in found.items():
+        spelled = np.concatenate([symbols[node.prompt][node.start : node.end] for node in path])
+        assert spelled.tolist() == symbols[prompt].tolist()
+        assert [node.start for node in path] == [0, *(node.end for node in path[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_forest_holds_every_beginning_once(seed: int) -> None:
+    symbols = drawn(seed)
+    beginnings = {tuple(prompt[:end]) for prompt in symbols for end in range(1, len(prompt) + 1)}
+    assert size(prefix_forest(symbols, worth=0)) == len(beginnings)
+    assert size(prefix_forest(symbols, worth=10**6)) == sum(len(prompt) for prompt in {tuple(s) for s in symbols})
+
+
+def test_a_short_beginning_is_left_with_what_follows() -> None:
+    symbols = [np.array([1] * 20 + [2 + number] * 30) for number in range(3)]
+    assert [len(node) for node in prefix_forest(symbols, worth=40)] == [20]
+    assert [len(node) for node in prefix_forest(symbols, worth=41)] == [50, 50, 50]
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 100, 10**6])
+def test_batches_keep_to_their_tokens(tokens: int) -> None:
+    rng = random.Random(0)
+    nodes = [Node(0, rng.randint(1, 60), 0, children=[Node(0, 1, 0)] * rng.randint(0, 1)) for _ in range(50)]
+    found = list(batches(nodes, tokens=tokens))
+    assert sorted(id(node) for batch in found for node in batch) == sorted(map(id, nodes))
+    for batch in found:
+        assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= tokens
+        assert min(map(len, batch)) * 2 > max(map(len, batch))
+        assert len({bool(node.children) for node in batch}) == 1
+
+
+def test_an_unproven_model_does_not_share() -> None:
+    from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLMoeConfig
+
+    assert can_share(Qwen2VLConfig())
+    assert not can_share(Qwen3VLMoeConfig())
+    assert not can_share(Qwen2VLConfig(attn_implementation="flash_attention_2"))
+    sliding = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    assert not can_share(Qwen2_5_VLConfig(text_config=sliding))

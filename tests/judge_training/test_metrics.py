@@ -1,0 +1,98 @@
+"""Measures of a judge against scikit-learn and sums by hand."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from pacorl.judge_training.loop import (
+    LossSums,
+    auc,
+    calibration_error,
+    decision_metrics,
+    order_gap,
+    processes,
+    read_answers,
+)
+
+
+def test_auc_is_scikit_learns_ties_included() -> None:
+    rng = np.random.default_rng(0)
+    for size in (5, 50, 500):
+        p = rng.random(size).round(1)
+        y = rng.random(size) < 0.4
+        y[:2] = True, False
+        assert auc(p, y) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
+    assert math.isnan(auc(np.array([0.1, 0.9]), np.array([True, True])))
+
+
+def test_calibration_by_hand() -> None:
+    p = np.array([0.05, 0.01, 0.95, 1.0, 0.55])
+    y = np.array([False, True, True, True, False])
+    # bins 0, 9 and 5: |.06 − 1|, |1.95 − 2|, |.55 − 0|
+    assert calibration_error(p, y) == pytest.approx((0.94 + 0.05 + 0.55) / 5)
+    rng = np.random.default_rng(1)
+    spread = rng.random(200_000)
+    assert calibration_error(spread, rng.random(200_000) < spread) < 0.005
+
+
+def test_order_gap_passes_over_single_images() -> None:
+    assert order_gap(np.array([0.2, 0.9, 0.4]), np.array([0.5, np.nan, 0.3])) == pytest.approx(0.2)
+    assert math.isnan(order_gap(np.array([0.2]), np.array([np.nan])))
+
+
+def test_categories_are_measured_apart() -> None:
+    found = decision_metrics(
+        [0.9, 0.2, 0.4, 0.6],
+        [True, False, True, False],
+        swapped=[0.8, 0.2, None, None],
+        category=["hat", "hat", "x", "x"],
+    )
+    assert (found["decision_accuracy"], found["decision_accuracy/hat"], found["decision_accuracy/x"]) == (0.5, 1.0, 0.0)
+    assert (found["auc/hat"], found["auc/x"], found["auc"]) == (1.0, 0.0, 0.75)
+    assert found["order_gap"] == pytest.approx(0.05)
+    assert math.isnan(found["order_gap/x"])
+    alone = decision_metrics([0.9], [True], swapped=[None], category=["hat"])
+    assert set(alone) == {"decision_accuracy", "auc", "ece", "order_gap"}
+
+
+class Scripted:
+    """A model that says given logits, and those positions of them that it is asked for."""
+
+    def __init__(self, logits_BLV: Tensor) -> None:
+        self.logits_BLV = logits_BLV
+
+    def __call__(self, *, logits_to_keep: Tensor, **inputs: object) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits_BLV[logits_to_keep])
+
+
+def test_answers_are_read_one_position_before_them() -> None:
+    """Against a softmax over all positions; the second answer is of one token."""
+    logits_BLV = torch.randn(2, 6, 10, dtype=torch.float64)
+    ids_BL = torch.randint(10, (2, 6))
+    answer_BL = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0]], dtype=torch.bool)
+    read = read_answers(Scripted(logits_BLV), {"input_ids": ids_BL, "answer": answer_BL}, yes=7, no=3)
+    for row, positions in ((0, (3, 4, 5)), (1, (2,))):
+        for position in range(6):
+            said = logits_BLV[row, position - 1].log_softmax(-1)[ids_BL[row, position]]
+            assert float(read.log_prob_BL[row, position]) == pytest.approx(
+                float(said) if position in positions else 0.0
+            )
+        yes, no = logits_BLV[row, positions[0] - 1, [7, 3]]
+        assert float(read.p_yes_B[row]) == pytest.approx(1 / (1 + math.exp(no - yes)))
+
+
+def test_means_are_of_what_came_since_the_last_ones() -> None:
+    sums, cpu = LossSums(), torch.device("cpu")
+    processes()
+    for pairs, loss in ((1, 1.0), (3, 5.0)):
+        sums.add(pairs=pairs, right=1, means={"loss": loss})
+    assert sums.pop_means(cpu)["loss"] == 4.0
+    sums.add(pairs=2, right=1, means={"loss": 7.0})
+    means = sums.pop_means(cpu)
+    assert (means["loss"], means["decision_accuracy"]) == (7.0, 0.5)
+    assert sums.pop_means(cpu) == {}

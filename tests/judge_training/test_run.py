@@ -1,0 +1,557 @@
+"""The judge's training: what it minimises, that it stops and goes on, and what it leaves behind."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judges import build, processor_of_any_size
+from peft import peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import AutoModelForImageTextToText, TrainerCallback
+
+from pacorl.config.base import ConfigError, dump, load
+from pacorl.core.objectives.decision_weighted import decision_weighted
+from pacorl.core.questions import consistent
+from pacorl.io.images import ImageError, open_image
+from pacorl.io.processor import load_processor
+from pacorl.judge.local import LocalJudge
+from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
+from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
+from pacorl.judge_training.judge_trainer import BEGUN, MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
+from pacorl.judge_training.loop import (
+    LABEL_KEYS,
+    LossSums,
+    WeightedLikelihoodTrainer,
+    micro_batches,
+    read_answers,
+    training_arguments,
+)
+from pacorl.judge_training.tuning import load_model, processor_of, save_processor, source_of, tune
+from pacorl.lab.plan.judge_plan import plan_reward
+from pacorl.records.comparisons import comparisons_from, save_comparisons
+from pacorl.runtime.processes import Interrupted
+from pacorl.types import Question
+
+RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve comparisons; the file that holds them."""
+    folder = tmp_path_factory.mktemp("data")
+    comparisons_from("tiny:train:12", scratch=folder)
+    return folder / "tiny-train-12" / "comparisons.jsonl"
+
+
+@pytest.fixture
+def run(data: Path, tmp_path: Path) -> Any:
+    """Overrides → a config of six steps of two comparisons."""
+
+    def config(*overrides: str, out: str = "run") -> JudgeConfig:
+        small = [
+            f"out={tmp_path / out}",
+            f"data.train=['{data}']",
+            "data.evaluation=[]",
+            "optimizer.batch=2",
+            "log_every=2",
+            "save_every=100",
+            "trackers=[]",
+        ]
+        return load(JudgeConfig, RECIPE, [*small, *overrides])
+
+    return config
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in found]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / "adapter_model.safetensors")
+
+
+# --- the forward -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch(data: Path) -> dict[str, torch.Tensor]:
+    rows = each_once(comparisons_from(str(data)))
+    return Collator(processor_of("tiny"), target="reasons")([rows[index] for index in range(4)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model("tiny", dtype="float32")
+
+
+def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str, Any], model: Any) -> None:
+    answers = read_answers(model, batch, yes=0, no=1)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values",
+                                             "image_grid_thw")}  # fmt: skip
+    logits = model(**inputs).logits.detach()
+    for row in range(4):
+        places = batch["answer"][row].nonzero()[:, 0]
+        expected = F.log_softmax(logits[row, places - 1], -1)[range(len(places)), batch["input_ids"][row, places]]
+        torch.testing.assert_close(answers.log_prob_BL[row, places], expected, atol=1e-6, rtol=1e-6)
+    assert (answers.log_prob_BL[~batch["answer"]] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
+    """Loss and gradients of an adapter are those of full logits, in double precision."""
+    processor = processor_of_any_size()
+    rows = each_once(comparisons_from(str(data)))
+    batch = Collator(processor, target="reasons")([rows[0], rows[1]])
+    tuned = tune(build(family, processor).double(), RewardTuningConfig(rank=2))
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
+    logits = tuned(**inputs).logits[:, :-1].log_softmax(-1)
+    every = F.pad(logits.gather(2, batch["input_ids"][:, 1:, None])[..., 0], (1, 0))
+    few = read_answers(tuned, batch, yes=0, no=1).log_prob_BL
+    losses = [decision_weighted(found, batch["answer"], alpha=0.1)[0] for found in (every, few)]
+    learning = [parameter for name, parameter in tuned.named_parameters() if "lora_B" in name]
+    one, other = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, learning)]) for loss in losses)
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-10)
+    assert one.norm() > 0
+    torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8)
+
+
+def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:
+    seen = []
+    with model.lm_head.register_forward_hook(lambda module, given, made: seen.append(made.shape)):
+        read_answers(model, batch, yes=0, no=1)
+    assert seen == [(int(batch["answer"].sum()), model.config.text_config.vocab_size)]
+
+
+def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
+    """What training sees is what scoring asks, single images and images within the question included."""
+    comparisons = comparisons_from(str(data))[:3]
+    comparisons.append(dataclasses.replace(comparisons[0], images=comparisons[0].images[:1], question=consistent()))
+    judge = LocalJudge(model, processor_of("tiny"))
+    rows = in_both_orders(comparisons)
+    collator = Collator(judge.processor, target="reasons")
+    found = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
+    shown = [(row.comparison, row.comparison.images[:: -1 if row.swapped else 1]) for row in rows.rows]
+    asked = [Question(tuple(map(open_image, images)), one.question) for one, images in shown]
+    assert len(asked) == 7
+    assert found.p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
+
+
+def test_image_tags_stand_where_the_question_puts_them(data: Path) -> None:
+    collator = Collator(processor_of("tiny"), target="reasons")
+    one = dataclasses.replace(comparisons_from(str(data))[0], question="<image> or <image>?")
+    text = collator.processor.tokenizer.decode(collator.prompt_ids(one, [1, 1]))
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"user\n{image} or {image}?<|im_end|>" in text
+
+
+def test_targets(data: Path) -> None:
+    yes, no = comparisons_from(str(data))[:2]
+    processor = processor_of("tiny")
+    decode = processor.tokenizer.decode
+    found = {target: Collator(processor, target=target) for target in ("reasons", "label", "token")}
+    assert decode(found["reasons"].answer_ids(no)) == f"No. {no.reasons}<|im_end|>"
+    assert decode(found["label"].answer_ids(yes)) == "Yes.<|im_end|>"
+    assert decode(found["token"].answer_ids(yes)) == "Yes"
+    assert decode(found["reasons"].answer_ids(dataclasses.replace(yes, answer="Yes! All."))) == "Yes! All.<|im_end|>"
+    with pytest.raises(ValueError, match="does not begin with the token of 'No'"):
+        found["reasons"].answer_ids(dataclasses.replace(no, answer=" No."))
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        self.steps.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+
+
+def gradients(config: JudgeConfig) -> list[torch.Tensor]:
+    arguments, seen = training_arguments(config, evaluates=False), Gradients()
+    trainer = build_trainer(config, load_data(config), arguments, LossSums(), [seen])
+    trainer.train()
+    return seen.steps
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(4, 1), (6, 2)])
+def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
+    """4×1 is one batch of 4, and 3×2 one of 6."""
+    limit = ["data.workers=0", "optimizer.lr=1e-9", "optimizer.max_grad_norm=0", f"optimizer.batch={batch}"]
+    whole = gradients(run(*limit, f"optimizer.micro_batch={batch}", out="whole"))
+    parts = gradients(run(*limit, f"optimizer.micro_batch={micro}", out="parts"))
+    assert len(whole) == len(parts) == 12 // batch
+    for one, other in zip(whole, parts, strict=True):
+        assert (one - other).norm() < 1e-5 * one.norm()
+
+
+def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> None:
+    """Three comparisons as 2 + 1: the mean over three, not the mean of two means."""
+    three = comparisons_from(str(data))[:3]
+    save_comparisons(three, data.with_name("three.jsonl"))
+    source = [f"data.train=['{data.with_name('three.jsonl')}']", "optimizer.batch=4", "optimizer.max_grad_norm=0"]
+    (whole,) = gradients(run(*source, "optimizer.micro_batch=4", out="whole"))
+    (parts,) = gradients(run(*source, "optimizer.micro_batch=2", out="parts"))
+    assert (whole - parts).norm() < 1e-5 * whole.norm()
+
+
+def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
+    config = run("optimizer.batch=24", "optimizer.micro_batch=8")
+    assert [micro_batches(config, world=world) for world in (1, 2, 4, 8)] == [(8, 3), (6, 2), (6, 1), (3, 1)]
+    with pytest.raises(ValueError, match=r"optimizer\.batch 24 cannot be shared by 5 processes"):
+        micro_batches(config, world=5)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(
+    run: Any, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
+    more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
+    whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
+    JudgeTrainer(whole).train()
+    loss = WeightedLikelihoodTrainer.compute_loss
+
+    def loss_and_signal(trainer: WeightedLikelihoodTrainer, *args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WeightedLikelihoodTrainer, "compute_loss", loss_and_signal)
+        with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume"):
+            JudgeTrainer(stopped).train()
+    (checkpoint,) = complete_checkpoints(stopped.out / "checkpoints")
+    assert checkpoint.name == "checkpoint-3"
+    torn = checkpoint.with_name("checkpoint-5")
+    shutil.copytree(checkpoint, torn)
+    (torn / "complete.json").unlink()
+    (torn / "adapter_model.safetensors").write_bytes(b"cut short")
+    damaged = checkpoint.with_name("checkpoint-4")
+    shutil.copytree(checkpoint, damaged)
+    (damaged / "adapter_model.safetensors").write_bytes(b"damaged later")
+    with (stopped.out / "metrics.jsonl").open("a") as log:
+        log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
+    with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
+        JudgeTrainer(stopped).train()
+    with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-ch"):
+        JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
+    with pytest.raises(ValueError, match=r"max_steps was \d+ and is now 12: take the old values"):
+        JudgeTrainer(run(*more, "max_steps=12", out="stopped"), resume=True)
+    trainer = JudgeTrainer(run(*more, "keep_checkpoints=5", out="stopped"), resume=True)
+    assert re.search(r"checkpoint-4/adapter_model.safetensors is damaged.*; the checkpoint before", caplog.text)
+    trainer.train()
+    assert "resumed with another setting: keep_checkpoints was 2 and is now 5" in caplog.text
+    assert [line for line in lines(stopped.out) if line["kind"] != "changes"] == lines(whole.out)
+    assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
+    expected, found = weights(whole.out), weights(stopped.out)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
+
+
+def checkpoint_at(folder: Path, step: int, *, complete: bool = True) -> Path:
+    """A checkpoint of one file, complete or cut short."""
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    (path / BEGUN).write_text("{}")
+    (path / "optimizer.pt").write_text("x")
+    if complete:
+        (path / MARK).write_text(json.dumps({"files": {BEGUN: "", "optimizer.pt": ""}}))
+    return path
+
+
+def test_what_kills_left_of_checkpoints_goes_with_the_old_ones(tmp_path: Path) -> None:
+    for step in (2, 10, 12):
+        checkpoint_at(tmp_path, step)
+    checkpoint_at(tmp_path, 14, complete=False)
+    (tmp_path / "checkpoint-16").mkdir()  # killed before it wrote anything
+    (tmp_path / "checkpoint-of-mine").mkdir()
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-12", "checkpoint-of-mine"]
+
+
+def test_files_of_others_outlive_the_checkpoints_they_lie_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, _ = checkpoint_at(tmp_path, 2), checkpoint_at(tmp_path, 4)
+    (first / "notes.txt").write_text("mine")
+    (tmp_path / "secret").write_text("mine")
+    listed = {"files": {BEGUN: "", "optimizer.pt": "", "../secret": "", "*": ""}}
+    (first / MARK).write_text(json.dumps(listed))
+    prune(tmp_path, keep=1)
+    kept = tmp_path / "checkpoint-2.kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "checkpoint-4", "secret"]
+    assert [path.name for path in kept.iterdir()] == ["notes.txt"]
+    assert "notes.txt is in" in caplog.text
+
+
+def test_a_folder_that_is_no_checkpoint_of_the_run_is_left_alone(run: Any) -> None:
+    config = run()
+    foreign = config.out / "checkpoints" / "checkpoint-500"
+    foreign.mkdir(parents=True)
+    (foreign / "optimizer.pt").write_text("of another program")
+    prune(foreign.parent, keep=1)
+    assert (foreign / "optimizer.pt").is_file()
+    with pytest.raises(ValueError, match="checkpoint-500 is no checkpoint of this run; move it away to go on"):
+        JudgeTrainer(config, resume=True)
+
+
+def test_a_card_in_the_adapters_folder_outlives_a_training(run: Any) -> None:
+    config = run("max_steps=1")
+    card = config.out / "adapter" / "README.md"
+    card.parent.mkdir(parents=True)
+    card.write_text("my card")
+    JudgeTrainer(config).train()
+    assert card.read_text() == "my card"
+    files = {path.name: path.stat().st_mode & 0o777 for path in card.parent.iterdir()}
+    assert files["adapter_model.safetensors"] == 0o644
+    assert "training_args.bin" not in files
+    assert not list(config.out.glob(".adapter*"))
+
+
+def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, written = run("save_every=2", "epochs=1"), peft_model.safe_save_file
+
+    def full(tensors: Any, path: str, **more: Any) -> None:
+        if "checkpoint-4" in path:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        written(tensors, path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peft_model, "safe_save_file", full)
+        with pytest.raises(OSError, match=r"checkpoint-4 could not be written \(.*No space left.*make room and go on"):
+            JudgeTrainer(config).train()
+    assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-2"]
+    JudgeTrainer(config, resume=True).train()
+    assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
+
+
+def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
+    config = run(f"data.evaluation=['{data}']", "max_steps=1")
+    JudgeTrainer(config).train()
+    first, train, last = lines(config.out)
+    assert (first["kind"], train["kind"], last["kind"]) == ("evaluation", "train", "evaluation")
+    for name in ("decision_accuracy", "auc", "ece", "order_gap"):
+        assert {name, f"{name}/colour", f"{name}/shape", f"{name}/hat"} <= set(first)
+    summary = json.loads((config.out / "summary.json").read_text())
+    assert summary["before"]["auc"] == first["auc"]
+    assert summary["after"]["step"] == 1
+
+
+def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
+    config = run("merge=true", "max_steps=2", "optimizer.warmup=0", "optimizer.lr=0.1")
+    JudgeTrainer(config).train()
+    merged = config.out / "merged"
+    one = comparisons_from(str(data))[0]
+    asked = [Question(tuple(map(open_image, one.images)), one.question)]
+    base, adapted, whole = (
+        LocalJudge.from_pretrained(source, adapter=str(adapter)).verdicts(asked)[0].p_yes
+        for source, adapter in (("tiny", ""), ("tiny", config.out / "adapter"), (merged, ""))
+    )
+    assert whole == pytest.approx(adapted, abs=1e-5)
+    assert whole != pytest.approx(base, abs=1e-3)  # or nothing was merged
+    names = {path.name for path in merged.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json",
+            "tokenizer_config.json", "chat_template.jinja", "video_preprocessor_config.json"} <= names  # fmt: skip
+    for name, key in (
+        ("preprocessor_config", "image_processor_type"),
+        ("video_preprocessor_config", "video_processor_type"),
+    ):
+        document = json.loads((merged / f"{name}.json").read_text())
+        assert document["processor_class"] == "Qwen2_5_VLProcessor"
+        assert document[key].startswith("Qwen2VL")
+        assert (document["patch_size"], document["merge_size"]) == (8, 2)
+    assert "ImageTextProcessor" not in (merged / "tokenizer_config.json").read_text()
+    stock = AutoModelForImageTextToText.from_pretrained(merged)
+    assert type(stock).__name__ == "Qwen2_5_VLForConditionalGeneration"
+
+
+def test_merged_weights_keep_the_template_that_was_trained_with(tmp_path: Path) -> None:
+    """A processor's own template may differ from its tokenizer's."""
+    processor = processor_of("tiny")
+    processor.chat_template = processor.chat_template.replace("helpful assistant", "judge")
+    save_processor(processor, tmp_path, source=source_of("tiny"))
+    assert "You are a judge." in load_processor(tmp_path).chat_template
+    assert "You are a judge." not in processor.tokenizer.chat_template
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
+    """Losses and gradient norms of a batch of four, in one process and dealt to two by DDP."""
+    shared = ["optimizer.batch=4", "log_every=1"]
+    JudgeTrainer(run(*shared, out="one")).train()
+    two = run(*shared, out="two")
+    (tmp_path / "two.yaml").write_text(dump(two))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
+    program = [str(Path(sys.executable).with_name("pacorl")), "train-reward", str(tmp_path / "two.yaml")]
+    subprocess.run([*command, *program], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True)
+    one, other = lines(tmp_path / "one"), lines(two.out)
+    assert [line["step"] for line in one] == [line["step"] for line in other] == [1, 2, 3]
+    for name in ("loss", "grad_norm", "decision_nll", "reasons_nll", "decision_accuracy"):
+        assert [line[name] for line in other] == pytest.approx([line[name] for line in one], rel=1e-4), name
+
+
+@pytest.mark.parametrize("target", ["label", "token"])
+def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
+    config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=3", "optimizer.lr=3e-3", "optimizer.batch=6")
+    JudgeTrainer(config).train()
+    found = lines(config.out)
+    assert found[-1]["decision_nll"] < found[0]["decision_nll"]
+    assert (found[0]["reasons_nll"] == 0) == (target == "token")
+
+
+def test_what_is_trained(model: Any) -> None:
+    def trained(*overrides: str) -> set[str]:
+        options = load(JudgeConfig, None, overrides).tuning
+        tuned = tune(load_model("tiny", dtype="float32"), options)
+        return {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
+
+    adapter = trained()
+    linear = [
+        name for name, module in model.model.language_model.named_modules() if isinstance(module, torch.nn.Linear)
+    ]
+    assert len(adapter) == 2 * len(linear) == 2 * 7 * 4
+    assert all("language_model" in name and "lora_" in name for name in adapter)
+    with_vision = trained("tuning.vision=true")
+    assert adapter < with_vision
+    assert all("visual" in name and "lora_" in name for name in with_vision - adapter)
+    assert {name.split(".lora")[0].rpartition(".")[2] for name in trained("tuning.targets=[q_proj]")} == {"q_proj"}
+    whole = {name for name, _ in model.named_parameters()}
+    assert trained("tuning.method=full", "tuning.vision=true") == whole
+    assert trained("tuning.method=full") == {name for name in whole if "visual" not in name}
+    with pytest.raises(ValueError, match=r"tuning\.targets names 'qkv', which no trained linear layer"):
+        trained("tuning.targets=[qkv]")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
+    """In either spelling: before transformers 4.52 keys had no `language_model`."""
+    first = tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8))
+    torch.manual_seed(1)
+    for name, parameter in first.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    first.save_pretrained(tmp_path)
+    if old:
+        path = tmp_path / "adapter_model.safetensors"
+        spelled = {key.replace(".model.language_model.", ".model."): value for key, value in load_file(path).items()}
+        save_file(spelled, path)
+        assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in spelled
+    start = RewardTuningConfig(rank=4, alpha=8, start=str(tmp_path))
+    second = tune(load_model("tiny", dtype="float32"), start)
+    trained = {name: parameter for name, parameter in first.named_parameters() if parameter.requires_grad}
+    found = {name: parameter for name, parameter in second.named_parameters() if parameter.requires_grad}
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[name], value) for name, value in trained.items())
+    for wrong, message in (
+        ({"rank": 8}, "has rank 4 and alpha 8; set tuning.rank=4 tuning.alpha=8"),
+        ({"vision": True}, "is not in .* and is trained here; set tuning.targets and tuning.vision"),
+        ({"targets": ("q_proj",)}, "is in .* and not trained here; set tuning.targets"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tune(load_model("tiny", dtype="float32"), start.model_copy(update=wrong))
+
+
+def test_a_damaged_image_is_found_before_weights_load(run: Any, data: Path) -> None:
+    one, *others = comparisons_from(str(data))
+    bad, source = data.with_name("bad.png"), data.with_name("with-a-bad-one.jsonl")
+    bad.write_bytes(one.images[0].read_bytes()[:-40])
+    save_comparisons([dataclasses.replace(one, images=(bad, one.images[1])), *others], source)
+    with pytest.raises(ImageError, match=r"1 image\(s\) cannot be used.*\n.*bad\.png: damaged or cut off"):
+        load_data(run(f"data.train=['{source}']"))
+
+
+def test_all_weights_can_be_trained(run: Any) -> None:
+    config = run("tuning.method=full", "max_steps=1")
+    JudgeTrainer(config).train()
+    found = LocalJudge.from_pretrained(config.out / "model")
+    assert found.processor.image_processor.patch_size == 8
+
+
+def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = WeightedLikelihoodTrainer.compute_loss
+    monkeypatch.setattr(
+        WeightedLikelihoodTrainer, "compute_loss", lambda *args, **more: loss(*args, **more) * float("nan")
+    )
+    monkeypatch.setattr("pacorl.judge_training.judge_trainer.MAX_BAD_STEPS", 3)
+    config = run()
+    with pytest.raises(ValueError, match="3 optimizer steps in a row had gradients that are not finite"):
+        JudgeTrainer(config).train()
+    (checkpoint,) = complete_checkpoints(config.out / "checkpoints")
+    assert checkpoint.name == "checkpoint-3"
+    saved = load_file(checkpoint / "adapter_model.safetensors")
+    assert all(value.abs().sum() == 0 for name, value in saved.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer={learning_rat: 1}", r"trainer\.learning_rat: .* has no such key"),
+        ("trainer={learning_rate: 1}", r"trainer\.learning_rate: a key of the config says it already"),
+        ("model.max_pixels=9", r"model\.max_pixels 9 is below the least that tiny takes \(1024\)"),
+        ("tuning.targets=[nothing]", "names 'nothing', which no trained linear layer"),
+        ("data.train=[nowhere]", "nowhere: no such source"),
+    ],
+)
+def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        JudgeTrainer(run(override)).train()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.alpha=1.5", r"loss\.alpha"),
+        ("loss.alpha=0", "would not train the decision"),
+        ("data.train=[]", r"data\.train is empty"),
+        ("loss.beta=1", r"loss\.beta: unknown key"),
+        ("epochs=1e300", r"epochs: Input should be less than or equal to 1000000"),
+        ("data.workers=100000", r"data\.workers: Input should be less than or equal to 256"),
+        ("tuning={method: full, start: lora}", r"tuning: start lora is an adapter, and method full trains none"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(JudgeConfig, None, [override])
+
+
+def test_the_plan_counts_what_training_does(run: Any) -> None:
+    config = run("epochs=1.5", "optimizer.batch=5")
+    plan = plan_reward(config)
+    assert plan.train == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
+    # Three steps an epoch, the last of two comparisons.
+    assert (plan.optimizer_steps, plan.per_forward, plan.forwards_per_step) == (5, 5, 1)
+    JudgeTrainer(config).train()
+    assert lines(config.out)[-1]["step"] == 5
+    assert plan.trained_parameters == sum(value.numel() for value in weights(config.out).values())
+
+
+def test_rows_open_their_images_in_order(data: Path) -> None:
+    rows: ComparisonDataset = in_both_orders(comparisons_from(str(data))[:1])
+    assert [image.tobytes() for image in rows[0].images] == [image.tobytes() for image in rows[1].images[::-1]]
+
+
+def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = textwrap.dedent((JudgeTrainer.__doc__ or "").split("Example:\n")[1])
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert (names["folder"] / "adapter" / "adapter_model.safetensors").is_file()
+    assert {"before", "after"} <= json.loads((names["folder"] / "summary.json").read_text()).keys()

@@ -1,0 +1,87 @@
+"""Whether a judge keeps up with those that train, by their FLOPs."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.io.console import PlainConsole
+from pacorl.lab.plan.balance import Balance
+from pacorl.lab.plan.plan import Plan, plan_policy, print_plan
+
+TINY = [
+    "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
+    "judge={checkpoint: tiny, dtype: float32}",
+    "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
+    "sampling.size=[64,64]",
+    "evaluation.size=[64,64]",
+    "adapter={rank: 4, alpha: 8}",
+]
+
+
+def planned(*overrides: str, world: int = 1) -> Plan:
+    settings = ["rewards=[{name: consistency}]", *TINY, *overrides]
+    return plan_policy(load(PolicyConfig, None, settings), world=world)
+
+
+def balance(*overrides: str, world: int = 1) -> Balance:
+    balanced = planned(*overrides, world=world).balance
+    assert balanced
+    return balanced
+
+
+def test_the_balance_follows_the_questions_and_the_forwards() -> None:
+    alone = balance()
+    more = balance("rewards=[{name: consistency}, {name: panel_match}]")
+    assert (alone.questions, more.questions) == (6, 10)
+    assert more.judge_tflop == pytest.approx(alone.judge_tflop * 10 / 6)
+    assert balance("judge={checkpoint: tiny, symmetric: true}").judge_tflop == pytest.approx(2 * alone.judge_tflop)
+    node = balance("sampling={size: [64, 64], tree: {seeds: 1}}")
+    assert node.trainer_tflop < 0.9 * alone.trainer_tflop
+    assert node.judge_tflop == alone.judge_tflop
+
+
+def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
+    for world in (1, 2, 6):
+        several = balance(world=world)
+        assert several.trainers == world
+        assert several.judge_cards == -(-world * several.judge_tflop // several.trainer_tflop)
+        assert several.trainers_per_judge == pytest.approx(several.trainer_tflop / several.judge_tflop, abs=0.01)
+
+
+def test_the_balance_is_printed_and_in_the_json() -> None:
+    plan = planned()
+    assert plan.balance
+    console = PlainConsole(width=300, file=io.StringIO())
+    print_plan(plan, console)
+    assert isinstance(console.file, io.StringIO)
+    assert plan.balance.line in console.file.getvalue()
+    assert json.loads(plan.to_json())["balance"]["questions"] == 6
+
+
+def test_without_a_judge_there_is_none() -> None:
+    assert planned("judge=none", "best_by=''", "rewards=[{name: jpeg_size}]").balance is None
+
+
+def dry_run(*flags: str) -> dict[str, float]:
+    result = CliRunner().invoke(app, ["generate", "--dry-run", "--json", *flags])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_generating_counts_the_judge_of_the_best() -> None:
+    alone, judged = dry_run(), dry_run("--best-of", "4")
+    components = {row["component"]: row for row in judged["rows"]}  # type: ignore[attr-defined]
+    assert judged["peak_bytes"] > alone["peak_bytes"]
+    assert judged["peak_bytes"] - alone["peak_bytes"] >= components["judge"]["bytes"]
+    low = dry_run("--best-of", "4", "--memory", "low")
+    rows = {row["component"]: row for row in low["rows"]}  # type: ignore[attr-defined]
+    assert rows["judge"]["phases"] == rows["judge at work"]["phases"] == ["score"]
+    assert low["peak_bytes"] < judged["peak_bytes"]
+    assert dry_run("--best-of", "4", "--judge", "http://127.0.0.1:1/v1")["peak_bytes"] == alone["peak_bytes"]

@@ -1,0 +1,202 @@
+"""The dry run of a judge's training: everything that is absent or at fault is said, and the plan is printed all the
+same."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+from typer.testing import CliRunner, Result
+
+from pacorl import cli
+from pacorl.config.base import load
+from pacorl.judge.local import TINY_JUDGE
+from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.lab.plan.judge_plan import plan_reward
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "reward"
+FETCH = "`hf download --repo-type dataset X-GenGroup/PaCo-Dataset --local-dir {}`, then unpack it there"
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+
+@pytest.fixture(autouse=True)
+def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Two comparisons as JSONL, and an image of their own."""
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "a.png")
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair(consistent)) + "\n" for consistent in (True, False)))
+    return path
+
+
+def pair(consistent: bool, **more: Any) -> dict[str, Any]:
+    return {"images": ["a.png", "a.png"], "question": "Same?", "consistent": consistent} | more
+
+
+def dry_run(recipe: str, *overrides: str) -> Result:
+    return CliRunner().invoke(cli.app, ["train-reward", str(CONFIGS / recipe), "--dry-run", *overrides])
+
+
+def tiny(tmp_path: Path, *overrides: str) -> list[str]:
+    data = ["data.train=[tiny:train:20]", "data.evaluation=[tiny:dev:4]"]
+    return [*data, f"out={tmp_path / 'run'}", *overrides]
+
+
+# --- all is here -----------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) -> None:
+    result = dry_run("tiny.yaml", *tiny(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "20 pairs, 10 yes, 10 no, 20 with reasons" in result.stdout
+    assert result.stdout.splitlines()[-1] == "verdict: all that it needs is here"
+    document = json.loads(dry_run("tiny.yaml", *tiny(tmp_path), "--json").stdout)
+    assert document["optimizer_steps"] == 2
+    assert (document["absences"], document["faults"]) == ([], [])
+    assert document["verdict"] == "verdict: all that it needs is here"
+
+
+# --- absent ----------------------------------------------------------------------------------------------------
+
+
+def test_the_released_judge_s_recipe_is_planned_without_data_and_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = dry_run("paco_reward_7b.yaml")
+    assert result.exit_code == 2
+    lines = result.stdout.splitlines()
+    absent = [line for line in lines if line.startswith("absent ")]
+    assert [line.split(" = ")[0] for line in absent] == [
+        *["absent data.train"] * 2,
+        "absent data.evaluation",
+        "absent model.checkpoint",
+    ]
+    assert all(FETCH.format("data/PaCo-Dataset") in line for line in absent[:3])
+    assert absent[3].endswith("`hf download Qwen/Qwen2.5-VL-7B-Instruct`")
+    assert "optimizer steps     unknown until all its data are here" in lines
+    assert "trained parameters  80,740,352" in lines  # as in the released adapter
+    assert lines[-1] == "verdict: it would not run: 4 absent (data.train, data.evaluation, model.checkpoint)"
+
+
+def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Path) -> None:
+    config = load(
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}', '{tmp_path / 'no.jsonl'}']")
+    )
+    found = plan_reward(config)
+    assert found.train["pairs"] == 2
+    assert found.optimizer_steps is None
+    (absence,) = found.absences
+    assert (absence.key, absence.source) == ("data.train", str(tmp_path / "no.jsonl"))
+    assert absence.remedy.startswith(f"{tmp_path / 'no.jsonl'} is not there; put it there, or name a .jsonl")
+    capped = plan_reward(config.model_copy(update={"max_steps": 7}))
+    assert capped.optimizer_steps == 7
+
+
+def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: Path) -> None:
+    rankings, notes = tmp_path / "rankings.csv", tmp_path / "notes.txt"
+    rankings.write_text("reference,first,second\n")
+    notes.write_text("a fox runs\n")
+    found = plan_reward(
+        load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{rankings}', '{notes}']"))
+    )
+    assert found.absences == ()
+    of_rankings, of_notes = found.faults
+    assert "`pacorl dataset import SET FILE --kind rankings`" in of_rankings
+    assert "no such source; give a .jsonl of comparisons" in of_notes
+
+
+def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "PaCo-Dataset"
+    folder.mkdir()
+    overrides = tiny(tmp_path, f"data.train=['{folder}:consistency_reward_cot_train']")
+
+    def remedy() -> str:
+        (absence,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", overrides)).absences
+        return absence.remedy
+
+    assert FETCH.format(folder) in remedy()
+    assert remedy().endswith(f"{folder / 'dataset_info.json'} is not there")
+    entry = {"file_name": "train.json", "formatting": "sharegpt"}
+    (folder / "dataset_info.json").write_text(json.dumps({"consistency_reward_cot_train": entry}))
+    assert remedy().endswith(f"{folder / 'train.json'} is not there")
+    turns = [{"from": "human", "value": "<image><image>Same?"}, {"from": "gpt", "value": "Yes."}]
+    (folder / "train.json").write_text(json.dumps([{"conversations": turns, "images": ["a.png", "b.png"]}]))
+    assert remedy() == f"{folder / 'train.json'}: 2 image(s) missing; unpack them beside it"
+
+
+def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> None:
+    for file in TINY_JUDGE.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = load(
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"model.checkpoint={tmp_path}", "tuning.start=lab/lora")
+    )
+    found = plan_reward(config)
+    assert [(one.key, one.source) for one in found.absences] == [
+        ("model.checkpoint", str(tmp_path)),
+        ("tuning.start", "lab/lora"),
+    ]
+    assert found.absences[1].remedy == "a LoRA adapter: `hf download lab/lora`"
+    assert found.notes == ()
+    whole = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path)))
+    assert (found.trained_parameters, found.all_parameters) == (whole.trained_parameters, whole.all_parameters)
+
+
+# --- at fault --------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_hides_neither_another_nor_the_plan(tmp_path: Path, pairs: Path) -> None:
+    broken, dark = tmp_path / "broken.jsonl", tmp_path / "dark.jsonl"
+    broken.write_text("{oops\n")
+    (tmp_path / "torn.png").write_bytes(b"no image")
+    dark.write_text(json.dumps(pair(True, images=["torn.png", "a.png"])) + "\n")
+    result = dry_run("tiny.yaml", *tiny(tmp_path, f"data.train=['{broken}', '{dark}', '{pairs}', tiny:nowhere]"))
+    assert result.exit_code == 2
+    lines = result.stdout.splitlines()
+    faults = [line for line in lines if line.startswith("fault ")]
+    assert [line.split(": ")[0] for line in faults] == [
+        f"fault data.train = {source}" for source in (broken, dark, "tiny:nowhere")
+    ]
+    assert "broken.jsonl:1: not valid JSON" in faults[0]
+    assert "1 image(s) cannot be used" in faults[1]
+    assert "train               2 pairs, 1 yes, 1 no, 0 with reasons" in lines
+    assert lines[-1] == "verdict: it would not run: 3 at fault"
+
+
+def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, pairs: Path) -> None:
+    """A tokenizer with a token for "Yes." would never see the decision that is trained."""
+    judge = tmp_path / "judge"
+    shutil.copytree(TINY_JUDGE, judge)
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.add_tokens(["Yes."])
+    tokenizer.save_pretrained(judge)
+    config = load(
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}']", f"model.checkpoint={judge}")
+    )
+    (fault,) = plan_reward(config).faults
+    assert fault.startswith("data: ")
+    assert "does not begin with the token of 'Yes'" in fault
+
+
+def test_a_checkpoint_s_processor_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1"))).faults
+    assert fault.startswith("model.checkpoint = tiny: model.max_pixels 1 is below the least")
+
+
+def test_a_config_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    for override, message in (
+        (f"model.checkpoint={tmp_path}", "a judge is of qwen2_vl"),
+        ("trainer={nonesuch: 1}", "TrainingArguments has no such key"),
+        ("tuning.targets=[z_proj]", "no trained linear layer of the judge"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, override)))

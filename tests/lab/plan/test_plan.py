@@ -1,0 +1,559 @@
+"""The dry run: what it lists, what it refuses, and whether its memory table is what a step really takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from typer.testing import CliRunner, Result
+
+from pacorl.cli import app
+from pacorl.config.base import ConfigError, load
+from pacorl.grpo.builders import read_prompts
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.io.console import PlainConsole
+from pacorl.lab.plan import components, memory, sources
+from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_policy, print_plan
+from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.models.policies import POLICIES
+from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.quantize.linear import parameter_count
+from pacorl.models.twins import META, model_on_meta, tiny_judge
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Conditioning, Prompt, Size
+
+RECIPE = Path(__file__).parents[3] / "configs" / "flux_t2is_1gpu.yaml"
+TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
+
+
+@pytest.fixture(scope="session")
+def policy() -> FluxPolicy:
+    """A real tiny generator."""
+    return FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(policy: FluxPolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny generator and a tiny judge, as they are committed."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    policy.pipeline.save_pretrained(folder / "flux")
+    model, processor = tiny_judge(TEXTS)
+    model.save_pretrained(folder / "judge")
+    processor.save_pretrained(folder / "judge")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def tiny_run(checkpoints: Path, *overrides: str) -> PolicyConfig:
+    return load(
+        PolicyConfig,
+        None,
+        [
+            f"model.checkpoint={checkpoints / 'flux'}",
+            "model.dtype=float32",
+            "model.max_sequence_length=48",
+            f"judge.checkpoint={checkpoints / 'judge'}",
+            "prompts={train: 'tiny:train', evaluation: 'tiny:test', evaluation_limit: 8}",
+            "sampling={size: [128, 128], batch: 8}",
+            "evaluation={size: [128, 128]}",
+            "adapter={rank: 16, alpha: 32}",
+            *overrides,
+        ],
+    )
+
+
+def bytes_of(plan: Plan, *names: str) -> int:
+    by_name = {row.component: row.bytes for row in plan.rows}
+    return sum(by_name[name] for name in names)
+
+
+# --- the table against reality ---------------------------------------------------------------------------------
+
+
+def measured_peak(run: profile) -> int:
+    """The highest sum of what the CPU allocator handed out and took back."""
+    events = [event for event in run.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def train_for_real(config: PolicyConfig) -> None:
+    """Two optimizer steps of the adapter on a real tiny transformer, which is built here too."""
+    pipeline = tiny_flux(TEXTS)
+    policy = FLUX.over(pipeline, max_sequence_length=config.model.max_sequence_length)
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
+    if config.model.gradient_checkpointing:
+        pipeline.transformer.enable_gradient_checkpointing()
+    average = MovingAverage(policy.transformer, decay=0.9, interval=1)
+    trained = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    batch, size = config.sampling.batch, Size(*config.sampling.size)
+    conditioning = Conditioning(
+        {"tokens": torch.randn(batch, config.model.max_sequence_length, 64), "pooled": torch.randn(batch, 64)}
+    )
+    for step in (1, 2):
+        optimizer.zero_grad(set_to_none=True)
+        velocity = policy.velocity(policy.noise(range(batch), size), torch.full((batch,), 0.9), conditioning, size)
+        velocity.square().mean().backward()
+        optimizer.step()
+        average.follow(step)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
+    config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")
+
+    plan = plan_policy(config)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        train_for_real(config)
+
+    planned = bytes_of(
+        plan,
+        *("transformer", "VAE", "CLIP text encoder", "T5 text encoder"),
+        *("adapter", "adapter's moving average", "adapter's gradients", "AdamW's moments", "training a batch"),
+    )
+    assert bytes_of(plan, "training a batch") > planned / 2  # else weights alone would decide
+    assert planned == pytest.approx(measured_peak(run), rel=0.2)
+
+
+def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoints: Path) -> None:
+    config = tiny_run(checkpoints, "model.gradient_checkpointing=auto")
+    peaks = {
+        choice: plan_policy(tiny_run(checkpoints, f"model.gradient_checkpointing={choice}")).peak_bytes
+        for choice in (True, False)
+    }
+    assert peaks[True] < peaks[False]
+    for card_bytes, checkpointed in (
+        (peaks[False] + CARD_MARGIN, False),
+        (peaks[False] + CARD_MARGIN - 1, True),
+        (None, False),  # a CPU, to which memory is no card's
+    ):
+        decision = decided(config, card_bytes=card_bytes)
+        assert decision.model.gradient_checkpointing is checkpointed
+        assert plan_policy(decision).peak_bytes == peaks[checkpointed]
+    assert plan_policy(config).peak_bytes == peaks[False]
+
+
+def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
+    config, size = tiny_run(checkpoints), Size(128, 128)
+    planned = memory.sampling_peak(
+        components.policy_on_meta(config, sources.generator(config).configs), size=size, batch=8
+    )
+    conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
+    x_BNC = policy.noise(range(8), size)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run, torch.no_grad():
+        policy.velocity(x_BNC, torch.ones(8), conditioning, size)
+
+    assert planned == pytest.approx(measured_peak(run), rel=0.2)
+
+
+def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
+    config = tiny_run(checkpoints)
+    planned = memory.decoding_peak(
+        components.policy_on_meta(config, sources.generator(config).configs), size=Size(128, 128), batch=4
+    )
+    vae = policy.pipeline.vae
+    codes = torch.randn(4, vae.config.latent_channels, 32, 32)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run, torch.no_grad():
+        vae.decode(codes, return_dict=False)
+
+    assert planned <= measured_peak(run) < 1.5 * planned
+
+
+def test_the_ledger_counts_what_is_made_and_forgets_what_is_dropped() -> None:
+    weight = torch.empty(256, device=memory.META)
+
+    with memory.MemoryLedger() as ledger:
+        first = weight * 2  # 1,024 bytes
+        second = first.view(16, 16) + 1  # a view is nothing new; its sum is
+        del first
+        third = second.t()
+
+    assert (ledger.peak, ledger.live) == (2048, 1024)
+    del second, third
+    assert ledger.live == 0
+
+
+def test_fused_attention_touches_meta_tensors_alone() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    plain = nn.functional.scaled_dot_product_attention(query, query, query)
+
+    with memory.fused_attention():
+        inside = nn.functional.scaled_dot_product_attention(query, query, query)
+
+    assert torch.equal(plain, inside)
+
+
+# --- the published models --------------------------------------------------------------------------------------
+
+
+def test_the_published_architectures_have_the_published_sizes() -> None:
+    config = PolicyConfig()
+    policy = components.policy_on_meta(config, config.generator.parts)
+    judge = model_on_meta(sources.JUDGE_PARTS["model"], dtype=torch.bfloat16)
+    pipeline = policy.pipeline
+    parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, judge)
+
+    assert [parameter_count(part) for part in parts] == [
+        pytest.approx(size, rel=1e-3) for size in (11.901e9, 4.762e9, 123.1e6, 83.82e6, 8.292e9)
+    ]
+    assert {parameter.device.type for part in parts for parameter in part.parameters()} == {"meta"}
+
+    with memory.META:
+        add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
+    state = adapter_state(policy.transformer)
+    assert len(state) == 2 * 342
+    assert sum(map(Tensor.numel, state.values())) == 179_306_496
+
+
+@pytest.mark.slow
+def test_the_paper_s_recipe_is_planned_without_data_and_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    plan = plan_policy(load(PolicyConfig, RECIPE))
+
+    assert {absence.key for absence in plan.absences} == {
+        *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
+        "rewards.panel_clip_text.args.checkpoint",
+    }
+    assert plan.rows[0].parameters == pytest.approx(11.9e9, rel=0.01)
+    # bf16 weights of generator and judge are 37.7 GiB of it, CLIP ViT-H-14's in fp32 3.7 GiB.
+    clip = next(row for row in plan.rows if row.component == "CLIP of panel_clip_text")
+    assert clip.parameters == pytest.approx(986.1e6, rel=1e-3)
+    assert 44 * 2**30 < plan.phase_bytes("train") < 56 * 2**30
+
+
+# --- what is absent --------------------------------------------------------------------------------------------
+
+
+def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
+    config = load(PolicyConfig, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
+    config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
+    checkpoints = [sources.generator(config), sources.judge(config.judge, key="judge")]
+
+    remedies = {absence.key: absence.remedy for absence in sources.all_absences(config, checkpoints)}
+
+    assert all(checkpoint.note for checkpoint in checkpoints)
+    assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
+    assert "PaCo-GRPO/dataset/T2IS" in remedies["prompts.train"]
+    assert "gated" in remedies["model.checkpoint"]
+    assert "`hf download black-forest-labs/FLUX.1-dev`" in remedies["model.checkpoint"]
+    assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`")
+    assert "folder runs/one/adapter/" in remedies["adapter.start"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [
+        ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out records/edits`"),
+        ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out records/edits`"),
+        ("klein", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out records/edits`"),
+    ],
+)
+def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
+    kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = (
+        "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
+    )
+    config = load(PolicyConfig, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
+    absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
+    assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
+    for absence in absences:
+        assert "T2IS" not in absence.remedy
+        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in absence.remedy
+    assert split in absences[0].remedy
+
+
+def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
+    """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
+    sets, edits = (
+        load(PolicyConfig, None, ["model.kind=klein", f"rewards=[{{name: {name}}}]"])
+        for name in ("consistency", "edit_consistency")
+    )
+    assert "T2IS" in sources.all_absences(sets, ())[0].remedy
+    prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
+    assert [sources.planned_sources(config) for config in (sets, edits)] == [0, 1]
+    assert [sources.planned_sources(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
+    policy = POLICIES["klein"].on_meta(sets.model)
+    peaks = []
+    for count in (0, 1, 2):
+        policy.planned_sources = count
+        planned = policy.conditioning_on_meta(Size(64, 64), batch=1).tensors
+        assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
+            count > 0
+        )
+        peaks.append(memory.sampling_peak(policy, size=Size(512, 512), batch=1))
+    assert peaks[0] < peaks[1] < peaks[2]
+
+
+def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:
+    whole = sources.generator(tiny_run(checkpoints))
+    for file in (checkpoints / "flux").rglob("*.json"):
+        copy = tmp_path / "flux" / file.relative_to(checkpoints / "flux")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    bare = sources.generator(tiny_run(tmp_path))
+
+    assert (whole.absences, whole.note) == ((), "")
+    assert bare.configs == whole.configs
+    assert "the weights of transformer, vae, text_encoder, text_encoder_2" in bare.absences[0].remedy
+
+
+def test_a_sharded_checkpoint_needs_every_shard(checkpoints: Path, tmp_path: Path) -> None:
+    config = tiny_run(checkpoints, f"judge.checkpoint={tmp_path}")
+    (tmp_path / "config.json").write_text((checkpoints / "judge" / "config.json").read_text())
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").touch()
+    assert sources.judge(config.judge, key="judge").absences
+
+    (tmp_path / "model-2.safetensors").touch()
+    assert not sources.judge(config.judge, key="judge").absences
+
+
+def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path, checkpoints: Path) -> None:
+    cached = tmp_path / "hub" / "models--lab--judge"
+    snapshot = cached / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    for file in (checkpoints / "judge").iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+
+    judge = sources.judge(tiny_run(checkpoints, "judge.checkpoint=lab/judge").judge, key="judge")
+
+    assert (judge.absences, judge.note) == ((), "")
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampling.size=[100, 128]", "sampling.size: size 100x128 must be a multiple of 8 .* the nearest is 96x128"),
+        ("evaluation.size=[128, 130]", "evaluation.size: .* nearest is 128x128"),
+        ("sampling.batch=5", "sampling.batch: 672 samples an epoch do not divide"),
+        ("adapter.targets=[attn.to_z]", "adapter.targets: .*'attn.to_z' matches no linear layer"),
+    ],
+)
+def test_a_wrong_config_is_refused(checkpoints: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_policy(tiny_run(checkpoints, override))
+
+
+def test_another_kind_of_model_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "config.json").write_text('{"_class_name": "SD3Transformer2DModel"}')
+
+    with pytest.raises(ConfigError, match=r"holds a SD3Transformer2DModel, and model\.kind 'flux' needs a Flux"):
+        sources.generator(tiny_run(checkpoints, f"model.checkpoint={tmp_path}"))
+
+
+def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
+    """One architecture, so only the pipeline's name tells them apart."""
+    with pytest.raises(ConfigError, match=r"holds a FluxPipeline, .* needs a FluxKontextPipeline such as black-forest"):
+        sources.generator(tiny_run(checkpoints, "model.kind=kontext"))
+
+
+def test_qwen_image_has_its_published_size() -> None:
+    config = load(PolicyConfig, None, ["model.kind=qwen_edit"])
+    assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
+    policy = components.policy_on_meta(config, config.generator.parts)
+    pipeline = policy.pipeline
+    parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
+    assert [parameter_count(part) for part in parts] == [
+        pytest.approx(size, rel=1e-3) for size in (20.430e9, 126.9e6, 8.292e9)
+    ]
+    with META:
+        add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
+    assert len(adapter_state(policy.transformer)) == 2 * 60 * 12
+
+
+@pytest.mark.parametrize("kind", ["kontext", "qwen_edit", "qwen_edit_plus"])
+def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Path) -> None:
+    """The planned conditioning has the shapes of a real one, and forward passes through it."""
+    image = tmp_path / "source.png"
+    Image.new("RGB", (96, 96), "red").save(image)
+    size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(image,))
+    real, planned = edit_twin(kind), edit_twin_on_meta(kind)
+    encoded = real.collate(real.encode([prompt], size)).tensors
+    expected = planned.conditioning_on_meta(size, batch=1).tensors
+    assert encoded.keys() == expected.keys()
+    for name in encoded:
+        if "tokens" not in name:
+            assert encoded[name].shape == expected[name].shape
+    assert encoded["tokens"].shape[1] <= expected["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
+    assert memory.sampling_peak(planned, size=size, batch=2) > 2 * encoded["source"].nbytes
+    assert memory.encoding_peak(planned, size=size, prompts=1) > 0
+    assert memory.decoding_peak(planned, size=size, batch=2) > 2 * 3 * 4 * 64 * 64
+
+
+def edit_options(kind: str) -> PolicyOptions:
+    own = {"max_sequence_length": 48} if kind == "kontext" else {}
+    return POLICIES[kind].options(true_cfg_scale=2.0, dtype="float32", **own)  # type: ignore[call-arg, arg-type]
+
+
+def edit_twin(kind: str) -> PipelinePolicy:
+    return POLICIES[kind].policy(POLICIES[kind].twin(TEXTS), edit_options(kind))
+
+
+def edit_twin_on_meta(kind: str) -> PipelinePolicy:
+    pipeline = POLICIES[kind].twin(TEXTS)
+    parts = {name: dict(getattr(pipeline, name).config) for name in ("transformer", "vae")}
+    parts |= {name: getattr(pipeline, name).config.to_dict() for name in POLICIES[kind].policy.encoders}
+    if kind != "kontext":
+        parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
+    return POLICIES[kind].on_meta(edit_options(kind), parts)
+
+
+def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": TEXTS[0]}) + "\n{oops\n")
+
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
+        plan_policy(tiny_run(checkpoints, f"prompts.train={file}"))
+
+
+@pytest.mark.parametrize("read", [plan_policy, read_prompts])
+def test_edits_are_refused_for_a_generator_of_sets(checkpoints: Path, tmp_path: Path, read: Any) -> None:
+    """By the plan, and by the run before it loads weights."""
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
+    file = tmp_path / "edits.jsonl"
+    file.write_text(json.dumps({"image": "a.png", "instruction": "Add a hat."}) + "\n")
+    with pytest.raises(ValueError, match=r"prompt 0 \('Add a hat\.'\) edits an image, and model.kind flux"):
+        read(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: jpeg_size}]", "judge=none"))
+
+
+def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rewards: unknown reward 'beauty'; there are consistency"):
+        plan_policy(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
+
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
+    with pytest.raises(ValueError, match="consistency needs two panels"):
+        plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
+
+
+def test_the_plan_trains_nodes(tmp_path: Path) -> None:
+    """The dry run's memory and forwards are the tree's."""
+
+    def dry_run(*settings: str) -> dict[str, Any]:
+        arguments = ["train-policy", str(recipe()), "--dry-run", "--json", f"out={tmp_path}", *settings]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout))
+
+    own, node = (dry_run("sampling.suffix={}", f"sampling.tree={tree}") for tree in ("{}", "{seeds: 1}"))
+    assert own["forwards_per_image"] == {"sampling": 6.0, "training": 1.0, "other_policies": 0.0}
+    assert node["forwards_per_image"] == pytest.approx(
+        {"sampling": 4 + 2 / 12, "training": 1 / 12, "other_policies": 0}
+    )
+    rows = [{row["component"]: row for row in plan["rows"]} for plan in (own, node)]
+    trained = [by_name["training a batch"] for by_name in rows]
+    assert (trained[0]["note"][:3], trained[1]["note"][:2]) == ("12 ", "1 ")
+    assert trained[1]["bytes"] < trained[0]["bytes"] / 6
+    assert rows[1]["an epoch's rollouts"]["bytes"] < rows[0]["an epoch's rollouts"]["bytes"]
+
+
+# --- showing it ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_written_as_json_totals_its_phases() -> None:
+    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    rows = (
+        components.Row("transformer", 3 * 2**30, 1_500_000_000),
+        components.Row("T5 text encoder", 2**30, phases=("encode",)),
+        components.Row("checkpoints", 5 * 2**30, place="disk"),
+    )
+    plan = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
+    document = json.loads(plan.to_json())
+    assert document["phases"]["encode"] == document["peak_bytes"] == 4 * 2**30
+    assert document["phases"]["train"] == 3 * 2**30
+    assert document["absences"] == [{"key": "judge.checkpoint", "source": "lab/judge", "remedy": absence.remedy}]
+
+
+def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.CaptureFixture[str]) -> None:
+    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    plan = Plan(
+        (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
+    )
+
+    print_plan(plan, PlainConsole(width=140))
+
+    shown = capsys.readouterr().out
+    for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
+        assert part in shown
+    assert shown.splitlines()[-1] == "verdict: it would not run: 1 absent (judge.checkpoint)"
+
+
+def test_a_dry_run_ends_with_one_verdict_line_and_says_by_its_exit_code_what_it_is(tmp_path: Path) -> None:
+    """In a narrow terminal too, where the table wraps."""
+
+    def dry_run(*overrides: str) -> Result:
+        arguments = ["train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *overrides]
+        return CliRunner().invoke(app, arguments, env={"COLUMNS": "60"})
+
+    ready = dry_run()
+    assert ready.exit_code == 0, ready.output
+    assert ready.stdout.splitlines()[-1] == "verdict: all that it needs is here"
+    absent = "a/very/long/name/of/an/adapter/that/does/not/fit/into/sixty/columns"
+    lacking = dry_run(f"adapter.start={absent}", "prompts.train=no.jsonl")
+    assert lacking.exit_code == 2
+    lines = lacking.stdout.splitlines()
+    assert lines[-1] == "verdict: it would not run: 2 absent (prompts.train, adapter.start)"
+    assert f"absent adapter.start = {absent}: a LoRA adapter: put it into the folder {absent}" in lacking.stdout
+    document = dry_run("--json", f"adapter.start={absent}")
+    assert document.exit_code == 2
+    assert json.loads(document.stdout)["verdict"] == "verdict: it would not run: 1 absent (adapter.start)"
+
+
+def test_a_verdict_points_to_the_notes_above() -> None:
+    assert sources.verdict(()) == "verdict: all that it needs is here"
+    assert sources.verdict((), notes=1) == "verdict: all that it needs is here; mind the note above"
+    assert sources.verdict((), notes=2) == "verdict: all that it needs is here; mind the 2 notes above"
+
+
+def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
+    components_of = {row.component: row for row in plan_policy(tiny_run(checkpoints)).rows}
+    policy = FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)
+    config = tiny_run(checkpoints)
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
+    weights = {n: p for n, p in policy.transformer.named_parameters() if ".base_layer.weight" in n}
+    assert components_of["merged weights"].bytes == 4 * sum(weight.numel() for weight in weights.values())
+    other = tiny_run(
+        checkpoints,
+        "sampling.fuse_lora=false",
+        "objective.name=diffusion_nft",
+        "judge.backend=http",
+        "judge.checkpoint=http://127.0.0.1:9/v1",
+        "judge.model=paco",
+    )
+    plan = plan_policy(other)
+    names = {row.component: row for row in plan.rows}
+    assert "merged weights" not in names
+    assert names["adapter that samples"].bytes == names["adapter"].bytes
+    assert not {"judge", "judge at work"} & set(names)
+    assert not [absence for absence in plan.absences if absence.key == "judge.checkpoint"]

@@ -1,0 +1,360 @@
+"""Adapters change the output, survive every file form, and what does not fit is refused."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pacorl.core.sampler import Sampler
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import sample_images
+from pacorl.models.lora.adapters import (
+    MovingAverage,
+    OldPolicy,
+    adapter_off,
+    adapter_state,
+    add_lora,
+    load_lora,
+    lora_scaled,
+    set_adapter_state,
+    start_from,
+)
+from pacorl.models.lora.formats import Lora, read_lora, save_lora, write_lora
+from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Size
+
+SIZE = Size(64, 64)
+RANK, ALPHA = 4, 12
+
+
+def fresh(flux: FluxPolicy) -> nn.Module:
+    """Another transformer with the fixture's weights and no adapter."""
+    transformer = tiny_flux_transformer()
+    transformer.load_state_dict(flux.pipeline.transformer.state_dict())
+    return transformer
+
+
+def trained(transformer: nn.Module, seed: int = 0) -> nn.Module:
+    """The transformer with an adapter whose weights are all nonzero."""
+    torch.manual_seed(seed)
+    add_lora(transformer, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    with torch.no_grad():
+        for value in adapter_state(transformer).values():
+            value.copy_(torch.randn_like(value) * 0.1)
+    return transformer
+
+
+@torch.no_grad()
+def output(flux: FluxPolicy, transformer: nn.Module) -> torch.Tensor:
+    conditioning = ConditioningCache(flux).batch(character_prompts("dev", 1), SIZE)
+    original, flux.transformer = flux.transformer, transformer
+    try:
+        return flux.velocity(flux.noise([0], SIZE), torch.tensor([0.6]), conditioning, SIZE)
+    finally:
+        flux.transformer = original
+
+
+def test_a_new_adapter_is_drawn_as_the_released_recipes_do() -> None:
+    """A of a normal distribution with a standard deviation of 1/r, B of zeros: the first steps depend on it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2048, 64))
+    add_lora(model, rank=8, alpha=16, targets=["0"])
+    down, up = adapter_state(model).values()
+    assert not up.any()
+    assert float(down.std()) == pytest.approx(1 / 8, rel=0.02)
+    # Of a normal distribution 0.3 % lie beyond three standard deviations, of a uniform one nothing.
+    assert float((down.abs() > 3 / 8).double().mean()) == pytest.approx(0.0027, abs=0.002)
+
+
+def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) -> None:
+    base = output(flux, fresh(flux))
+    new = fresh(flux)
+    add_lora(new, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    assert torch.equal(output(flux, new), base)
+    moved = trained(fresh(flux))
+    assert not torch.allclose(output(flux, moved), base, atol=1e-3)
+    with adapter_off(moved):
+        torch.testing.assert_close(output(flux, moved), base)
+
+
+def test_a_scaled_adapter_is_one_of_another_alpha_and_only_within_the_block(flux: FluxPolicy) -> None:
+    moved = trained(fresh(flux))
+    halved = fresh(flux)
+    add_lora(halved, rank=RANK, alpha=ALPHA // 2, targets=LORA_TARGETS)
+    set_adapter_state(halved, adapter_state(moved))
+    full = output(flux, moved)
+    with suppress(KeyError), lora_scaled(moved, 0.5):
+        assert torch.equal(output(flux, moved), output(flux, halved))
+        raise KeyError
+    assert torch.equal(output(flux, moved), full)
+
+
+def test_only_the_adapter_is_trained_in_fp32(flux: FluxPolicy) -> None:
+    transformer = fresh(flux).to(torch.bfloat16)
+    add_lora(transformer, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    learning = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in learning.items())
+    # 2 double blocks × 12 modules and 4 single blocks × 3, two matrices each.
+    assert len(learning) == 2 * (2 * 12 + 4 * 3)
+
+
+def test_peft_reads_what_is_saved(flux: FluxPolicy, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    transformer = trained(fresh(flux))
+    save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    reloaded = PeftModel.from_pretrained(fresh(flux), tmp_path)
+    torch.testing.assert_close(output(flux, reloaded), output(flux, transformer))
+
+
+def test_diffusers_reads_what_is_saved(flux: FluxPolicy, tmp_path: Path) -> None:
+    transformer = trained(fresh(flux))
+    save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    expected = output(flux, transformer)
+    pipeline = flux.pipeline
+    original, pipeline.transformer = pipeline.transformer, fresh(flux)
+    try:
+        pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+        torch.testing.assert_close(output(flux, pipeline.transformer), expected)
+    finally:
+        pipeline.transformer = original
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
+def test_both_forms_come_back(flux: FluxPolicy, tmp_path: Path, file: str) -> None:
+    transformer = trained(fresh(flux))
+    state = {name: value.clone() for name, value in adapter_state(transformer).items()}
+    save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    other = trained(fresh(flux), seed=1)
+    set_adapter_state(other, read_lora(tmp_path / file).state)
+    for name, value in adapter_state(other).items():
+        # In diffusers' file B is multiplied by α/rank = 3, which rounds.
+        torch.testing.assert_close(value, state[name], rtol=1.2e-7 if "lora_B" in name else 0, atol=0)
+
+
+def test_an_adapter_of_another_shape_is_refused(flux: FluxPolicy) -> None:
+    transformer = trained(fresh(flux))
+    state = {name: value[:2] if "lora_A" in name else value for name, value in adapter_state(transformer).items()}
+    with pytest.raises(ValueError, match=r"lora_A\.weight is \(2, .*the model's is \(4, "):
+        set_adapter_state(transformer, state)
+
+
+def test_an_adapter_of_another_model_is_refused(flux: FluxPolicy) -> None:
+    transformer = trained(fresh(flux))
+    with pytest.raises(ValueError, match="1 unknown weights"):
+        set_adapter_state(transformer, {**adapter_state(transformer), "strange.lora_A.weight": torch.zeros(1)})
+
+
+def test_a_target_that_matches_nothing_is_refused(flux: FluxPolicy) -> None:
+    with pytest.raises(ValueError, match=r"'img_mlp\.net\.2' matches no linear layer"):
+        add_lora(fresh(flux), rank=4, alpha=4, targets=["attn.to_q", "img_mlp.net.2"])
+
+
+def test_the_image_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp_path: Path) -> None:
+    """What training generates with, and what diffusers' own pipeline generates after loading the export."""
+    transformer = trained(fresh(flux))
+    save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    prompts, pipeline = character_prompts("dev", 1), flux.pipeline
+    sampler = Sampler(size=SIZE, steps=3)
+    original = pipeline.transformer
+    try:
+        flux.transformer = transformer
+        cache = ConditioningCache(flux)
+        (expected,) = sample_images(flux, prompts, sampler=sampler, cache=cache, seeds=[7], batch=1)
+        pipeline.transformer = fresh(flux)
+        pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+        pipeline.set_progress_bar_config(disable=True)
+        settings = {"height": SIZE.height, "width": SIZE.width, "guidance_scale": flux.options.guidance_scale}
+        generated = pipeline(
+            prompts[0].text,
+            num_inference_steps=3,
+            max_sequence_length=flux.options.max_sequence_length,
+            generator=torch.Generator().manual_seed(7),
+            **settings,
+        ).images[0]
+        pipeline.unload_lora_weights()
+        (base,) = pipeline(
+            prompts[0].text,
+            num_inference_steps=3,
+            max_sequence_length=flux.options.max_sequence_length,
+            generator=torch.Generator().manual_seed(7),
+            **settings,
+        ).images
+    finally:
+        pipeline.transformer = flux.transformer = original
+    pixels = [np.asarray(image, dtype=np.int16) for image in (generated, expected, base)]
+    assert np.abs(pixels[0] - pixels[1]).max() <= 1  # of 255
+    assert np.abs(pixels[2] - pixels[1]).max() > 8, "the adapter changes nothing here, so nothing is compared"
+
+
+def released(folder: Path, transformer: nn.Module, **changes: object) -> Path:
+    """An adapter as the released code leaves it: PEFT's own `save_pretrained`, in a checkpoint's `lora/`."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, init_lora_weights="gaussian", target_modules=list(LORA_TARGETS))
+    model = get_peft_model(transformer, config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.copy_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(folder / "lora")
+    file = folder / "lora" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def test_the_released_form_is_a_start(flux: FluxPolicy, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    checkpoint = released(tmp_path / "checkpoint-80", fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
+    model = fresh(flux)
+    add_lora(model, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    for source in (checkpoint, checkpoint / "lora"):
+        set_adapter_state(model, {name: torch.zeros_like(value) for name, value in adapter_state(model).items()})
+        start_from(model, source, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
+        expected = output(flux, PeftModel.from_pretrained(fresh(flux), checkpoint / "lora"))
+        torch.testing.assert_close(output(flux, model), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": RANK * 2}, rf"has rank {RANK} and alpha {ALPHA}; set adapter\.rank={RANK}"),
+        ({"alpha": ALPHA * 2}, rf"has rank {RANK} and alpha {ALPHA}; set adapter\.alpha={ALPHA}"),
+        ({"base": "org/FLUX.1-Kontext-dev"}, r"was trained on org/FLUX\.1-dev, and model\.checkpoint is org/FLUX\.1-K"),
+    ],
+)
+def test_a_start_that_does_not_fit_names_what_would(
+    flux: FluxPolicy, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    checkpoint = released(tmp_path, fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
+    model = trained(fresh(flux))
+    before = {name: value.clone() for name, value in adapter_state(model).items()}
+    with pytest.raises(ValueError, match=message):
+        start_from(model, checkpoint, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
+
+
+def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) -> None:
+    """The released adapter of Qwen-Image-Edit has attention only, for example."""
+    model = trained(fresh(flux))
+    state = {name: value for name, value in adapter_state(model).items() if ".attn." in name}
+    save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=["attn.to_q"])
+    with pytest.raises(
+        ValueError, match=r"no weights for \d+ of the \d+ .*set adapter\.targets=\[attn\.add_k_proj, "
+    ) as caught:
+        start_from(model, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
+    targets = str(caught.value).partition("targets=[")[2].rstrip("]").split(", ")
+    other = fresh(flux)
+    add_lora(other, rank=RANK, alpha=ALPHA, targets=targets)
+    start_from(other, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
+
+
+def test_no_adapter_in_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no adapter in"):
+        read_lora(tmp_path)
+
+
+def test_the_average_follows_at_its_interval(flux: FluxPolicy) -> None:
+    transformer = trained(fresh(flux))
+    average = MovingAverage(transformer, decay=0.15, interval=2)
+    name, start = next((name, value.clone()) for name, value in average.state.items())
+    with torch.no_grad():
+        adapter_state(transformer)[name].add_(4.0)
+    average.follow(1)
+    assert torch.equal(average.state[name], start)
+    average.follow(2)  # the first update's decay is 1/10
+    torch.testing.assert_close(average.state[name], start + 3.6)
+    with average.swapped_in():
+        torch.testing.assert_close(adapter_state(transformer)[name], start + 3.6)
+    torch.testing.assert_close(adapter_state(transformer)[name], start + 4.0)
+    average.follow(3)
+    average.follow(4)  # 2/11 is beyond the decay of .15
+    torch.testing.assert_close(average.state[name], start + 4.0 - 0.4 * 0.15)
+
+
+def test_the_averages_decay_warms_up_by_its_own_updates(flux: FluxPolicy) -> None:
+    average = MovingAverage(fresh(flux), decay=0.85, interval=3)
+    decays = [average.decay_at(update) for update in (0, 1, 8, 49, 50, 51, 1000)]
+    assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85])
+
+
+class Two(nn.Module):
+    """Two layers and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = nn.Linear(3, 5), nn.Linear(5, 3)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.into(x))
+
+
+def adapted() -> Two:
+    model = Two()
+    add_lora(model, rank=2, alpha=6, targets=["into", "out"])
+    with torch.no_grad():
+        for value in adapter_state(model).values():
+            value.copy_(torch.randn_like(value))
+    return model
+
+
+def test_modules_of_several_ranks_have_their_own_scale(tmp_path: Path) -> None:
+    """Against W + α/rank·B·A in float64."""
+    shapes = {"into": (3, 5, 2, 6.0), "out": (5, 3, 4, 2.0)}
+    state = {f"{name}.lora_A.weight": torch.randn(rank, width) for name, (width, _, rank, _) in shapes.items()}
+    state |= {f"{name}.lora_B.weight": torch.randn(height, rank) for name, (_, height, rank, _) in shapes.items()}
+    write_lora(tmp_path, Lora(state, {name: alpha for name, (*_, alpha) in shapes.items()}))
+    model, expected, x = Two(), Two().double(), torch.randn(4, 3)
+    load_lora(model, tmp_path)
+    for name, (_, _, rank, alpha) in shapes.items():
+        change = state[f"{name}.lora_B.weight"].double() @ state[f"{name}.lora_A.weight"].double()
+        expected.get_submodule(name).weight += alpha / rank * change
+    torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_of_a_layers_name_is_no_target_though_others_match() -> None:
+    with pytest.raises(ValueError, match="target 'int' matches no linear layer"):
+        add_lora(Two(), rank=2, alpha=4, targets=["out", "int"])
+
+
+def test_after_the_base_was_asked_the_adapter_is_on_and_alone_learns() -> None:
+    model, x = adapted(), torch.randn(4, 3)
+    frozen = model.get_submodule("into.lora_A")
+    frozen.requires_grad_(False)  # as a module is that no output depends on
+    before, learning = model(x), [name for name, value in model.named_parameters() if value.requires_grad]
+    with adapter_off(model):
+        assert torch.equal(model(x), Two()(x))
+    assert torch.equal(model(x), before)
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == learning
+    assert len(learning) == 3
+
+
+def test_a_fault_leaves_no_copy_on_the_model() -> None:
+    model = adapted()
+    copy = OldPolicy(model)
+    for value in copy.state.values():
+        value.zero_()
+    before = {name: value.clone() for name, value in adapter_state(model).items()}
+    with suppress(RuntimeError), copy.swapped_in():
+        assert not any(value.any() for value in adapter_state(model).values())
+        raise RuntimeError("within")
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
+
+
+def test_the_old_policy_keeps_its_lags_share() -> None:
+    model = adapted()
+    old, trained_state = OldPolicy(model), adapter_state(model)
+    for value in old.state.values():
+        value.zero_()
+    old.follow(0.25)
+    for name, value in trained_state.items():
+        torch.testing.assert_close(old.state[name], 0.75 * value)

@@ -1,0 +1,290 @@
+"""What an adapted layer computes in: the model's own type, from weights that are learned in fp32."""
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from edit_twins import flux_policy
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pacorl.core.objectives.grpo_clip import GrpoClip
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rows import Row
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.models.lora.adapters import AdapterCopy, adapter_off, adapter_state, add_lora, set_adapter_state
+from pacorl.models.lora.layers import (
+    FusedLora,
+    MergedLayer,
+    StackedLayer,
+    fuse_lora,
+    fused_form,
+    lora_layers,
+    refresh_copies,
+)
+from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Advantages, Size
+
+SIZE = Size(32, 32)
+RANK, ALPHA = 4, 8
+MATRICES = 2 * (2 * 12 + 4 * 3)
+"""Of the adapter: two double blocks of 12 modules and four single ones of 3."""
+
+
+def adapt(transformer: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    add_lora(transformer, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    with torch.no_grad():
+        for value in adapter_state(transformer).values():
+            value.copy_(torch.randn_like(value) * 0.05)
+    return transformer
+
+
+@pytest.fixture
+def flux16() -> FluxPolicy:
+    """A tiny FLUX in bf16 with an adapter that does something."""
+    policy = flux_policy()
+    policy.pipeline.to(torch.bfloat16)
+    adapt(policy.transformer)
+    return policy
+
+
+def velocity(policy: FluxPolicy, cache: ConditioningCache) -> Tensor:
+    conditioning = cache.batch(character_prompts("dev", 1), SIZE)
+    return policy.velocity(policy.noise([0], SIZE), torch.tensor([0.75]), conditioning, SIZE)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what runs within the block, by name and the types of what goes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[tuple[str, tuple[torch.dtype, ...]]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.counted[name, tuple(arg.dtype for arg in args if isinstance(arg, Tensor))] += 1
+        return func(*args, **(kwargs or {}))
+
+    def of(self, *names: str, dtype: torch.dtype) -> int:
+        return sum(n for (name, dtypes), n in self.counted.items() if name in names and dtype in dtypes)
+
+
+def test_a_model_in_bf16_multiplies_in_bf16_alone(flux16: FluxPolicy) -> None:
+    cache = ConditioningCache(flux16)
+    products = ("mm", "addmm", "bmm")
+    with Operations() as first:
+        velocity(flux16, cache).sum().backward()
+    assert first.of(*products, dtype=torch.float32) == 0
+    assert first.of(*products, dtype=torch.bfloat16) > 3 * MATRICES
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float32 for p in flux16.transformer.parameters() if p.requires_grad
+    )
+
+
+def test_the_adapter_is_cast_once_per_step(flux16: FluxPolicy) -> None:
+    cache = ConditioningCache(flux16)
+
+    def casts(run: Callable[[], Any]) -> int:
+        with Operations() as operations:
+            run()
+        return operations.of("_to_copy", "copy_", dtype=torch.float32)
+
+    velocity(flux16, cache)  # encodes, and makes the first copies
+    with torch.no_grad(), adapter_off(flux16.transformer):
+        without = casts(lambda: velocity(flux16, cache))
+    # Timesteps, guidance and the output are cast in every forward.
+    with torch.no_grad():
+        assert casts(lambda: velocity(flux16, cache)) == without
+    assert casts(lambda: velocity(flux16, cache)) == without
+    with torch.no_grad():
+        for value in adapter_state(flux16.transformer).values():
+            value.mul_(2)
+        assert casts(lambda: velocity(flux16, cache)) == without + MATRICES
+    assert refresh_copies(flux16.transformer) == 2 * sum(v.numel() for v in adapter_state(flux16.transformer).values())
+
+
+def test_what_changes_the_adapter_changes_the_next_forward(flux16: FluxPolicy) -> None:
+    cache, transformer = ConditioningCache(flux16), flux16.transformer
+    learning = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+    optimizer, runtime = torch.optim.AdamW(learning, lr=0.1), Runtime()
+    start = velocity(flux16, cache)
+    before = AdapterCopy(transformer)
+    start.square().sum().backward()
+    runtime.step(optimizer, learning, max_norm=1.0)
+    after = velocity(flux16, cache)
+    assert not torch.equal(after, start)
+    with before.swapped_in():
+        assert torch.equal(velocity(flux16, cache), start)
+    assert torch.equal(velocity(flux16, cache), after)
+    set_adapter_state(transformer, before.state)
+    assert torch.equal(velocity(flux16, cache), start)
+
+
+def test_a_step_that_writes_past_the_count_of_versions_is_seen(flux16: FluxPolicy) -> None:
+    """DeepSpeed's optimizer writes to `.data`."""
+    cache, transformer = ConditioningCache(flux16), flux16.transformer
+    learning = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+
+    class Uncounted(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in learning:
+                parameter.data.mul_(2)
+
+    start = velocity(flux16, cache)
+    start.sum().backward()
+    Runtime().step(Uncounted(learning, lr=1.0), learning, max_norm=1.0)
+    assert not torch.equal(velocity(flux16, cache), start)
+
+
+def test_gradients_are_as_good_as_those_of_an_adapter_in_fp32(flux16: FluxPolicy) -> None:
+    """Against a base of the same values that computes in fp32 throughout (2509: .028 for PEFT's own fp32 adapter)."""
+    cache = ConditioningCache(flux16)
+
+    def gradient(transformer: nn.Module) -> Tensor:
+        transformer.zero_grad()
+        flux16.transformer, trained = transformer, flux16.transformer
+        velocity(flux16, cache).square().mean().backward()
+        flux16.transformer = trained
+        return torch.cat([p.grad.flatten() for p in transformer.parameters() if p.grad is not None])
+
+    ours = gradient(flux16.transformer)
+    in_peft = deepcopy(flux16.transformer)
+    for module in in_peft.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = True
+            for matrix in (*module.lora_A.values(), *module.lora_B.values()):
+                matrix.__class__ = nn.Linear
+    in_peft._forward_pre_hooks.clear()
+    theirs = gradient(in_peft)
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999
+
+
+def test_in_fp32_the_bits_are_those_of_peft(flux: FluxPolicy) -> None:
+    ours: Any = tiny_flux_transformer()
+    theirs: Any = tiny_flux_transformer()
+    for transformer in (ours, theirs):
+        transformer.load_state_dict(flux.pipeline.transformer.state_dict())
+    adapt(ours)
+    inject_adapter_in_model(LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(LORA_TARGETS)), theirs)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 4, ours.config.in_channels)
+    inputs = {
+        "hidden_states": x,
+        "encoder_hidden_states": torch.randn(1, 3, ours.config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, ours.config.pooled_projection_dim),
+        "timestep": torch.tensor([0.5]),
+        "guidance": torch.tensor([3.5]),
+        "img_ids": torch.randn(4, 3),
+        "txt_ids": torch.zeros(3, 3),
+    }
+    gradients = []
+    for transformer in (ours, theirs):
+        output = transformer(**inputs).sample
+        output.square().sum().backward()
+        gradients.append([output, *(p.grad for n, p in transformer.named_parameters() if "lora_" in n)])
+    assert all(torch.equal(mine, yours) for mine, yours in zip(*gradients, strict=True))
+
+
+def stacked(transformer: nn.Module) -> FusedLora:
+    """The fused form of models in bf16, whatever the model's own type."""
+    fused = FusedLora(transformer)
+    with torch.no_grad():
+        fused.layers = [StackedLayer(layer) for layer in lora_layers(transformer)]
+    return fused
+
+
+@torch.no_grad()
+def test_in_bf16_base_and_adapter_are_one_product_to_the_bit(flux16: FluxPolicy) -> None:
+    cache, transformer = ConditioningCache(flux16), flux16.transformer
+    velocity(flux16, cache)  # encodes
+    before = {name: value.clone() for name, value in transformer.state_dict().items()}
+    for scale in (1.0, 3.0):  # the second time the stack is there already
+        for value in adapter_state(transformer).values():
+            value.mul_(scale)
+        with Operations() as apart:
+            plain = velocity(flux16, cache)
+        fused = fuse_lora(transformer, enabled=True)
+        assert fused
+        assert {type(layer) for layer in fused.layers} == {StackedLayer}
+        with fused.swapped_in(), Operations() as together:
+            assert torch.equal(velocity(flux16, cache), plain)
+        products = [operations.of("mm", "addmm", "bmm", dtype=torch.bfloat16) for operations in (apart, together)]
+        assert products[0] - products[1] == MATRICES // 2
+        assert torch.equal(velocity(flux16, cache), plain)
+    with adapter_off(transformer):
+        assert not torch.equal(velocity(flux16, cache), plain), "the adapter changes nothing here"
+    bases = {name: value for name, value in transformer.state_dict().items() if "lora_" not in name}
+    assert all(torch.equal(before[name], value) for name, value in bases.items())
+
+
+@torch.no_grad()
+def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
+    FusedLora(flux16.transformer)
+    for layer in lora_layers(flux16.transformer):
+        stack, base, first = layer.base_layer.stack, layer.base_layer.weight, layer.lora_A["default"]
+        assert stack.shape == (base.shape[0] + RANK, base.shape[1])
+        assert stack.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        assert stack.untyped_storage().data_ptr() == first.copy.untyped_storage().data_ptr()
+
+
+def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPolicy) -> None:
+    layer = lora_layers(flux16.transformer)[0]
+    weight = layer.base_layer.weight
+    change = layer.get_delta_weight("default") * 1e-4
+    assert ((weight + change).bfloat16() == weight).double().mean() > 0.9
+    assert fused_form(layer) is StackedLayer
+    layer.base_layer.float()
+    assert fused_form(layer) is MergedLayer
+
+
+@torch.no_grad()
+def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
+    """As quantised ones are; the others are fused."""
+
+    class Quantised(nn.Linear):
+        pass
+
+    cache, layers = ConditioningCache(flux16), lora_layers(flux16.transformer)
+    plain = velocity(flux16, cache)
+    layers[0].base_layer.__class__ = Quantised
+    fused = FusedLora(flux16.transformer)
+    assert len(fused.layers) == len(layers) - 1
+    with fused.swapped_in():
+        assert torch.equal(velocity(flux16, cache), plain)
+    layers[1].base_layer.weight.data = layers[1].base_layer.weight.data.to(torch.float8_e4m3fn)
+    assert fused_form(layers[1]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_ratio_before_an_update_is_exactly_one(flux16: FluxPolicy, dtype: torch.dtype, checkpointing: bool) -> None:
+    """With base and adapter in one product at the steps without noise."""
+    transformer: Any = flux16.transformer
+    if dtype == torch.float32:
+        flux16.pipeline.to(dtype)
+        for layer in lora_layers(transformer):
+            layer.lora_A["default"].dtype = layer.lora_B["default"].dtype = dtype
+    if checkpointing:
+        transformer.enable_gradient_checkpointing()
+    transformer.train()
+    cache, prompts = ConditioningCache(flux16), character_prompts("train", 1)
+    sampler = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
+    advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
+    learning = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+    optimizer, runtime = torch.optim.AdamW(learning, lr=1e-2), Runtime()
+    for epoch in range(2):
+        draw = Draw(flux16, sampler, cache, 1, epoch, 2, stacked(transformer))
+        samples = collect(draw, [Row(prompts[0], 0), Row(prompts[0], 1)])
+        loss = PolicyLoss(flux16, sampler, cache, GrpoClip(clip_range=1e-4))
+        metrics = update_policy(loss, samples, advantages, runtime=runtime, draw=(1, epoch, 0))
+        assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
+        runtime.step(optimizer, learning, max_norm=1.0)

@@ -1,0 +1,82 @@
+"""Tiny pipelines with random weights on which every input tells, and sources for edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pacorl.grpo.rollout import denoise
+from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.models.policies.klein import tiny_klein
+from pacorl.models.policies.kontext import tiny_kontext
+from pacorl.models.policies.policy import Policy, PolicySpec
+from pacorl.models.policies.qwen_image import tiny_qwen_edit
+from pacorl.tiny.characters import vocabulary
+from pacorl.types import Prompt, Size
+
+SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}
+"""Options of twins: room for the prompts in every tokenizer, byte-level ones too, and guidance for the negative one."""
+INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
+
+
+def drawn(pipeline: Any) -> Any:
+    """The pipeline with its zero-initialised layers drawn, so that its output depends on everything."""
+    for parameter in pipeline.transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return pipeline
+
+
+def settings_of(spec: PolicySpec) -> dict[str, Any]:
+    """The settings that a kind has."""
+    return {name: value for name, value in SETTINGS.items() if name in spec.options.model_fields}
+
+
+def flux_policy() -> FluxPolicy:
+    torch.manual_seed(0)
+    policy = FLUX.over(drawn(tiny_flux(vocabulary())), guidance_scale=3.5, max_sequence_length=48)
+    assert isinstance(policy, FluxPolicy)
+    return policy
+
+
+def kontext_pipeline() -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny_kontext(tiny_flux(vocabulary())))
+
+
+def klein_pipeline() -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny_klein(vocabulary()))
+
+
+def qwen_pipeline(*, plus: bool = False) -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny_qwen_edit(vocabulary(), plus=plus))
+
+
+def source_image(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
+    """An image of random blocks, all of which differ."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
+    return Prompt(id=number, text=text, sources=(path,))
+
+
+def loop(policy: Policy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
+    """Endpoints of the loop without noise, from one seed per prompt."""
+    conditioning = policy.collate(policy.encode(prompts, size))
+    with torch.no_grad():
+        return denoise(
+            policy,
+            list(range(len(prompts))),
+            conditioning=conditioning,
+            sigmas=policy.sigmas(steps, size),
+            size=size,
+        )

@@ -1,0 +1,192 @@
+"""Weights that stay in main memory: what is computed with them, when they travel, and whole runs on them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import metrics, tiny_run
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pacorl.config.base import ConfigError, load
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import check_division
+from pacorl.grpo.trainer import train_policy
+from pacorl.judge.local import LocalJudge
+from pacorl.lab.plan.memory import MemoryLedger
+from pacorl.models.policies.flux import FLUX
+from pacorl.models.quantize import QUANTIZERS
+from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
+from pacorl.models.quantize.streaming import Arena, WeightStream
+from pacorl.models.twins import META
+from pacorl.types import Prompt, Question, Size
+
+WIDTH, BLOCKS = 256, 12
+SMALL = [
+    "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]",
+    "prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4",
+    "evaluation.size=[64,64]", "evaluation.steps=2",
+]  # fmt: skip
+
+
+def stack(form: str, *, stream: bool, device: str = "cpu") -> nn.Module:
+    """Blocks of two layers."""
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(BLOCKS))
+    model = nn.Sequential(*blocks).requires_grad_(False).to(device)
+    quantize_model(model, form, device=device, stream=stream)
+    return model
+
+
+def run(model: nn.Module, x: Tensor, *, blocks: Sequence[int] = range(BLOCKS)) -> Tensor:
+    for number in blocks:
+        x = checkpoint(model[number], x, use_reentrant=False)  # type: ignore[index]
+    return x
+
+
+@pytest.mark.parametrize("name", ["none", *QUANTIZERS])
+def test_outputs_and_gradients_are_those_of_weights_that_stay(name: str) -> None:
+    """A second time too, when the order is known, and in another order than the known one."""
+    if name == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed: pip install 'pacorl[nf4]'")
+    at_home, streamed = stack(name, stream=False), stack(name, stream=True)
+    for blocks in (range(BLOCKS), range(BLOCKS), [3, 1, 1, 7], range(BLOCKS)):
+        outputs, gradients = [], []
+        for model in (at_home, streamed):
+            leaf = torch.linspace(-1, 1, 3 * WIDTH).view(3, WIDTH).requires_grad_()
+            output = run(model, leaf, blocks=blocks)
+            output.square().sum().backward()
+            outputs.append(output)
+            gradients.append(leaf.grad)
+        assert torch.equal(*outputs)
+        assert torch.equal(*gradients)
+        assert gradients[0].any()
+
+
+def test_at_most_two_layers_lie_on_the_device() -> None:
+    """In forwards, in what is computed again for the backward, and in the backward itself."""
+    x = torch.empty(1, WIDTH, device=META, requires_grad=True)
+    for form, weight in (("none", 4 * WIDTH * WIDTH), ("int8", WIDTH * WIDTH + 4 * WIDTH)):
+        model = stack(form, stream=True, device="meta")
+        unpacked = 4 * WIDTH * WIDTH * (form != "none")
+        for layers in (1, 2):  # before the order is known none is sent ahead
+            with MemoryLedger() as ledger:
+                run(model, x).sum().backward()
+            assert layers * weight <= ledger.peak <= 2.2 * weight + unpacked
+
+
+def test_a_known_order_sends_each_weight_once_and_ahead() -> None:
+    stream, sent = WeightStream(), []
+    send = stream._send
+    stream._send = lambda parked, device: sent.append(int(parked[0])) or send(parked, device)  # type: ignore
+    parked = [(torch.tensor(number),) for number in range(5)]
+
+    def forward() -> list[int]:
+        sent.clear()
+        for weights in parked:
+            (copy,) = stream.fetch(weights, torch.device("cpu"))
+            assert torch.equal(copy, weights[0])
+            assert copy is not weights[0]
+        return list(sent)
+
+    assert forward() == [0, 1, 2, 3, 4]
+    forward()
+    assert forward() == [1, 2, 3, 4, 0]
+
+
+def test_nothing_moves_streamed_weights_and_they_are_counted_apart() -> None:
+    model = stack("int8", stream=True)
+    plain = stack("none", stream=False)
+    layers = [layer for layer in model.modules() if isinstance(layer, StreamedLinear)]
+    before = [layer.parked for layer in layers]
+    model.to(torch.float64).to(META)
+    assert len(layers) == 2 * BLOCKS
+    assert [layer.parked for layer in layers] == before
+    assert {tensor.device.type for parked in before for tensor in parked} == {"cpu"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    # Codes and a scale per row; the biases are on the device.
+    assert streamed_bytes(model) == 2 * BLOCKS * WIDTH * (WIDTH + 4)
+    assert weight_bytes(stack("int8", stream=True)) == 2 * BLOCKS * WIDTH * 4
+    assert parameter_count(model) == parameter_count(plain)
+
+
+def test_an_activation_is_not_kept_for_a_weight_that_travels() -> None:
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]
+        stack("int8", stream=True)[0][0](torch.randn(3, WIDTH, requires_grad=True))  # type: ignore[index]
+    assert not kept
+
+
+def test_an_arena_takes_few_pieces_and_nothing_lies_upon_another() -> None:
+    arena = Arena(pinned=False)
+    tensors = [torch.full((number, 77), number, dtype=torch.bfloat16) for number in range(1, 40)]
+    tensors += [torch.arange(5, dtype=torch.float32), torch.tensor(True), torch.empty(0)]
+    copies = [arena.copy_of(tensor) for tensor in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert torch.equal(copy, tensor)
+        assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
+    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1
+    arena = Arena(pinned=False)
+    arena.PIECE = 2**10
+    pieces = [arena.copy_of(torch.zeros(600, dtype=torch.uint8)) for _ in range(3)]
+    assert len({copy.untyped_storage().data_ptr() for copy in pieces}) == 3
+    assert arena.copy_of(torch.ones(5000)).untyped_storage().nbytes() == 20224  # larger than a piece: one of its own
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_learns_what_a_run_in_low_memory_learns(tmp_path: Path) -> None:
+    lines, adapters = [], []
+    for memory in ("low", "lowest"):
+        out = tmp_path / memory
+        folder = train_policy(tiny_run([f"memory={memory}", f"out={out}", *SMALL]))
+        (line,) = metrics(folder, "epoch")
+        assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
+        lines.append({key: value for key, value in line.items() if "seconds" not in key})
+        adapters.append(load_file(next(out.glob("checkpoints/step-*/adapter.safetensors"))))
+    low, lowest = adapters
+    assert low.keys() == lowest.keys()
+    assert all(torch.equal(low[name], lowest[name]) for name in low)
+    assert any(weight.any() for name, weight in low.items() if "lora_B" in name)
+
+
+def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
+    policy, plain = (FLUX.from_pretrained("tiny", max_sequence_length=48, stream=stream) for stream in (True, False))
+    for name in policy.encoders:
+        assert streamed_bytes(getattr(policy.pipeline, name)) > weight_bytes(getattr(policy.pipeline, name))
+    prompt, size = Prompt(0, "red round hero, crown, night | waving, flag"), Size(64, 64)
+    (ours,), (theirs,) = policy.encode([prompt], size), plain.encode([prompt], size)
+    assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
+
+    images = plain.decode(plain.noise([0, 1], size), size)
+    questions = [Question(tuple(images), "Do they look alike?")]
+    judges = [LocalJudge.from_pretrained("tiny", quantize="int8", stream=stream) for stream in (True, False)]
+    assert streamed_bytes(judges[0].model) > 0 == streamed_bytes(judges[1].model)
+    (streamed,), (at_home,) = (judge.verdicts(questions) for judge in judges)
+    assert streamed.p_yes == pytest.approx(at_home.p_yes, abs=1e-6)
+
+
+def test_what_cannot_be_streamed_is_refused_before_weights_load() -> None:
+    with pytest.raises(ValueError, match=r"memory lowest and FSDP2: .* leave memory out and set"):
+        check_division(load(PolicyConfig, None, ["memory=lowest"]), world=2, sharded=True)
+    with pytest.raises(ValueError, match=r"model\.stream and FSDP2: .* leave stream out"):
+        check_division(load(PolicyConfig, None, ["model.stream=true"]), world=2, sharded=True)
+    with pytest.raises(ConfigError, match=r"stream and compile blocks: .* leave one out"):
+        load(PolicyConfig, None, ["memory=lowest", "model.compile=blocks"])
+
+
+def test_the_lowest_memory_is_low_memory_whose_weights_are_streamed() -> None:
+    low, lowest = (load(PolicyConfig, None, [f"memory={memory}"]).model_dump() for memory in ("low", "lowest"))
+    assert lowest["model"].pop("stream") is lowest["judge"].pop("stream") is True
+    assert low["model"].pop("stream") is low["judge"].pop("stream") is False
+    assert {**low, "memory": "lowest"} == lowest
+    served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m}"]
+    assert load(PolicyConfig, None, ["memory=lowest", *served]).judge.backend == "http"

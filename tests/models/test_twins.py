@@ -1,0 +1,25 @@
+"""Twins of the released models: their tokenizers are the same in every call, their widths are what is asked for."""
+
+from pacorl.models.policies.flux import TINY_FLUX
+from pacorl.models.twins import clip_tokenizer_of, qwen_tokenizer_of, tiny_clip
+from pacorl.tiny.characters import vocabulary
+
+
+def test_tokenizers_of_the_same_texts_are_the_same() -> None:
+    for make in (clip_tokenizer_of, qwen_tokenizer_of):
+        first, second = (make(vocabulary())._tokenizer.to_str() for _ in range(2))
+        assert first == second
+
+
+def test_clips_tokenizer_reads_as_the_committed_one() -> None:
+    """Which was trained when the numbers of its tokens still came in another order each time."""
+    from transformers import CLIPTokenizer
+
+    today, committed = clip_tokenizer_of(vocabulary()), CLIPTokenizer.from_pretrained(TINY_FLUX / "tokenizer")
+    for text in vocabulary():
+        assert today.tokenize(text) == committed.tokenize(text)
+
+
+def test_clip_is_as_wide_as_asked() -> None:
+    clip = tiny_clip(clip_tokenizer_of(["a hero"]), width=32, architectures=["CLIPTextModelWithProjection"])
+    assert (clip.config.hidden_size, clip.config.projection_dim, clip.text_projection.out_features) == (32, 32, 32)

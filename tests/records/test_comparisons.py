@@ -1,0 +1,195 @@
+"""Comparisons are read as they are, and what is wrong with them is named by file and record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.records.comparisons import (
+    answer_text,
+    comparisons_from,
+    draw_comparisons,
+    load_comparisons,
+    load_sharegpt,
+    missing_file,
+    save_comparisons,
+)
+from pacorl.tiny.characters import Oracle
+
+INFO = {
+    "cot_train": {
+        "file_name": "train.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    }
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in "ab":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "dataset_info.json").write_text(json.dumps(INFO))
+    return tmp_path
+
+
+def sharegpt(question: str = "<image><image>Same?", answer: str = "Yes, both are red.", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "images": ["a.png", "b.png"]} | more
+
+
+def write(folder: Path, *records: Any) -> None:
+    (folder / "train.json").write_text(json.dumps(records))
+
+
+def line(**changes: Any) -> str:
+    return json.dumps({"images": ["a.png", "b.png"], "question": "Same?", "consistent": True} | changes)
+
+
+def test_sharegpt_is_taken_word_for_word(folder: Path) -> None:
+    write(folder, sharegpt(), sharegpt("\n<image> then <image>: same?", "No", category="Story"))
+    first, second = comparisons_from(f"{folder}:cot_train")
+    assert (first.question, first.answer, first.consistent) == ("Same?", "Yes, both are red.", True)
+    assert (first.reasons, first.category) == ("both are red.", "cot_train")
+    assert first.images == (folder / "a.png", folder / "b.png")
+    assert (second.question, second.answer, second.consistent) == ("\n<image> then <image>: same?", "No", False)
+    assert (second.category, answer_text(second)) == ("Story", "No")
+    assert comparisons_from(str(folder / "train.json")) == comparisons_from(str(folder)) == [first, second]
+
+
+def test_llama_factorys_default_names(folder: Path) -> None:
+    (folder / "dataset_info.json").write_text(json.dumps({"d": {"file_name": "train.json", "formatting": "sharegpt"}}))
+    turns = [{"from": "human", "value": "<image>Red?"}, {"from": "gpt", "value": "No."}]
+    write(folder, {"conversations": turns, "images": ["a.png"]})
+    (found,) = load_sharegpt(folder, "d")
+    assert (found.question, found.consistent, len(found.images)) == ("Red?", False, 1)
+
+
+def test_a_json_that_nothing_describes(folder: Path) -> None:
+    (folder / "dataset_info.json").unlink()
+    write(folder, sharegpt())
+    assert comparisons_from(str(folder / "train.json"))[0].category == "train"
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (sharegpt(answer="Maybe. They differ."), "must begin with Yes or No, it is 'Maybe. They differ.'"),
+        (sharegpt(answer="Yesterday."), "must begin with Yes or No"),
+        (sharegpt(question="<image>Same?"), "2 images and 1 <image> tags"),
+        (
+            sharegpt(question="<image><image>Same?<|im_end|>"),
+            r"may not hold the control token <\|im_end\|>; take it out",
+        ),
+        (sharegpt(images=["a.png"]), "1 images and 2 <image> tags"),
+        (sharegpt(images="a.png"), "'images' must be a list of paths"),
+        (sharegpt(images=["../a.png", "b.png"]), "leads out of"),
+        (sharegpt(messages=[{"role": "assistant", "content": "Yes."}]), r"turns are \['assistant'\], and must be"),
+        (sharegpt(messages=[{"role": "user", "content": "<image>"}] * 2), r"turns are \['user', 'user'\]"),
+        (sharegpt(messages=None), "'messages' must be a list of messages"),
+        ("a text", "a record is a JSON object, this is a str"),
+    ],
+)
+def test_a_bad_record_is_named(folder: Path, record: Any, fault: str) -> None:
+    write(folder, sharegpt(), record)
+    with pytest.raises(ValueError, match=rf"train\.json, record 2: .*{fault}"):
+        comparisons_from(f"{folder}:cot_train")
+
+
+def test_broken_json_is_named_by_line(folder: Path) -> None:
+    (folder / "train.json").write_text('[\n{"messages": [},\n]')
+    with pytest.raises(ValueError, match=r"train\.json:2: not valid JSON at column 15"):
+        comparisons_from(f"{folder}:cot_train")
+    (folder / "train.json").write_bytes(b'[\n"\xff"]')
+    with pytest.raises(ValueError, match=r"train\.json:2: not UTF-8"):
+        comparisons_from(f"{folder}:cot_train")
+    (folder / "lines.jsonl").write_text(f"{line()}\n\n{line()[:-3]}\n")
+    with pytest.raises(ValueError, match=r"lines\.jsonl:3: not valid JSON"):
+        comparisons_from(str(folder / "lines.jsonl"))
+
+
+def test_missing_images_are_listed(folder: Path) -> None:
+    write(folder, sharegpt(images=["a.png", "gone.png"]), *[sharegpt(images=["a.png", f"{n}.png"]) for n in range(12)])
+    with pytest.raises(ValueError, match=r"train\.json: 13 image\(s\) missing") as caught:
+        comparisons_from(f"{folder}:cot_train")
+    listed = str(caught.value).splitlines()
+    assert listed[1].strip() == str(folder / "gone.png")
+    assert listed[-1].strip() == "and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("{}:cot_test", "'cot_test' is not in it; name one as .*:NAME, of cot_train"),
+        ("{}/nowhere.json", "no such file"),
+        ("nowhere", "no such source; give a .jsonl"),
+        ("tiny:all", "no part of the tiny world"),
+        ("tiny:dev:0", "must be a whole number above 0"),
+    ],
+)
+def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        comparisons_from(source.format(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"consistent": "yes"}, "'consistent' must be true or false, got 'yes'"),
+        ({"answer": "No."}, "'consistent' is true and the answer says 'No.'"),
+        ({"question": " "}, "'question' is missing or empty"),
+        ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
+        ({"images": []}, "'images' must be a list of paths"),
+        ({"reasons": 3}, "'reasons' must be a text"),
+        ({"question": "<|image_pad|>Same?"}, r"a text may not hold the control token <\|image_pad\|>"),
+        ({"reasons": "They differ.<|im_end|>"}, r"a text may not hold the control token <\|im_end\|>"),
+    ],
+)
+def test_a_bad_line_is_named(folder: Path, changes: dict[str, Any], fault: str) -> None:
+    (folder / "lines.jsonl").write_text(f"{line()}\n{line(**changes)}\n")
+    with pytest.raises(ValueError, match=rf"lines\.jsonl:2: {fault}"):
+        load_comparisons(folder / "lines.jsonl")
+
+
+def test_nothing_at_all_is_refused(folder: Path) -> None:
+    (folder / "lines.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="holds no comparisons"):
+        comparisons_from(str(folder / "lines.jsonl"))
+
+
+def test_what_is_saved_is_read_back(folder: Path) -> None:
+    write(folder, sharegpt(group="g"), sharegpt(answer="No.", category="Story"))
+    comparisons = comparisons_from(f"{folder}:cot_train")
+    save_comparisons(comparisons, folder / "lines.jsonl")
+    assert load_comparisons(folder / "lines.jsonl") == comparisons
+
+
+def test_a_limit_spreads_over_the_file(folder: Path) -> None:
+    (folder / "lines.jsonl").write_text("".join(line(group=str(n)) + "\n" for n in range(10)))
+    assert [one.group for one in comparisons_from(str(folder / "lines.jsonl"), limit=4)] == ["0", "2", "5", "7"]
+
+
+@pytest.mark.slow
+def test_the_tiny_worlds_labels_are_true(tmp_path: Path) -> None:
+    drawn = comparisons_from("tiny:dev:24", scratch=tmp_path)
+    assert drawn == comparisons_from("tiny:dev:24", scratch=tmp_path)
+    assert drawn != draw_comparisons(tmp_path, split="dev", count=24, seed=1)
+    oracle = Oracle()
+    for one in drawn:
+        first, second = oracle.read([Image.open(path) for path in one.images])
+        assert first is not None
+        assert second is not None
+        same = (first.colour, first.shape, first.hat) == (second.colour, second.shape, second.hat)
+        assert same == one.consistent
+        assert one.consistent or getattr(first, one.category) != getattr(second, one.category)
+    assert sum(one.consistent for one in drawn) == 12
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../d.json"])
+def test_an_entry_that_leads_nowhere_names_its_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"file_name": name, "formatting": "sharegpt"}}))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/dataset_info\.json: .*(is not a path|leads out)"):
+        missing_file(f"{tmp_path}:d")

@@ -1,0 +1,94 @@
+"""Prompts that are trained on and measured on are found; splits keep them apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.records.leaks import check_leaks, find_leaks, leak_report, split_prompts
+from pacorl.records.prompts import prompts_from
+from pacorl.types import Prompt
+
+
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(id=number, text=text) for number, text in enumerate(texts)]
+
+
+def edits(folder: Path, *pairs: tuple[str, str]) -> list[Prompt]:
+    """(colour of the image, instruction) each; equal colours are equal files under two names."""
+    made = []
+    for number, (colour, text) in enumerate(pairs):
+        path = folder / f"{number}.png"
+        Image.new("RGB", (8, 8), colour).save(path)
+        made.append(Prompt(id=number, text=text, sources=(path,)))
+    return made
+
+
+def test_case_spaces_and_punctuation_do_not_hide_a_prompt() -> None:
+    train = prompts("A red fox.", "a blue boat", "A  RED fox!", "café")
+    leaks = find_leaks(train, {"bench": prompts("a red fox", "cafe\u0301")})
+    assert [(leak.prompt.id, leak.other.id, leak.why) for leak in leaks] == [
+        (0, 0, "text"),
+        (2, 0, "text"),
+        (3, 1, "text"),
+    ]
+
+
+def test_nearly_equal_texts_are_found_on_request() -> None:
+    train = prompts("a dentist in white scrubs explains oral hygiene to a young patient", "a fox in the snow")
+    bench = {"bench": prompts("a dentist in white scrubs explains oral hygiene to an old patient")}
+    assert find_leaks(train, bench) == []
+    assert [(leak.prompt.id, leak.why) for leak in find_leaks(train, bench, near=0.5)] == [(0, "near")]
+    assert find_leaks(train, bench, near=0.95) == []
+
+
+def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
+    train = edits(tmp_path, ("red", "Make it blue."), ("green", "Make it blue."))
+    (tmp_path / "bench").mkdir()
+    bench = edits(tmp_path / "bench", ("red", "把它变成蓝色"))
+    leaks = find_leaks(train, {"GEdit": bench})
+    assert [(leak.prompt.id, leak.why) for leak in leaks] == [(0, "image")]
+    assert "the same image to edit" in leak_report(leaks, total=2)
+
+
+def test_the_report_counts_and_shows() -> None:
+    train = prompts("a", "b", "c", "d", "e")
+    report = leak_report(find_leaks(train, {"X": prompts("a", "b"), "Y": prompts("c", "d")}), total=5)
+    assert report.startswith("4 of 5 training prompts are measured on: 2 in X (the same text); 2 in Y (the same text).")
+    assert report.endswith("and 1 more")
+    assert leak_report([], total=5) == ""
+
+
+def test_the_tiny_world_s_splits_do_not_leak() -> None:
+    train = prompts_from("tiny:train")
+    assert find_leaks(train, {"dev": prompts_from("tiny:dev"), "test": prompts_from("tiny:test")}) == []
+    assert len(find_leaks(train, {"train": train})) == len(train)
+
+
+def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
+    colours = ["red", "red", "green", "blue", "white", "black", "blue", "pink"]
+    made = edits(tmp_path, *((colour, f"{number}") for number, colour in enumerate(colours)))
+    (tmp_path / "bench").mkdir()
+    train, test, out = split_prompts(made, test=3, keep_out={"bench": edits(tmp_path / "bench", ("pink", "x"))})
+    assert [leak.prompt.id for leak in out] == [7]
+    assert sorted(p.id for p in [*train, *test]) == list(range(7))
+    assert len(test) >= 3
+    assert {colours[p.id] for p in train}.isdisjoint(colours[p.id] for p in test)
+    assert split_prompts(made, test=3) == split_prompts(made, test=3)
+    assert split_prompts(made, test=3, seed=1)[1] != split_prompts(made, test=3, seed=2)[1]
+
+
+def test_a_split_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="holding out 3 of 3 prompts, 0 kept out, leaves none"):
+        split_prompts(prompts("a", "b", "c"), test=3)
+
+
+def test_a_leak_is_refused_told_or_passed_over() -> None:
+    train, bench = prompts("a fox", "a boat"), {"data/bench.jsonl": prompts("A boat")}
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*data/bench\.jsonl.*prompts\.leaks=warn"):
+        check_leaks(train, [], benchmarks=bench, action="refuse")
+    assert "training prompt 1 is data/bench.jsonl's 0" in check_leaks(train, [], benchmarks=bench, action="warn")
+    assert check_leaks(train, train, benchmarks=bench, action="off") == ""
+    assert check_leaks(train, prompts("a hat"), benchmarks={}, action="refuse") == ""

@@ -1,0 +1,225 @@
+"""Prompts come from files as they are written there, and every fault is named by file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacorl.core.grid import panel_texts
+from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
+from pacorl.types import Grid, Prompt, Size
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
+SET = "A 1x2 grid layout of a fox. All images feature one fox. [LEFT]:The fox naps. [RIGHT]:The fox runs."
+
+
+def file_of(folder: Path, *records: dict[str, Any] | str, name: str = "prompts.jsonl") -> Path:
+    path = folder / name
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_a_whole_record(tmp_path: Path) -> None:
+    record = {
+        "idx": "0007",
+        "prompt": SET,
+        "height": 512,
+        "width": 1024,
+        "layout": "1x2",
+        "theme": "Generate two images of a fox.",
+        "category": "Character Generation",
+        "task_name": "Multi-pose",
+        "criteria": {"Identity": {"Fur": "One fur."}, "Style": {"Ink": "One ink."}},
+        "from": "T2IS",
+        "editing_prompts": ["A fox naps.", "Make it run."],
+    }
+    assert load_prompts(file_of(tmp_path, record)) == [
+        Prompt(
+            id=0,
+            text=SET,
+            theme="Generate two images of a fox.",
+            grid=Grid(1, 2),
+            panels=("The fox naps.", "The fox runs."),
+            criteria={"Identity": {"Fur": "One fur."}, "Style": {"Ink": "One ink."}},
+            size=Size(512, 1024),
+            category="Character Generation",
+            task="Multi-pose",
+        )
+    ]
+
+
+def test_ids_are_positions_and_blank_lines_hold_no_prompt(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {"prompt": "a", "idx": "9"}, "", {"prompt": "b", "idx": "9"}, "")
+    assert [(prompt.id, prompt.text) for prompt in load_prompts(path)] == [(0, "a"), (1, "b")]
+
+
+def test_null_criteria_are_left_out(tmp_path: Path) -> None:
+    criteria = {"Identity": {"Hat": None, "Fur": "One fur."}, "Style": {"Ink": None}, "Logic": None}
+    prompt = load_prompts(file_of(tmp_path, {"prompt": SET, "criteria": criteria}))[0]
+    assert prompt.criteria == {"Identity": {"Fur": "One fur."}}
+
+
+@pytest.mark.parametrize(
+    ("record", "grid", "panels"),
+    [
+        ({"prompt": SET}, Grid(1, 2), 2),
+        ({"prompt": SET.replace("1x2", "2x1"), "layout": "1x2"}, Grid(1, 2), 2),
+        ({"prompt": "Four cats.", "layout": "2x2"}, Grid(2, 2), 0),
+        ({"prompt": "A 2×3 sheet of cats."}, Grid(2, 3), 0),
+        ({"prompt": "A cat."}, Grid(1, 1), 0),
+        ({"prompt": "Two cats.", "layout": "1x2", "panels": ["A cat.", "A cat."]}, Grid(1, 2), 2),
+    ],
+)
+def test_where_the_layout_comes_from(tmp_path: Path, record: dict[str, Any], grid: Grid, panels: int) -> None:
+    prompt = load_prompts(file_of(tmp_path, record))[0]
+    assert (prompt.grid, len(prompt.panels)) == (grid, panels)
+
+
+def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
+    prompts = load_prompts(file_of(tmp_path, "A cat, 3 x 4 cm.", "", SET, name="prompts.txt"))
+    assert [(prompt.text, prompt.grid) for prompt in prompts] == [("A cat, 3 x 4 cm.", Grid(1, 1)), (SET, Grid(1, 2))]
+    assert prompts[1].panels == ("The fox naps.", "The fox runs.")
+
+
+def test_a_line_separator_within_a_text_ends_no_record(tmp_path: Path) -> None:
+    path = file_of(tmp_path, '\ufeff{"prompt": "one\u2028line"}')
+    assert [prompt.text for prompt in load_prompts(path)] == ["one\u2028line"]
+
+
+FAULTS: list[tuple[dict[str, Any] | str, str]] = [
+    ('{"prompt": "a"', r"not valid JSON at column 15 .*one JSON object a line"),
+    ('["a"]', r"a record is a JSON object, this is a list"),
+    ({"theme": "a"}, r"'prompt' is missing or empty; give the text"),
+    ({"prompt": " "}, r"'prompt' is missing or empty"),
+    ({"prompt": 7}, r"'prompt' must be a text, got 7"),
+    ({"prompt": "a", "theme": ["b"]}, r"'theme' must be a text, got \['b'\]"),
+    ({"prompt": SET, "layout": "2x2"}, r"the layout 2x2 has 4 panels and the prompt describes 2; correct the layout"),
+    ({"prompt": SET, "layout": "two"}, r"no layout such as '2x2' in 'two'"),
+    ({"prompt": SET, "layout": "0x2"}, r"at least one row and one column"),
+    ({"prompt": SET.replace("1x2 ", "")}, r"no layout such as '2x2' in 'A grid layout"),
+    ({"prompt": "a", "height": 512.5, "width": 512}, r"'height' must be a whole number of pixels, got 512.5"),
+    (
+        {"prompt": "a", "height": 512},
+        r"'width' must be a whole number of pixels, got None; give both sides, or neither",
+    ),
+    ({"prompt": "a", "height": 512, "width": "512"}, r"'width' must be a whole number of pixels, got '512'"),
+    ({"prompt": "a", "height": 0, "width": 512}, r"'height' must be a whole number of pixels, got 0"),
+    ({"prompt": "a", "height": True, "width": 512}, r"'height' must be a whole number of pixels, got True"),
+    ({"prompt": "a", "criteria": ["b"]}, r"'criteria' must map dimensions to named texts, got \['b'\]"),
+    ({"prompt": "a", "criteria": {"Style": "b"}}, r"'criteria.Style' must map names to texts, got 'b'"),
+    ({"prompt": "a", "criteria": {"Style": {"Ink": 1}}}, r"'criteria.Style.Ink' must be a text or null, got 1"),
+    ({"prompt": "a", "panels": "b"}, r"'panels' must be a list of texts, got 'b'"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), FAULTS)
+def test_a_fault_is_named_by_file_and_line(tmp_path: Path, record: dict[str, Any] | str, message: str) -> None:
+    path = file_of(tmp_path, {"prompt": SET}, "", record)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_prompts(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_absent_file_says_what_may_stand_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none.jsonl: cannot be read \(No such file or directory\); give a .jsonl"):
+        load_prompts(tmp_path / "none.jsonl")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"prompts.jsonl: holds no prompts"):
+        load_prompts(file_of(tmp_path, "", " "))
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"prompts.csv: prompts are read from a .jsonl of T2IS records or of"):
+        load_prompts(file_of(tmp_path, SET, name="prompts.csv"))
+
+
+def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_bytes(b"a cat\n\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"prompts.txt:2: not UTF-8 text"):
+        load_prompts(tmp_path / "prompts.txt")
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+    prompts = load_prompts(EXAMPLES)
+    save_prompts(prompts, tmp_path / "new" / "copy.jsonl")
+    assert load_prompts(tmp_path / "new" / "copy.jsonl") == prompts
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy.jsonl"]
+
+
+def test_panels_that_the_text_does_not_spell_out_are_saved_too(tmp_path: Path) -> None:
+    prompts = prompts_from("tiny:dev:3")
+    assert prompts[0].panels != panel_texts(prompts[0].text)
+    save_prompts(prompts, tmp_path / "tiny.jsonl")
+    assert load_prompts(tmp_path / "tiny.jsonl") == prompts
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompts.jsonl"
+    save_prompts([Prompt(id=0, text="old")], path)
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        save_prompts([Prompt(id=0, text="new")], path)
+    assert [prompt.text for prompt in load_prompts(path)] == ["old"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_edit_is_no_t2is_record(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prompt 4 edits an image"):
+        save_prompts([Prompt(id=4, text="a", sources=(Path("a.png"),))], tmp_path / "prompts.jsonl")
+
+
+def test_tiny_sources() -> None:
+    assert load_prompts("tiny:dev:3") == prompts_from("tiny:dev:3")
+    assert [len(prompts_from(f"tiny:{split}")) for split in ("train", "dev", "test")] == [288, 48, 48]
+    assert len(prompts_from("tiny:test:5")) == 5
+    assert prompts_from("tiny:dev:12") == prompts_from("tiny:dev")[:12]
+
+
+@pytest.mark.parametrize("source", ["tiny:", "tiny:eval", "tiny:dev:3:4", "tiny:dev:0", "tiny:dev:-1", "tiny:dev:x"])
+def test_no_part_of_the_tiny_world(source: str) -> None:
+    with pytest.raises(ValueError, match=f"'{source}'"):
+        prompts_from(source)
+
+
+def test_a_limit_spreads_evenly() -> None:
+    assert [prompt.id for prompt in prompts_from("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
+    assert [prompt.id for prompt in prompts_from("tiny:dev:3", limit=8)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="a limit of 0 leaves nothing of tiny:dev"):
+        prompts_from("tiny:dev", limit=0)
+
+
+def test_the_examples_cover_every_layout() -> None:
+    prompts = load_prompts(EXAMPLES)
+    layouts = [str(prompt.grid) for prompt in prompts]
+    assert {layout: layouts.count(layout) for layout in layouts} == dict.fromkeys(
+        ["1x2", "1x3", "1x5", "1x7", "2x2", "2x3", "2x4"], 3
+    )
+    for prompt in prompts:
+        assert len(prompt.panels) == prompt.grid.count
+        assert set(prompt.criteria) == {"Identity", "Style", "Logic"}
+        assert prompt.theme
+        assert prompt.size
+        assert prompt.size.height % (16 * prompt.grid.rows) == prompt.size.width % (16 * prompt.grid.cols) == 0
+
+
+@pytest.mark.skipif("PACORL_T2IS" not in os.environ, reason="PACORL_T2IS names no folder with the T2IS records")
+@pytest.mark.parametrize(("name", "count", "side"), [("train.jsonl", 150, 512), ("test.jsonl", 135, 1024)])
+def test_the_published_prompts_load_without_a_misparse(name: str, count: int, side: int) -> None:
+    path = Path(os.environ["PACORL_T2IS"]) / name
+    prompts = load_prompts(path)
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(prompts) == len(records) == count
+    for prompt, record in zip(prompts, records, strict=True):
+        assert prompt.grid == Grid(2, 2)
+        assert len(prompt.panels) == len(record["editing_prompts"]) == prompt.grid.count
+        assert all(record["prompt"].count(panel) >= 1 and len(panel) > 20 for panel in prompt.panels)
+        assert prompt.size == Size(side, side)
+        assert prompt.criteria

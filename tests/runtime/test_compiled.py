@@ -1,0 +1,98 @@
+"""Compiled blocks: one form for sampling and training, so that the ratio before an update is exactly 1."""
+
+from typing import Any
+
+import pytest
+import torch
+from edit_twins import drawn
+from torch import nn
+
+from pacorl.core.objectives.grpo_clip import GrpoClip
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rows import Row
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
+from pacorl.runtime.compiled import GRAPHS, compile_blocks
+from pacorl.runtime.processes import Runtime
+from pacorl.tiny.characters import character_prompts, vocabulary
+from pacorl.types import Advantages, Samples, Size
+
+# Of torch's own compiler.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+SIZE = Size(32, 32)
+SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
+PROMPTS = character_prompts("train", 1)
+
+
+@pytest.fixture
+def dtype() -> torch.dtype:
+    return torch.float32
+
+
+@pytest.fixture
+def policy(dtype: torch.dtype) -> FluxPolicy:
+    """One block of each kind, with an adapter that does something."""
+    torch.manual_seed(0)
+    pipeline = tiny_flux(vocabulary())
+    pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
+    policy: Any = FLUX.over(drawn(pipeline).to(dtype), max_sequence_length=48)
+    add_lora(policy.transformer, rank=4, alpha=8, targets=["attn.to_q", "attn.to_v", "ff.net.2"])
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value) * 0.05)
+    policy.transformer.train()
+    return policy  # type: ignore[no-any-return]
+
+
+def sampled(policy: FluxPolicy, cache: ConditioningCache, *, as_trained: bool) -> Samples:
+    draw = Draw(policy, SAMPLER, cache, seed=1, epoch=0, batch=2, as_trained=as_trained)
+    return collect(draw, [Row(PROMPTS[0], 0), Row(PROMPTS[0], 1)])
+
+
+def test_every_repeated_block_is_compiled_in_place(policy: FluxPolicy) -> None:
+    names = list(policy.transformer.state_dict())
+    compile_blocks(policy.transformer)
+    compiled = [name for name, module in policy.transformer.named_modules() if module._compiled_call_impl is not None]
+    assert compiled == ["transformer_blocks.0", "single_transformer_blocks.0"]
+    assert list(policy.transformer.state_dict()) == names
+    assert torch._dynamo.config.recompile_limit >= GRAPHS
+
+
+def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolicy) -> None:
+    gradients: list[bool] = []
+    policy.transformer.register_forward_hook(lambda module, inputs, output: gradients.append(output[0].requires_grad))
+    cache = ConditioningCache(policy)
+    plain = sampled(policy, cache, as_trained=False)
+    assert gradients == [False] * 3
+    gradients.clear()
+    samples = sampled(policy, cache, as_trained=True)
+    assert gradients == [True, True, False]
+    assert not any(nodes.next_latents_ENC.requires_grad for nodes in samples.nodes)
+    assert torch.equal(samples.rollouts[0].final_BNC, plain.rollouts[0].final_BNC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
+    policy: FluxPolicy, dtype: torch.dtype
+) -> None:
+    transformer: nn.Module = policy.transformer
+    eager = sampled(policy, ConditioningCache(policy), as_trained=True)
+    compile_blocks(transformer)
+    cache = ConditioningCache(policy)
+    samples = sampled(policy, cache, as_trained=True)
+    advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
+    loss = PolicyLoss(policy, SAMPLER, cache, GrpoClip(clip_range=1e-4))
+    metrics = update_policy(loss, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
+    assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
+    assert all(p.grad is not None and p.grad.any() for p in transformer.parameters() if p.requires_grad)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(samples.rollouts[0].final_BNC, eager.rollouts[0].final_BNC, rtol=0, atol=tolerance)

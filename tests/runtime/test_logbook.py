@@ -1,0 +1,131 @@
+"""What a run writes down, and how it forgets."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pacorl.runtime.logbook import ID_LETTERS, Logbook, ProgressBars, check_trackers, tracker_id
+
+
+def lines(folder: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_lines_are_dropped_after_an_epoch(tmp_path: Path) -> None:
+    book = Logbook(tmp_path)
+    book.write("evaluation", epoch=0, step=0, values={"a": 1.0})
+    for epoch in (1, 2, 3):
+        book.write("epoch", epoch=epoch, step=epoch, values={"a": float(epoch)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epo')  # a crash in the middle of a line
+    book.rewind(2)
+    assert [line["epoch"] for line in lines(tmp_path)] == [0, 1, 2]
+    book.rewind(-1)
+    assert lines(tmp_path) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_exactly_the_first_lines_stay(tmp_path: Path, count: int) -> None:
+    book = Logbook(tmp_path)
+    for epoch in range(4):
+        book.write("epoch", epoch=epoch, step=epoch, values={})
+    book.truncate(count)
+    assert [line["epoch"] for line in lines(tmp_path)] == list(range(4))[:count]
+    assert book.count_lines() == min(count, 4)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    Logbook(tmp_path).write("epoch", epoch=1, step=1, values={"good": 0.5, "bad": float("nan")})
+    assert lines(tmp_path) == [{"kind": "epoch", "epoch": 1, "step": 1, "good": 0.5, "bad": None}]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    book = Logbook(None)
+    book.write("epoch", epoch=1, step=1, values={"a": 1.0})
+    book.records("evaluation", [{}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_has_the_values(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    book = Logbook(tmp_path, trackers=["tensorboard"])
+    book.write("epoch", epoch=3, step=6, values={"reward/consistency/mean": 0.25})
+    book.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Scalars("reward/consistency/mean")
+    assert (event.step, event.value) == (3, 0.25)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: given.append(options)))
+    settings = {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "mine", "url": "http://me:pass@host/x"}}]}
+    Logbook(tmp_path, trackers=[name], settings=settings)
+    (options,) = given
+    assert options["config"] == {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "***", "url": "***"}}]}
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_service_keeps_its_run_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Offline, where the package is installed: its files appear in the run's folder, under one id both times."""
+    pytest.importorskip(name, reason=f"the package {name} is not installed")
+    monkeypatch.setenv(f"{name.upper()}_MODE", "offline")
+    ids = []
+    for epoch in (1, 2):
+        book = Logbook(tmp_path, trackers=[name], settings={"seed": 7})
+        book.write("epoch", epoch=epoch, step=epoch, values={"reward/consistency/mean": 0.25, "bad": float("nan")})
+        book.write("evaluation", epoch=epoch, step=epoch, values={"consistency": 0.5})
+        book.close()
+        ids.append(tracker_id(tmp_path))
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == ID_LETTERS
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "metrics.jsonl"]
+    assert any(b"reward/consistency/mean" in path.read_bytes() for path in written)
+
+
+def test_a_tracker_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacorl.runtime.logbook.find_spec", lambda name: None if name == "wandb" else name)
+    check_trackers(["tensorboard", "swanlab"])
+    with pytest.raises(ValueError, match=r"the package wandb is not installed; `pip install 'pacorl\[trackers\]'`"):
+        check_trackers(["tensorboard", "wandb"])
+
+
+def train(bars: ProgressBars, *, epochs: int) -> None:
+    with bars:
+        for epoch in range(epochs + 1):
+            if epoch % epochs == 0:
+                with bars.phase("evaluating", total=8, stage=True) as advance:
+                    advance(8)
+            with bars.phase("sampling", total=72):
+                bars.epoch(epoch, note=f"consistency 0.{epoch:03d}")
+
+
+def test_a_log_has_a_line_per_stage_and_every_few_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    train(ProgressBars(epochs=45, shown=True), epochs=45)
+    written = capsys.readouterr().out.splitlines()
+    numbers = [0, 1, *range(2, 45, 2), 45]
+    of_epochs = [f"epoch {number} of 45  consistency 0.{number:03d}" for number in numbers]
+    assert written == ["evaluating: 8", "sampling: 72", *of_epochs[:-1], "evaluating: 8", of_epochs[-1]]
+
+
+def test_other_processes_and_a_closed_pipe_are_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(ProgressBars(epochs=3, shown=False), epochs=3)
+    with ProgressBars(epochs=3, shown=True).phase("sampling", total=1):
+        pass  # an epoch that a program runs by itself
+    assert capsys.readouterr().out == ""
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    bars = ProgressBars(epochs=3, shown=True)
+    monkeypatch.setattr("builtins.print", closed)
+    train(bars, epochs=3)

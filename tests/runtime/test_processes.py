@@ -1,0 +1,126 @@
+"""What processes agree on."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+import torch
+from toy_world import toy_config, toy_world
+
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.runtime import processes
+from pacorl.runtime.heartbeat import ProcessId, own_process
+from pacorl.runtime.processes import Runtime, lost_ranks
+
+
+def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Runtime()
+    assert machine.shard("abc") == [(0, "a"), (1, "b"), (2, "c")]
+    for rank, share in enumerate(([(0, "a"), (2, "c")], [(1, "b")])):
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "world", 2)
+            patch.setattr(machine, "rank", rank)
+            assert machine.shard("abc") == share
+            assert machine.rounds(3) == 2
+            # Sharded weights need all ranks in every forward.
+            patch.setattr(machine, "sharded", True)
+            assert machine.shard("abc") == (share if rank == 0 else [(1, "b"), (-1, "a")])
+
+
+def test_rows_of_all_ranks_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Runtime()
+    monkeypatch.setattr(machine, "gather", lambda outcome: [outcome, ({1: "b"}, None)])
+    assert list(machine.gather_rows(lambda: {2: "c", 0: "a"}).items()) == [(0, "a"), (1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize(("size", "moved"), [(3.0, 1.0), (0.5, 0.5), (math.inf, 0.0), (math.nan, 0.0)])
+def test_a_step_is_clipped_taken_if_it_is_finite_and_forgotten(size: float, moved: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([-size])
+    norm = Runtime().step(optimizer, [weight], max_norm=1.0)
+    assert norm == pytest.approx(size, nan_ok=True)
+    assert weight.item() == pytest.approx(moved, abs=1e-5)
+    assert weight.grad is None
+
+
+def test_gradients_cross_processes_with_the_last_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, model, kept = Runtime(), torch.nn.Linear(1, 1), []
+    monkeypatch.setattr(machine.accelerator, "no_sync", lambda model: nullcontext(kept.append(model)))
+    for last in (False, False, True):
+        with machine.accumulating(model, last=last):
+            pass
+    assert kept == [model, model]
+
+
+def test_sampling_and_training_attend_by_the_same_kernels() -> None:
+    """cuDNN's have another graph where gradients are wanted."""
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    Runtime()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision"),
+    [("tf32=true model.dtype=bfloat16", "tf32"), ("tf32=true", "ieee"), ("tf32=false model.dtype=bfloat16", "ieee")],
+)
+def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, settings: str, precision: str) -> None:
+    with toy_world():
+        PolicyTrainer(toy_config(tmp_path, *settings.split())).close()
+    assert torch.backends.cuda.matmul.fp32_precision == precision
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [::1]:20463"
+        ),
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        ({2}, "rank 0 of 4 has lost rank 2, which has ended"),
+        ({1, 2}, "rank 0 of 4 has lost ranks 1, 2, which have ended"),
+        (set(), "rank 0 of 4 has lost rank 3, which has ended or whose machine is out of reach"),
+    ],
+)
+def test_a_lost_rank_is_one_line_that_names_it(
+    fault: RuntimeError, ended: set[int], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ENDING", 0.2)
+    here, others = own_process(), [subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) for _ in range(2)]
+    ranks = [here, *(here._replace(number=other.pid) for other in others), ProcessId(1, "elsewhere")]
+    for rank in ended:
+        others[rank - 1].kill()
+        os.waitid(os.P_PID, others[rank - 1].pid, os.WEXITED | os.WNOWAIT)  # ended, and its launcher has not looked
+    with pytest.raises(RuntimeError, match=f"^{line}.* --resume auto$") as lost, lost_ranks(0, ranks):
+        raise fault
+    for other in others:
+        other.kill()
+        other.communicate()
+    assert not any(word in str(lost.value) for word in ("gloo", "NCCL", "::1"))
+
+
+def test_a_connection_that_breaks_between_processes_that_run_is_not_blamed_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "ENDING", 0.0)
+    lost = pytest.raises(RuntimeError, match="has lost its connection to the others, whose processes all run; what")
+    with lost, lost_ranks(0, [own_process()] * 2):
+        raise RuntimeError("gloo: Timed out waiting 1800000ms for recv operation to complete")
+
+
+@pytest.mark.parametrize(("world", "words"), [(1, "gloo"), (2, "shapes do not fit")])
+def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, [own_process()] * world):
+        raise RuntimeError(words)

@@ -1,0 +1,102 @@
+"""Generator and scoring models take turns on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import metrics, tiny_run
+from torch import nn
+
+from pacorl.config.base import ConfigError, load
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import check_division
+from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.models.twins import META
+from pacorl.runtime.turns import Turns
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+
+    def models(self) -> list[nn.Module]:
+        return [self.model]
+
+
+def devices(*modules: nn.Module) -> list[str]:
+    return [parameter.device.type for module in modules for parameter in module.parameters()]
+
+
+def test_scoring_models_are_on_the_device_only_while_they_score() -> None:
+    # The meta device stands for a card; nothing comes back from it, so that one way is seen.
+    generator, holder = nn.Linear(4, 4).requires_grad_(False), Holder()
+    turns = Turns(generator, device=META)
+    turns.add([holder, holder, lambda prompts, images: [0.0]])
+    assert turns.scorers == [holder.model]
+    block = turns.scoring()
+    block.__enter__()
+    assert devices(holder.model) == ["meta", "meta"]
+    assert devices(generator) == ["cpu", "cpu"]
+    with pytest.raises(NotImplementedError, match="meta"):  # leaving copies the models back
+        block.__exit__(None, None, None)
+
+
+def test_a_generator_s_tables_leave_with_its_weights() -> None:
+    """Stable Diffusion 3.5 has 432 MiB of positions in a buffer."""
+    generator = nn.BatchNorm1d(4, affine=False, device=META)
+    with pytest.raises(NotImplementedError, match="meta"), Turns(generator, device=META).scoring():
+        pass
+
+
+def test_what_is_trained_and_where_it_lies_stays() -> None:
+    generator = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    before = [(parameter, parameter.data_ptr(), parameter.clone()) for parameter in generator.parameters()]
+    turns = Turns(generator, device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="judge"), turns.scoring():
+        raise RuntimeError("judge")
+    for (old, pointer, value), new in zip(before, generator.parameters(), strict=True):
+        assert old is new
+        assert torch.equal(value, new)
+        assert pointer == new.data_ptr()
+
+
+def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
+    config = tiny_run(
+        [
+            *("memory=low", "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]"),
+            *("prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4"),
+            *("evaluation.size=[64,64]", "evaluation.steps=2", f"out={tmp_path / 'run'}"),
+        ]
+    )
+    assert config.model.quantize == config.judge.quantize == "int8"
+    trainer = PolicyTrainer(config)
+    assert trainer.turns is not None
+    assert trainer.turns.scorers == [trainer.judge.model]
+    assert not trainer.scoring_overlaps
+    assert trainer.policy.pipeline.text_encoder_2 is None
+    (line,) = metrics(trainer.train(), "epoch")
+    deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}
+    assert deviations == {0.0}
+
+
+def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> None:
+    run = load(PolicyConfig, None, ["memory=low", "model.quantize=none", "judge.quantize=fp8"])
+    assert (run.model.quantize, run.judge.quantize, run.sampling.fuse_lora) == ("none", "fp8", False)
+    with pytest.raises(ConfigError, match=r"memory low and judge\.overlap true.*leave overlap out"):
+        load(PolicyConfig, None, ["memory=low", "judge.overlap=true"])
+    served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
+    assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
+    assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
+    held_out = load(
+        PolicyConfig, None, ["memory=lowest", "evaluation={judge: {checkpoint: tiny}, rewards: [{name: consistency}]}"]
+    ).evaluation.judge
+    assert (held_out.quantize, held_out.stream) == ("int8", True)
+
+
+def test_a_sharded_transformer_takes_no_turns() -> None:
+    """Refused before anything is loaded."""
+    with pytest.raises(ValueError, match=r"memory low and FSDP2: .* leave memory out and set"):
+        check_division(load(PolicyConfig, None, ["memory=low"]), world=2, sharded=True)

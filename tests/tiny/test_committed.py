@@ -1,0 +1,121 @@
+"""What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tools.tiny.negatives import draw_negatives
+from tools.tiny.pretrain import PIXELS
+
+from pacorl.core import questions
+from pacorl.core.grid import split
+from pacorl.core.sampler import Sampler
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.rollout import sample_images
+from pacorl.judge import local as judge_module
+from pacorl.judge.local import LocalJudge
+from pacorl.models.policies import flux as flux_module
+from pacorl.models.policies import kontext as kontext_module
+from pacorl.models.policies.flux import FLUX, FluxPolicy
+from pacorl.models.policies.kontext import KONTEXT
+from pacorl.quickstart import judge_accuracy
+from pacorl.records.prompts import prompts_from
+from pacorl.tiny import characters
+from pacorl.tiny.character_edits import character_edits, grade_edits, write_edits
+from pacorl.tiny.characters import GRADES, Oracle
+from pacorl.types import Question, Size
+
+pytestmark = pytest.mark.slow
+
+FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE]
+
+
+@pytest.fixture(scope="module")
+def judge() -> LocalJudge:
+    return LocalJudge.from_pretrained("tiny")
+
+
+@pytest.fixture(scope="module")
+def policy() -> FluxPolicy:
+    return FLUX.from_pretrained("tiny", max_sequence_length=48)
+
+
+def test_they_are_small_and_in_fp16() -> None:
+    import safetensors
+
+    files = [file for folder in FOLDERS for file in folder.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 16e6
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    assert len(weights) == 10
+    for file in weights:
+        with safetensors.safe_open(file, "pt") as stored:
+            names = list(stored.keys())
+            # transformers keeps T5's output projections in fp32, whatever is asked.
+            kinds = {stored.get_slice(name).get_dtype() for name in names if "wo.weight" not in name}
+            assert kinds == {"F16"}, file
+
+
+def test_no_config_tells_where_it_was_made() -> None:
+    for folder in FOLDERS:
+        for file in folder.rglob("*.json"):
+            assert "_name_or_path" not in file.read_text(), file
+
+
+def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
+    assert judge_accuracy(judge, pairs=600, texts=0)["pair_accuracy"] >= 0.97
+
+
+def test_the_judge_knows_a_panels_text_from_one_with_one_attribute_changed(judge: LocalJudge) -> None:
+    assert judge_accuracy(judge, pairs=0, texts=600)["text_accuracy"] >= 0.95
+
+
+def ask_junk(judge: LocalJudge, negatives: list[Image.Image]) -> float:
+    """The share of pairs of negatives with P(Yes) < .1."""
+    subject = characters.character_prompts("test", 1)[0].theme
+    text = questions.same_theme(f"2x2 grid layout of {subject}.")
+    asked = [Question(pair, text) for pair in [*pairwise(negatives), *((one, one.copy()) for one in negatives)]]
+    return float(np.mean([(verdict.p_yes or 0) < 0.1 for verdict in judge.verdicts(asked)]))
+
+
+def test_the_judge_refuses_junk(judge: LocalJudge, policy: FluxPolicy) -> None:
+    negatives = draw_negatives(300, seed=12345, vae=policy.pipeline.vae)
+    assert ask_junk(judge, negatives) >= 0.95
+
+
+def test_the_judge_refuses_what_a_lost_policy_generates(judge: LocalJudge, policy: FluxPolicy) -> None:
+    """Grids of one sampling step that barely left the noise, where the oracle sees nothing."""
+    size, prompts = Size(64, 64), characters.character_prompts("test", 12, seed=9)
+    sampler, cache = Sampler(size=size, steps=1), ConditioningCache(policy)
+    generated = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(12), batch=12)
+    noise = policy.decode(policy.noise(range(12), size) * 0.8, size)
+    panels = [panel for grid in [*generated, *noise] for panel in split(grid, prompts[0].grid)]
+    lost = [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
+    assert len(lost) > 40
+    assert ask_junk(judge, lost) >= 0.95
+
+
+@pytest.mark.parametrize("pixels", [64, 128])
+def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -> None:
+    prompts, oracle = characters.character_prompts("test", 48), Oracle()
+    sampler = Sampler(size=Size(pixels, pixels), steps=10)
+    cache = ConditioningCache(policy)
+    images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(48), batch=12)
+    graded = [oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+    means = {name: float(np.mean([grades[name] for grades in graded])) for name in GRADES}
+    assert means["valid"] >= 0.9, means
+    assert means["prompt_match"] >= 0.7, means
+    assert 0.55 <= means["attribute_agreement"] <= 0.85, means
+
+
+def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
+    editor = KONTEXT.from_pretrained("tiny", guidance_scale=3.5, max_sequence_length=48)
+    edits = character_edits("test", 96)
+    prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
+    sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)
+    images = sample_images(editor, prompts, sampler=sampler, cache=cache, seeds=range(96), batch=12)
+    means = grade_edits(prompts, images, oracle=Oracle())
+    assert means["valid"] >= 0.9, means
+    assert means["followed"] >= 0.65, means
+    assert 0.55 <= means["kept"] <= 0.8, means
