@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.core.grid import parse_layout
+from pacorl.generate.generated_images import GeneratedImage
 from pacorl.generate.generator import Generator
-from pacorl.generate.sets import GeneratedImage, generate_sets
+from pacorl.generate.sets import generate_sets
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.local import LocalJudge
 from pacorl.records.prompts import prompts_from

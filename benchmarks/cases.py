@@ -16,8 +16,8 @@ from statistics import fmean
 
 from PIL import Image
 
+from pacorl.generate.generated_images import GeneratedImage
 from pacorl.generate.generator import Generator
-from pacorl.generate.sets import GeneratedImage
 from pacorl.generate.storyboard import generate_storyboard, read_storyboard
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.local import LocalJudge

@@ -23,7 +23,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from pacorl.lab.plan.sources import CLIP_PARTS, JUDGE_PARTS
 from pacorl.models import twins
-from pacorl.models.policies.policy import WITHOUT_WEIGHTS, PolicySpec
+from pacorl.models.policies.policy import WITHOUT_WEIGHTS
+from pacorl.models.policies.spec import PolicySpec
 
 Depth = tuple[int, ...]
 """How many blocks of each kind a transformer has, in the order of `AXES`."""

@@ -12,9 +12,9 @@ from PIL import Image, ImageChops
 
 from pacorl.core.grid import split
 from pacorl.core.set_scores import TIE
+from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, save_pdf, to_dict, write_page
 from pacorl.generate.generator import Generator
-from pacorl.generate.saved_images import save, save_pdf, to_dict, write_page
-from pacorl.generate.sets import GeneratedImage, Judged, Recipe, best_first, generate_sets, judge_edits
+from pacorl.generate.sets import best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.judge.paco_reward import PacoReward

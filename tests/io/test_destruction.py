@@ -76,7 +76,7 @@ ALLOWED = {
     ("studio/history.py", "History.export"): (["ZipFile"], TO_MEMORY),
     ("studio/taste.py", "TasteRuns.launch"): (["open"], "a log, by a descriptor of `open_regular`"),
     ("cli/generate.py", "_deliver"): (["Image.save"], "the package's own `files.save`, by `write_atomic`"),
-    ("generate/saved_images.py", "save_pdf"): (["Image.save"], ASIDE),
+    ("generate/generated_images.py", "save_pdf"): (["Image.save"], ASIDE),
     ("io/images.py", "png_bytes"): (["Image.save"], TO_MEMORY),
     ("judge/http/messages.py", "encode"): (["Image.save"], TO_MEMORY),
     ("report/figures.py", "_base64"): (["Image.save"], TO_MEMORY),

@@ -13,8 +13,8 @@ from PIL import Image
 from pacorl.core.set_scores import LowestPanel
 from pacorl.io.images import ImageError
 from pacorl.judge.paco_reward import PacoReward
-from pacorl.judge.score_page import summary, table, write_page
-from pacorl.judge.scores import Scores, open_images, panels_of, questions_about, read_criteria, score_set
+from pacorl.judge.score_set import open_images, panels_of, questions_about, read_criteria, score_set
+from pacorl.judge.scores import Scores, summary, table, write_page
 from pacorl.types import Grid, Question, Verdict
 
 SHADES = [100, 110, 240, 105]

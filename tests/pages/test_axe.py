@@ -115,8 +115,8 @@ def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def score_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A set with reasons, and a ranking."""
-    from pacorl.judge.score_page import write_page
-    from pacorl.judge.scores import score_set
+    from pacorl.judge.score_set import score_set
+    from pacorl.judge.scores import write_page
 
     folder = tmp_path_factory.mktemp("scores")
     images = [Image.new("RGB", (48, 48), (40 * number, 90, 120)) for number in range(5)]
@@ -134,8 +134,7 @@ def score_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two candidates with their pair matrices."""
-    from pacorl.generate.saved_images import save, write_page
-    from pacorl.generate.sets import GeneratedImage, Judged, Recipe
+    from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe, save, write_page
     from pacorl.tiny.characters import Panel, character_prompts, draw_grid
     from pacorl.types import Size
 

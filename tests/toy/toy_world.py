@@ -35,7 +35,8 @@ from pacorl.judge.local import LocalOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.policies.pipeline import at_least_fp32, check_multiple
-from pacorl.models.policies.policy import PolicyOptions, PolicySpec
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
 TOKEN_PIXELS = 4

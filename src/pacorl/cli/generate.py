@@ -25,17 +25,16 @@ from pacorl.config.options import (
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
+    from pacorl.generate.generated_images import GeneratedImage, SavedImage
     from pacorl.generate.generator import Generator
-    from pacorl.generate.saved_images import SavedImage
-    from pacorl.generate.sets import GeneratedImage
     from pacorl.judge.paco_reward import PacoReward
-    from pacorl.models.policies.policy import PolicySpec
+    from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
 
 
 BOARD_PAGE = "storyboard.html"
 IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
-"""The first text chunk of a generated PNG (`generate.saved_images.recipe_texts`)."""
+"""The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
 PDF_MARK = "pacorl".encode("utf-16-be")
 """The producer of its PDFs."""
 
@@ -346,19 +345,19 @@ def _deliver(
     output: OutputOptions,
 ) -> None:
     """Saves the images and their pages, and prints where they are."""
-    from pacorl.generate import saved_images
+    from pacorl.generate import generated_images
 
     judge = reward.name if reward else ""
     notes = [note for note in (model.note, reward.note if reward else "") if note]
-    saved = saved_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
+    saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
     page = output.report or (output.out / BOARD_PAGE if request.board else None)
     if page:
-        saved_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
+        generated_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
     if output.pdf:
-        saved_images.save_pdf(images, output.pdf, title=request.title)
+        generated_images.save_pdf(images, output.pdf, title=request.title)
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
-        made = [saved_images.to_dict(image) for image in saved]
+        made = [generated_images.to_dict(image) for image in saved]
         print_json(names | {"page": str(page) if page else None, "made": made})
     else:
         echo("\n".join(_line(image) for image in saved))

@@ -77,9 +77,9 @@ def score(
     from pacorl.io.files import check_made, check_writable
     from pacorl.io.imports import frozen_imports
     from pacorl.judge import JUDGES, backend_of, check_judge
-    from pacorl.judge import scores as scoring
+    from pacorl.judge import score_set as scoring
     from pacorl.judge.paco_reward import PacoReward
-    from pacorl.judge.score_page import table, write_page
+    from pacorl.judge.scores import table, write_page
     from pacorl.runtime.cores import use_cores
 
     if output.report:

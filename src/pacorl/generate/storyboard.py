@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.core.set_scores import Statistic
+    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
-    from pacorl.generate.sets import GeneratedImage
     from pacorl.judge.judge import Judge
     from pacorl.judge.pairwise import Ask
 

@@ -20,7 +20,8 @@ from pacorl.core.selection import Selection
 from pacorl.judge import JudgeSection, default_judge
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
-from pacorl.models.policies.policy import PolicyOptions, PolicySpec
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.rewards.section import RewardConfig
 from pacorl.types import TINY, Prompt, Size
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judge import judge_from
-from pacorl.judge.scores import Scores, questions_about, score_set
+from pacorl.judge.score_set import questions_about, score_set
+from pacorl.judge.scores import Scores
 from pacorl.models.quantize import NONE
 from pacorl.types import Question
 

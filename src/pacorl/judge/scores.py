@@ -1,4 +1,4 @@
-"""Scores of pairs of images: what a person hands in, what was asked, what the judge said, and what follows for a set.
+"""Scores of pairs of images and what follows for a set, as values, as lines of a terminal and as a page.
 
 A pair's score is the judge's P(Yes), mean over the questions that were asked (and over both orders, if wanted). A pair
 of which any question stayed unanswered has no score, and its reason is kept.
@@ -7,24 +7,18 @@ of which any question stayed unanswered has no score, and its reason is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, combinations, count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.core import questions as wordings
-from pacorl.core.grid import split
 from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
-from pacorl.io.documents import read_json
-from pacorl.io.images import ImageError, as_rgb, check_shape
-from pacorl.io.remote import open_source
-from pacorl.judge.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
-from pacorl.types import Grid, Question, Verdict
+from pacorl.io.files import write_atomic
+from pacorl.judge.pairwise import Matrix, Pair, symmetric_matrix
+from pacorl.report.figures import ShownImage, data_url, pair_matrix_svg, show
+from pacorl.report.page import notebook_frame, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from pacorl.judge.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class PairScore:
     @property
     def p_yes(self) -> float | None:
         """The pair's score; None if a question stayed unanswered."""
-        return _mean(self.by_question) if None not in self.by_question else None
+        return mean_of(self.by_question) if None not in self.by_question else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ class Scores:
     @property
     def mean(self) -> float | None:
         """Mean over the pairs that have a score."""
-        return _mean([pair.p_yes for pair in self.pairs])
+        return mean_of([pair.p_yes for pair in self.pairs])
 
     @property
     def missing(self) -> tuple[PairScore, ...]:
@@ -121,7 +115,7 @@ class Scores:
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
         among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
-        return OddOneOut(lowest.panel, lowest.median, _mean(among_others))
+        return OddOneOut(lowest.panel, lowest.median, mean_of(among_others))
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -153,15 +147,10 @@ class Scores:
 
     def __str__(self) -> str:
         """What `pacorl score` prints."""
-        from pacorl.judge.score_page import table  # which imports this module
-
         return table(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page of `pacorl score --report`."""
-        from pacorl.judge.score_page import page_of  # which imports this module
-        from pacorl.report.page import notebook_frame
-
         return notebook_frame(page_of(self))
 
     @property
@@ -179,7 +168,7 @@ class Scores:
         } | {key: value for key, value in optional.items() if value not in (None, "")}
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
@@ -187,137 +176,132 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # --- what is handed in -------------------------------------------------------------------------------------------
 
 
-def read_criteria(values: Sequence[str]) -> dict[str, str]:
-    """Label → text from criteria written out, or from JSON files of them in the T2IS form (dimension → name → text).
+# --- for people ------------------------------------------------------------------------------------------------
 
-    Raises ValueError if a file is no such JSON.
-    """
-    criteria: dict[str, str] = {}
-    for path_or_text in values:
-        if not path_or_text.endswith(".json"):
-            criteria[path_or_text] = path_or_text
-            continue
-        document = read_json(Path(path_or_text))
-        # A whole T2IS record is taken too, for its criteria.
-        document = document.get("criteria", document) if isinstance(document, dict) else {}
-        of_file: dict[str, str] = {}
-        for dimension, entry in document.items() if isinstance(document, dict) else ():
-            for name, text in (entry if isinstance(entry, dict) else {"": entry}).items():
-                if not isinstance(text, str) or not text:
-                    raise ValueError(f"{path_or_text}: criterion {dimension}.{name} is {text!r}, not a text")
-                of_file[" / ".join(filter(None, (dimension, name)))] = text
-        if not of_file:
-            example = '{"Identity": {"Hat": "The same hat in all images."}}'
-            raise ValueError(f"{path_or_text}: holds no criteria; write {example}")
-        criteria |= of_file
-    return criteria
+THUMBNAIL = 192  # pixels of the longer side: twice what the page shows, for dense screens
 
 
-def open_images(
-    sources: Sequence[Path | str], *, keep_going: bool = False
-) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
-    """Names, images, and what was left out and why (empty unless `keep_going`); sources are files or http(s) URLs.
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One image on the page."""
 
-    Raises ImageError naming every file that cannot be used, and if fewer than one remains.
-    """
-    opened: dict[str, Image] = {}
-    refused: dict[str, str] = {}
-    for source in map(str, sources):
-        # One image may be given twice, and each of the two needs a name of its own.
-        numbered = chain([source], (f"{source} ({number})" for number in count(2)))
-        if Path(source).is_dir():
-            refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/*.png"
-            continue
-        try:
-            opened[next(name for name in numbered if name not in opened)] = open_source(source)
-        except (ImageError, OSError) as error:
-            strerror = error.strerror if isinstance(error, OSError) else None
-            refused[source] = f"{source}: {strerror}" if strerror else str(error)
-    if refused and not (keep_going and opened):
-        raise ImageError("\n".join(refused.values()))
-    return tuple(opened), tuple(opened.values()), refused
+    number: int
+    name: str
+    role: str
+    image: ShownImage
+    thumbnail: str
+    """A small data URL: it is repeated in every pair."""
 
 
-def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """The panels of a grid image, named by their numbers."""
-    panels = split(image, grid)
-    for number, panel in enumerate(panels, 1):
-        # The image may be large enough, and its panels not.
-        check_shape(panel, f"panel {number} of {name}")
-    return tuple(f"{name}[{number}]" for number in range(1, grid.count + 1)), tuple(panels)
+def summary(scores: Scores) -> list[str]:
+    """What the scores say, in sentences."""
+    missing = [
+        f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
+        for pair in scores.missing
+    ]
+    scored = len(scores.pairs) - len(missing)
+    if not scored:
+        return missing
+    if scores.ranking:
+        best = scores.ranked[0]
+        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {_number(best.p_yes)}.", *missing]
+    if len(scores.pairs) == 1:
+        lines = [f"P(Yes), the two images belong together: {_number(scores.mean)}."]
+    else:
+        count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
+        lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
+    odd = scores.odd_one_out
+    if odd is not None:
+        among = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
+        lines.append(
+            f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others{among}."
+        )
+    return lines + missing
 
 
-def check_count(images: int, *, ranking: bool = False) -> None:
-    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
-    if images < 2 and ranking:
-        raise ValueError("ranking needs a reference and at least one candidate")
-    if images < 2:
-        raise ValueError(f"{images} image has nothing to be compared with; give two or more, or a --grid")
+def table(scores: Scores) -> str:
+    """The scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
+    rows = []
+    if scores.ranking:
+        rows = [f"{_number(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
+    elif len(scores.pairs) > 1:
+        rows = _matrix_lines(scores)
+    words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
+    return "\n".join([*rows, *summary(scores), *words])
 
 
-# --- asking ------------------------------------------------------------------------------------------------------
+def _matrix_lines(scores: Scores) -> list[str]:
+    numbers = range(1, len(scores.names) + 1)
+    lines = ["     " + "".join(f"{number:>7}" for number in numbers)]
+    for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
+        cells = ["·" if number == other else _number(p_yes) for other, p_yes in zip(numbers, row, strict=True)]
+        lines.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+    return lines
 
 
-def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
-    """The questions that a theme and written criteria (label → text) ask for; without either, the plain one."""
-    written = [QuestionSpec(label, wordings.meets_criterion(text)) for label, text in (criteria or {}).items()]
-    if theme:
-        return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
-    return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)
+def _words(scores: Scores, pair: PairScore) -> str:
+    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {_number(pair.p_yes)}"]
+    if len(scores.questions) > 1:
+        answers = zip(scores.questions, pair.by_question, strict=True)
+        lines += [f"  {_number(p_yes):>7}  {question.label}" for question, p_yes in answers]
+    if pair.reasons:
+        lines.append("  " + pair.reasons.replace("\n", "\n  "))
+    return "\n".join(lines)
 
 
-def score_set(
-    judge: Judge,
-    images: Sequence[Image],
+def write_page(path: Path, scores: Scores, *, judge: str, **options: Any) -> Path:
+    """Writes `page_of` into a file."""
+    write_atomic(path, page_of(scores, name=path.stem, judge=judge, **options))
+    return path
+
+
+def page_of(
+    scores: Scores,
     *,
-    names: Sequence[str] = (),
-    questions: Sequence[QuestionSpec] = (),
-    ranking: bool = False,
-    symmetric: bool = False,
-    reasons: bool = False,
-) -> Scores:
-    """Scores every pair of two images or more, in one call of the judge.
-
-    Args:
-        names: What to call the images; numbered if empty.
-        questions: What to ask about each pair; whether they are consistent if empty.
-        ranking: Scores the first image, the reference, against each of the others only; `ranked` holds them best first.
-        symmetric: Asks in both orders and takes the mean.
-        reasons: Asks for the answer in words too, which takes longer by far.
-
-    Raises:
-        ValueError: for fewer than two images, or what is no image (an ImageError, which names it).
-    """
-    check_count(len(images), ranking=ranking)  # again: Python's callers have no door in front
-    every = range(len(images))
-    pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
-    names = tuple(names) or tuple(f"image {number + 1}" for number in every)
-    images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
-    specs = tuple(questions) or questions_about()
-    texts = dict(enumerate(question.text for question in specs))  # by number: two labels may be the same
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
-    scored = [_pair_score(pair, list(verdicts.values())) for pair, verdicts in answers.items()]
-    if reasons:
-        # Words cost a whole answer each, so a pair without a score is not asked for any.
-        scored = [
-            pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))
-            for pair in scored
-        ]
-    return Scores(names, tuple(images), specs, tuple(scored), ranking)
-
-
-def _pair_score(pair: Pair, verdicts: Sequence[Verdict]) -> PairScore:
-    """`verdicts`: one per question."""
-    return PairScore(
-        *pair,
-        by_question=tuple(verdict.p_yes for verdict in verdicts),
-        order_gap=_mean([verdict.order_gap for verdict in verdicts]),
-        error=errors_of(verdicts),
-        declined=any(verdict.declined for verdict in verdicts),
+    name: str = "scores",
+    judge: str = "",
+    note: str = "",
+    theme: str = "",
+    refused: Mapping[str, str] | None = None,
+) -> str:
+    """The page: thumbnails, heat map, pairs with reasons, questions. Nothing in it is asked from anywhere."""
+    cards = [
+        Card(number + 1, title, _role(scores, number), show(image), _thumbnail(image))
+        for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True))
+    ]
+    facts = [(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
+    if len(cards) > 2 and (lowest := scores.lowest_panel):
+        facts.insert(1, (_number(lowest.median), f"lowest panel: {lowest.panel + 1}"))
+    return render(
+        "score.html",
+        title=theme or ("Which fits best" if scores.ranking else "Do they belong together?"),
+        name=name,
+        verdict=[*filter(None, [note]), *summary(scores)],
+        facts=[*facts, (judge, "judge")] if judge else facts,
+        cards=cards,
+        # One pair, or a column of them, says more as a number.
+        matrix=pair_matrix_svg(scores.matrix) if not scores.ranking and len(cards) > 2 else "",
+        scores=scores,
+        has_gap=any(pair.order_gap is not None for pair in scores.pairs),
+        has_words=any(pair.reasons or pair.error for pair in scores.pairs),
+        refused=list((refused or {}).values()),
     )
 
 
-def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:
-    both = (images[pair.first], images[pair.second])
-    texts = [(question.label, judge.explain(Question(both, question.text))) for question in questions]
-    return "\n".join(f"{label}: {text}" if len(texts) > 1 else text for label, text in texts)
+def _role(scores: Scores, image: int) -> str:
+    median = _number(scores.medians.get(image))
+    if scores.ranking:
+        return "the reference" if image == 0 else f"{median} with the reference"
+    odd = scores.odd_one_out
+    least = ", the least" if odd is not None and odd.image == image else ""
+    return f"{median} with the others{least}"
+
+
+def _thumbnail(image: Image) -> str:
+    small = image.copy()  # `thumbnail` works in place, and the caller's image is not ours
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return data_url(small)
+
+
+def _number(p_yes: float | None) -> str:
+    return "–" if p_yes is None else f"{p_yes:.4f}"

@@ -27,7 +27,7 @@ from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
-from pacorl.judge.scores import check_count
+from pacorl.judge.score_set import check_count
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Limits, TokenizeRequest, asking
 from pacorl.serve.served_judge import Continuation, DeclinedError, QueueFullError, ServedModel, check_length

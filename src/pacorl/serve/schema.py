@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, FailFast, Field, model_validator
 
 from pacorl.io.images import MAX_PIXELS
-from pacorl.judge.scores import QuestionSpec, questions_about
+from pacorl.judge.score_set import questions_about
+from pacorl.judge.scores import QuestionSpec
 from pacorl.web.forms import Form, Text
 
 MOST_MESSAGES = 32

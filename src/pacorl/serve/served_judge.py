@@ -15,7 +15,8 @@ from torch import Tensor
 from pacorl.core.questions import text_fault
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage
-from pacorl.judge.scores import Scores, score_set
+from pacorl.judge.score_set import score_set
+from pacorl.judge.scores import Scores
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest, ImagePart, Message, TextPart
 from pacorl.types import Size
 

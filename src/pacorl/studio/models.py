@@ -28,8 +28,8 @@ from pacorl.tiny.characters import VALUES, character_prompts
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
+    from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
-    from pacorl.generate.sets import GeneratedImage
     from pacorl.judge.paco_reward import PacoReward
 
 MAX_BYTES = 20 * 1024 * 1024
@@ -235,7 +235,7 @@ class ModelHost:
         symmetric: bool = False,
     ) -> dict[str, Any]:
         """Every pair of some images, or of the panels of one."""
-        from pacorl.judge import scores as scoring
+        from pacorl.judge import score_set as scoring
 
         generator, reward = self._models(job)
         job.enter("Judging")
@@ -307,7 +307,7 @@ def _result(job: Job, kind: str, generator: Generator, reward: PacoReward, sampl
 
 
 def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
-    from pacorl.generate.saved_images import recipe_texts
+    from pacorl.generate.generated_images import recipe_texts
 
     recipe, judged = image.recipe, image.judged
     name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"

@@ -26,7 +26,7 @@ from pacorl.models.quantize.linear import parameter_count
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
-    from pacorl.models.policies.policy import PolicySpec
+    from pacorl.models.policies.spec import PolicySpec
 
 STEPS = 3
 """Denoising steps of a comparison."""

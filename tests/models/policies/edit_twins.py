@@ -13,8 +13,9 @@ from pacorl.grpo.rollout import denoise
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.models.policies.klein import tiny_klein
 from pacorl.models.policies.kontext import tiny_kontext
-from pacorl.models.policies.policy import Policy, PolicySpec
+from pacorl.models.policies.policy import Policy
 from pacorl.models.policies.qwen_image import tiny_qwen_edit
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Prompt, Size
 

@@ -18,7 +18,8 @@ from pacorl.judge import JUDGE, JUDGES
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.models.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions, PolicySpec
+from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.records.edits import LANGUAGES
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder

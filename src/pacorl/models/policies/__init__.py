@@ -13,7 +13,8 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.models.policies.policy import Policy, PolicyOptions, PolicySpec
+    from pacorl.models.policies.policy import Policy, PolicyOptions
+    from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
 
 POLICIES: Table[PolicySpec] = Table(

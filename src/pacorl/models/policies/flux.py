@@ -13,7 +13,8 @@ from torch import Tensor
 from pacorl.core.transfer import to_device
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
-from pacorl.models.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import PolicyOptions, TrainingShift, TrueGuidance
+from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny, tiny_prompt
 from pacorl.types import Conditioning, Size
@@ -28,6 +29,12 @@ LORA_TARGETS = (
     "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
 )  # fmt: skip
 """The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""
+BFL_TRAINING_SHIFT = TrainingShift(
+    rule="linear",
+    source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
+    "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
+)
+"""Of all models of its makers."""
 
 
 class DistilledOptions(TrueGuidance):
@@ -49,6 +56,7 @@ class FluxOptions(DistilledOptions):
 class FluxPolicy(PipelinePolicy):
     """A `FluxPipeline` behind the policy seam."""
 
+    training_shift = BFL_TRAINING_SHIFT
     lora_targets: tuple[str, ...] = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
     long_encoder: ClassVar[str] = "text_encoder_2"
@@ -155,13 +163,6 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
     )
 
 
-BFL_TRAINING_SHIFT = TrainingShift(
-    rule="linear",
-    source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
-    "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
-)
-"""Of all models of its makers."""
-
 TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
 """Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
 
@@ -177,7 +178,6 @@ FLUX = PolicySpec(
     twin=tiny_flux,
     steps=28,
     parameters=11_901_408_320,
-    training_shift=BFL_TRAINING_SHIFT,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(

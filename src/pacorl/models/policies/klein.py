@@ -23,7 +23,8 @@ from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
 from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, guided, pack, unpack
-from pacorl.models.policies.policy import PolicyOptions, PolicySpec
+from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class KleinOptions(PolicyOptions):
 class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
+    training_shift = BFL_TRAINING_SHIFT
     references: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
     source_optional: ClassVar[bool] = True
     model_name: ClassVar[str] = "FLUX.2-klein"
@@ -246,7 +248,6 @@ KLEIN = PolicySpec(
     twin=tiny_klein,
     steps=50,
     parameters=3_875_544_576,
-    training_shift=BFL_TRAINING_SHIFT,
     licence=("apache-2.0", ""),
     distilled={
         "FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",

@@ -23,7 +23,7 @@ from pacorl.models.policies.flux import (
     FluxPolicy,
     tiny_flux,
 )
-from pacorl.models.policies.policy import PolicySpec, TinyCheckpoint
+from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny_edit
 from pacorl.types import Conditioning, Prompt, Size
@@ -48,6 +48,7 @@ class KontextOptions(DistilledOptions):
 class KontextPolicy(FluxPolicy):
     """A `FluxKontextPipeline` behind the policy seam."""
 
+    training_shift = BFL_TRAINING_SHIFT
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "FLUX.1-Kontext"
 
@@ -100,7 +101,6 @@ KONTEXT = PolicySpec(
     twin=lambda texts: tiny_kontext(tiny_flux(texts)),
     steps=28,
     parameters=11_901_408_320,
-    training_shift=BFL_TRAINING_SHIFT,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),

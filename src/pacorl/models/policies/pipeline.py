@@ -28,7 +28,7 @@ from pacorl.types import Conditioning, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.policies.policy import Parts, PolicyOptions
+    from pacorl.models.policies.policy import Parts, PolicyOptions, TrainingShift
 
 JOINT_ATTENTION = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -97,6 +97,9 @@ class PipelinePolicy:
     """How many tokens of CLIP stand before T5's."""
     scheduler_spaced: ClassVar[bool] = False
     """Whether the pipeline leaves the spacing of the steps to its scheduler; others hand it 1, …, 2/T, 1/T."""
+
+    training_shift: ClassVar[TrainingShift]
+    """Shift of the noise levels in the published checkpoint's own training."""
 
     def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
         self.pipeline = pipeline
@@ -280,9 +283,7 @@ class PipelinePolicy:
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU: as `sigmas`, under the kind's `training_shift`."""
-        from pacorl.models.policies import POLICIES  # whose entries import this module
-
-        if POLICIES[self.options.kind].training_shift.rule == "inference":
+        if self.training_shift.rule == "inference":
             return self.sigmas(num_steps, size)
         return self._sigmas(num_steps, mu=self.linear_shift(math.prod(self.token_grid(size))))
 

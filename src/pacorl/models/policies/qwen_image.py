@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
-from pacorl.models.policies.policy import Parts, PolicySpec, TrainingShift, TrueGuidance
+from pacorl.models.policies.policy import Parts, TrainingShift, TrueGuidance
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
 SIDE = 32
@@ -68,6 +69,7 @@ class QwenEditPlusOptions(QwenEditOptions):
 class QwenEditPolicy(PipelinePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
 
+    training_shift = TrainingShift(rule="inference", source="not published; the shift of inference is taken")
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = (
         "attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2",
@@ -284,7 +286,6 @@ QWEN_EDIT = PolicySpec(
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
     architecture="qwen_image.json",
-    training_shift=TrainingShift(rule="inference", source="not published; the shift of inference is taken"),
     licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
     steps=50,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
-from pacorl.models.policies.policy import PolicyOptions, PolicySpec, TrainingShift
+from pacorl.models.policies.policy import PolicyOptions, TrainingShift
+from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class SD3Options(PolicyOptions):
 class SD3Policy(PipelinePolicy):
     """A `StableDiffusion3Pipeline` behind the policy seam."""
 
+    training_shift = TrainingShift(
+        rule="inference", source="arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024²"
+    )
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = ("attn.add_q_proj",)
     encoders: ClassVar[Mapping[str, str]] = {
@@ -120,9 +124,6 @@ SD3 = PolicySpec(
     twin=tiny_sd3,
     steps=28,
     parameters=2_243_171_520,
-    training_shift=TrainingShift(
-        rule="inference", source="arXiv 2403.03206, section 5.3.2: a shift of 3 in training and in sampling at 1024²"
-    ),
     licence=("other", "stabilityai-ai-community"),
     gated=True,
 )

@@ -1,4 +1,4 @@
-"""Images on the disk: grid images and panels as PNGs with their recipe, and one page that shows them."""
+"""Generated images with their recipes: in memory, as PNGs of grid images and panels, and on a page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,100 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from PIL.Image import Image
 
-from pacorl.generate.sets import GeneratedImage
+from pacorl.core.grid import split
 from pacorl.io.files import replacing, write_atomic
 from pacorl.io.images import open_image, png_bytes
+from pacorl.judge.pairwise import Matrix
 from pacorl.report.figures import pair_matrix_svg, show
-from pacorl.report.page import render
+from pacorl.report.page import notebook_frame, render
+from pacorl.types import Prompt, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What generates an image again, beside its prompt; None is what the model does not read."""
+
+    model: str
+    """Checkpoint folder or hub name."""
+    adapter: str
+    """Folder, file or hub name; empty without one."""
+    lora_scale: float | None
+    """The adapter's strength: 1 is as it was trained."""
+    seed: int
+    """Of the initial noise."""
+    size: Size
+    """Of the image."""
+    steps: int
+    """Denoising steps."""
+    guidance_scale: float | None
+    """Under the name that the model's pipeline has for it."""
+    true_cfg_scale: float | None
+    """Of classifier-free guidance; 1 is without."""
+    negative_prompt: str | None
+    """What classifier-free guidance leads away from."""
+    max_sequence_length: int | None
+    """Most tokens that are read of a prompt."""
+    version: str
+    """pacorl's."""
+    quantize: str | None = None
+    """How the model's blocks were packed, by little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a judge says of one image."""
+
+    score: float | None
+    """0..1; None if an answer is missing."""
+    matrix: Matrix = ()
+    """P(Yes) of every two panels of a set, None on the diagonal; empty for an edit."""
+    parts: tuple[tuple[str, float | None], ...] = ()
+    """What the score is made of, by name."""
+    error: str = ""
+    """Why there is no score."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GeneratedImage:
+    """An image with its recipe, and the judgement of it if there is a judge."""
+
+    prompt: Prompt
+    """What it shows."""
+    image: Image
+    """A grid image for a set."""
+    recipe: Recipe
+    """What makes it again."""
+    judged: Judged | None = None
+    """None without a judge."""
+    rank: int = 1
+    """Among its candidates, from 1."""
+    candidates: int = 1
+    """How many there were to choose from."""
+    tied: int = 1
+    """How many candidates tie with it, itself included: their scores differ by less than a judge resolves."""
+
+    @property
+    def panels(self) -> list[Image]:
+        """The grid image cut apart; one image for an edit."""
+        return split(self.image, self.prompt.grid)
+
+    @property
+    def place(self) -> str:
+        """Its rank in words; a tie is named."""
+        return f"number {self.rank} of {self.candidates}" + (f", a tie of {self.tied}" if self.tied > 1 else "")
+
+    def __repr__(self) -> str:
+        recipe, judged = self.recipe, self.judged
+        facts = [repr(self.prompt.theme or self.prompt.text[:60]), str(recipe.size), f"seed {recipe.seed}"]
+        facts += [f"score {judged.score:.4f}"] if judged and judged.score is not None else []
+        facts += [self.place] if self.candidates > 1 else []
+        return f"GeneratedImage({', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of `pacorl generate --report`."""
+        return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))
 
 
 @dataclass(frozen=True, slots=True)
