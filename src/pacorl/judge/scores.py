@@ -169,6 +169,7 @@ class Scores:
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there; None if all are missing."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
@@ -178,7 +179,8 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 # --- for people ------------------------------------------------------------------------------------------------
 
-THUMBNAIL = 192  # pixels of the longer side: twice what the page shows, for dense screens
+THUMBNAIL = 192
+"""Longer side of a thumbnail in pixels: twice what the page shows, for dense screens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,13 @@ class Card:
     """One image on the page."""
 
     number: int
+    """Position among the images, from 1."""
     name: str
+    """File name or number."""
     role: str
+    """Reference, odd one out, or nothing."""
     image: ShownImage
+    """Data URL and size."""
     thumbnail: str
     """A small data URL: it is repeated in every pair."""
 
