@@ -17,7 +17,6 @@ from pacorl.core.advantages import advantages
 from pacorl.engine.runtime import Interrupted
 from pacorl.rewards.reward import score
 from pacorl.train import checkpoint, epoch
-from pacorl.train import trainer as loop
 from pacorl.train.trainer import PolicyTrainer, train_policy
 
 
@@ -132,7 +131,7 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
         updates.append((samples, values))
         return update(policy_loss, samples, values, **rest)
 
-    monkeypatch.setattr(loop, "update_policy", kept)
+    monkeypatch.setattr(epoch, "update_policy", kept)
     config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
     with toy_world():
         training = PolicyTrainer(config)
@@ -217,7 +216,7 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MAX_BAD_STEPS", 3)
+    monkeypatch.setattr("pacorl.train.run.MAX_BAD_STEPS", 3)
     config = tiny_run([*small, "epochs=3"])
     update = epoch.update_policy
 
@@ -226,7 +225,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
         next(p for p in learner.policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
         return found
 
-    monkeypatch.setattr(loop, "update_policy", broken)
+    monkeypatch.setattr(epoch, "update_policy", broken)
     with pytest.raises(ValueError, match="3 optimizer steps in a row"):
         train_policy(config)
     assert metrics(config.out)[1]["skipped"] == 1.0
