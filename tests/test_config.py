@@ -236,7 +236,7 @@ FAULTS = [
     ),
     (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'clip_range'?"),
     (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),
-    (["objective.beta=0.2"], "objective.beta: unknown key of name grpo_clip; there are name,"),
+    (["objective.beta=0.2"], "objective.beta: unknown key, did you mean 'objective.kl_weight'?"),
     (
         ["advantages.aggregate=gdpo", "advantages.std=global"],
         "advantages.std: unknown key of aggregate gdpo; there are aggregate,",

@@ -16,6 +16,7 @@ from pacorl.config.one_of import OneOf
 
 SYNONYMS: Mapping[str, Sequence[str]] = {
     "batch_size": ("batch",),
+    "beta": ("kl_weight",),
     "cliprange": ("clip_range",),
     "epsilon": ("clip_range",),
     "epsilon_high": ("clip_high",),

@@ -406,7 +406,7 @@ def slower_learning(patch: pytest.MonkeyPatch) -> None:
             group["lr"] = rate(trainer) / 2
         return 0.0
 
-    patch.setattr(PolicyTrainer, "_set_learning_rate", halved)
+    patch.setattr(PolicyTrainer, "set_learning_rate", halved)
 
 
 def rounding(patch: pytest.MonkeyPatch) -> None:
