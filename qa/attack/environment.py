@@ -29,7 +29,7 @@ from qa.attack import documents, tables
 from qa.attack.harness import Target, WrongError
 from qa.attack.images import png
 from qa.attack.servers import REQUESTS, Asked, Running, built, sent
-from tests.campaign.stories import SET, SMALL, STORIES, draw_images
+from qa.campaign.stories import SET, SMALL, STORIES, draw_images
 
 CONSOLE = Path(sys.executable).with_name("pacorl")
 CASE = ".case"

@@ -22,7 +22,7 @@ from typing import Any
 from qa.attack import tables
 from qa.attack.damage import content_of, remove
 from qa.attack.harness import Target, WrongError
-from tests.campaign.stories import STORIES, draw_images
+from qa.campaign.stories import STORIES, draw_images
 
 OUT = "run"
 """The folder that a command writes."""
