@@ -40,7 +40,7 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
 
 def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     # A process of its own: after it, transformers left the position ids of a CLIP that it loaded without values.
-    file = ROOT / "tests" / "fullsize" / "full_width_day.py"
+    file = ROOT / "qa" / "fullsize" / "full_width_day.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

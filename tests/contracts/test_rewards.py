@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError, scores_of
-from pacorl.rewards.section import RewardConfig
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
 from pacorl.tiny import characters

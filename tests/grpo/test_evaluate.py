@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from toy_world import toy_config, toy_world
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.evaluate import _surely_below, weighted_reward
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.lora.adapters import adapter_state
-from pacorl.rewards.section import RewardConfig
 from pacorl.types import Size
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core.grid import split
 from pacorl.rewards import check_rewards
 from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore, _once_each, clip_encoder
 from pacorl.rewards.reward import Reward
-from pacorl.rewards.section import RewardConfig
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.consistency import EditConsistency
-from pacorl.rewards.section import RewardConfig
 from pacorl.types import Prompt, Question, Verdict
 
 

@@ -24,6 +24,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core.grid import join, split
 from pacorl.io import outage
 from pacorl.rewards import build_rewards, check_rewards
@@ -32,7 +33,6 @@ from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
 from pacorl.rewards.reward import score, smoke_test
-from pacorl.rewards.section import RewardConfig
 from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt, Size
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core import questions
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reward import mean_of, score, tempered
-from pacorl.rewards.section import RewardConfig
 from pacorl.tiny import characters
 from pacorl.types import Grid, Prompt, Question, Verdict
 

@@ -49,9 +49,9 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
         ValueError: if there is no such reward, or it takes other arguments.
     """
     # Rewards bring torch; a command's help, which reads this file, must not.
+    from pacorl.config.reward_section import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
-    from pacorl.rewards.section import RewardConfig
 
     config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
     check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pacorl.config.base import ConfigError
+from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_mixed_sizes
@@ -27,7 +28,6 @@ from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
-from pacorl.rewards.section import RewardConfig
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Conditioning, Prompt, Size

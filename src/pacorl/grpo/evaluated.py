@@ -16,7 +16,7 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.rewards.section import RewardConfig
+    from pacorl.config.reward_section import RewardConfig
 
 Job = tuple[Prompt, int]
 """A prompt to be sampled, and which of its images this is."""

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST, MEMORY
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
@@ -22,7 +23,6 @@ from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
-from pacorl.rewards.section import RewardConfig
 from pacorl.types import TINY, Prompt, Size
 
 

@@ -16,8 +16,8 @@ from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 if TYPE_CHECKING:
     import torch
 
+    from pacorl.config.reward_section import RewardConfig
     from pacorl.judge.judge import Judge
-    from pacorl.rewards.section import RewardConfig
 
 REWARDS: Table[Callable[..., Reward]] = Table(
     "reward",

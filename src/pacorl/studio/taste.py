@@ -23,6 +23,7 @@ from typing import Any
 
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
+from pacorl.config.reward_section import RewardConfig
 from pacorl.generate.compose import prompt_from
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.policy_config import recipe as tiny_recipe
@@ -33,7 +34,6 @@ from pacorl.judge import JUDGES, backend_of
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
-from pacorl.rewards.section import RewardConfig
 from pacorl.runtime.processes import Interrupted
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError

@@ -264,9 +264,9 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "split"),
     [
-        ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out records/edits`"),
-        ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out records/edits`"),
-        ("klein", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out records/edits`"),
+        ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
+        ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out data/edits`"),
+        ("klein", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
     ],
 )
 def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(

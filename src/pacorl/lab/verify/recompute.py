@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from pacorl.config import base as configs
+from pacorl.config.reward_section import RewardConfig
 from pacorl.core.metric_names import HELD_OUT
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluated import sample_files
@@ -32,7 +33,6 @@ from pacorl.io.files import write_atomic
 from pacorl.lab.verify.audit import Kind, check_samples, ranges, repeatable
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
-from pacorl.rewards.section import RewardConfig
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Prompt
 
