@@ -22,6 +22,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from pacorl.core import questions
 from pacorl.io.processor import load_processor
+from pacorl.judge.prompting import chat_text
 from pacorl.models import twins
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, draw_edit
@@ -366,9 +367,7 @@ def collate(
 def _chat(example: TrainingExample, processor: Any) -> tuple[list[int], list[int]]:
     """An example's prompt in tokens, and the index at which each of its words ends."""
     content = [*({"type": "image"} for _ in example.images), {"type": "text", "text": example.question}]
-    text = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
+    text = chat_text(processor, [{"role": "user", "content": content}])
     # Images of 32 px are 16 patches, merged by fours: what the processor would insert if it were given the image.
     text = text.replace("<|image_pad|>", "<|image_pad|>" * 4)
     tokens = processor.tokenizer(text, return_offsets_mapping=True)

@@ -3,7 +3,7 @@
     POLICIES: Table[PolicySpec] = Table("generator", {"flux": "pacorl.models.policies.flux:FLUX", …})
     POLICIES["flux"].options      # the file is imported here, and not before
 
-An entry is a *spec*: a value in the entry's own file that brings everything other rooms may ask of it, its options
+An entry is a *spec*: a value in the entry's own file that brings everything that other packages ask of it, its options
 among them. To add an entry is to write its file and one line of its table.
 """
 

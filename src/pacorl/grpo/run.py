@@ -37,12 +37,11 @@ from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import check_division
-from pacorl.grpo.scoring import Scorer, Scores, overlaps
+from pacorl.grpo.scoring import Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
-from pacorl.judge import JUDGES
 from pacorl.judge.judge import Judge, counts_of
 from pacorl.models.lora.adapters import MovingAverage, OldPolicy
 from pacorl.models.lora.layers import fuse_lora
@@ -74,10 +73,7 @@ class Before:
 
 
 class Run:
-    """Models, records and state of a PaCo-GRPO run.
-
-    `run_epoch` and `evaluate` take it whole; nothing else repeats its fields.
-    """
+    """Models, records and state of a PaCo-GRPO run, which `run_epoch` and `evaluate` take whole."""
 
     def __init__(
         self,
@@ -238,9 +234,13 @@ class Run:
         self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
         """For a stop that this thread cannot meet."""
         facts = start_facts(config, start, self.rewards, self.held_out)
-        score = self._state()["score"]
         self.ledger.start(
-            self._weights(), epoch=self.epoch, step=self.step, evaluated=self.evaluated, score=score, **facts
+            self._weights(),
+            epoch=self.epoch,
+            step=self.step,
+            evaluated=self.evaluated,
+            score=self._score_of_weights,
+            **facts,
         )
 
     # --- state -------------------------------------------------------------------------------------------------
@@ -270,14 +270,18 @@ class Run:
             "step": self.step,
             "seed": self.config.seed,
             "evaluated": self.evaluated,
-            # Only an evaluation of these very weights says how good they are.
-            "score": self.score if self.evaluated == self.epoch else None,
+            "score": self._score_of_weights,
             "best_by": self.config.best_by,
             "bad_steps": self.bad_steps,
             "log_lines": self.logbook.count_lines(),
             "processes": self.runtime.world,
             "judges": self.judge_identities,
         }
+
+    @property
+    def _score_of_weights(self) -> float | None:
+        """Score of an evaluation of the current weights; None if the newest evaluation is of earlier ones."""
+        return self.score if self.evaluated == self.epoch else None
 
     def _restore(self, checkpoint: Path) -> int:
         """Put a checkpoint's state in place; how many lines its log had."""
@@ -392,9 +396,7 @@ class Run:
         """Whether rewards score while samples are drawn."""
         if self.turns:  # the models that score are not on the device then
             return False
-        judge = self.config.judge
-        in_process = judge is None or JUDGES[judge.backend].in_process
-        return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.runtime.device)
+        return scoring_overlaps(self.config.judge, device=self.runtime.device)
 
     def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
         """Wait for the scores of all ranks: global row → one score per reward.

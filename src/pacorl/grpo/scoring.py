@@ -19,7 +19,8 @@ import torch
 
 from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
-from pacorl.judge.judge import RemoteJudge
+from pacorl.judge import JUDGES
+from pacorl.judge.judge import BackendOptions, RemoteJudge
 from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, named, scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.workers import LOOK_SECONDS, LimitedCall, Workers
@@ -178,6 +179,13 @@ def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch
     if not in_process or device.type != "cpu":
         return True
     return 2 * torch.get_num_threads() <= available_cores()
+
+
+def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> bool:
+    """Check whether a config's rewards score while samples are drawn; without a judge they run in this process."""
+    if judge is None:
+        return overlaps("auto", in_process=True, device=device)
+    return overlaps(judge.overlap, in_process=JUDGES[judge.backend].in_process, device=device)
 
 
 def torch_context() -> Callable[[], ExitStack]:

@@ -14,7 +14,7 @@ from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape
 from pacorl.io.remote import open_source
 from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
-from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of
+from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
 from pacorl.types import Grid, Question, Verdict
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _pair_score(pair: Pair, verdicts: Sequence[Verdict]) -> PairScore:
     return PairScore(
         *pair,
         by_question=tuple(verdict.p_yes for verdict in verdicts),
-        order_gap=mean_of([verdict.order_gap for verdict in verdicts]),
+        order_gap=mean_of_present([verdict.order_gap for verdict in verdicts]),
         error=errors_of(verdicts),
         declined=any(verdict.declined for verdict in verdicts),
     )

@@ -53,7 +53,7 @@ class PairScore:
     @property
     def p_yes(self) -> float | None:
         """The pair's score; None if a question stayed unanswered."""
-        return mean_of(self.by_question) if None not in self.by_question else None
+        return mean_of_present(self.by_question) if None not in self.by_question else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Scores:
     @property
     def mean(self) -> float | None:
         """Mean over the pairs that have a score."""
-        return mean_of([pair.p_yes for pair in self.pairs])
+        return mean_of_present([pair.p_yes for pair in self.pairs])
 
     @property
     def missing(self) -> tuple[PairScore, ...]:
@@ -115,7 +115,7 @@ class Scores:
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
         among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
-        return OddOneOut(lowest.panel, lowest.median, mean_of(among_others))
+        return OddOneOut(lowest.panel, lowest.median, mean_of_present(among_others))
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -168,7 +168,7 @@ class Scores:
         } | {key: value for key, value in optional.items() if value not in (None, "")}
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
+def mean_of_present(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there; None if all are missing."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
@@ -192,7 +192,7 @@ class Card:
     name: str
     """File name or number."""
     role: str
-    """Reference, odd one out, or nothing."""
+    """Median score with the other images, in words."""
     image: ShownImage
     """Data URL and size."""
     thumbnail: str

@@ -23,7 +23,15 @@ import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
 
-from pacorl.dataset.folder import ADJUDICATOR, Answer, Instance, collect_answers, read_answers, read_instances
+from pacorl.dataset.folder import (
+    ADJUDICATOR,
+    ADMINISTRATOR,
+    Answer,
+    Instance,
+    collect_answers,
+    read_answers,
+    read_instances,
+)
 from pacorl.dataset.rules import label_pairs, mean_rankings
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
@@ -1010,5 +1018,5 @@ def test_a_start_that_fails_hands_out_no_links(dataset):
         for ask in (plan, partial(prepare, store)):
             with pytest.raises(ValueError, match="'admin' is the administrator"):
                 ask(folder, ["ann", "admin"])
-        assert not store.has_admin()
+        assert not store.people(role=ADMINISTRATOR)
         assert set(prepare(store, folder, ["ann"], sharing=NO_OVERLAP)) == {"ann", "admin"}

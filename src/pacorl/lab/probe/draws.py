@@ -27,8 +27,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, draw_samples, velocity_at
 from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
-from pacorl.grpo.scoring import Scorer, overlaps
-from pacorl.judge import JUDGES
+from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.judge.judge import Counters, Judge, RemoteJudge
 from pacorl.lab.probe.variance import Floats
 from pacorl.models.lora.layers import fuse_lora
@@ -388,9 +387,7 @@ class Models:
     @property
     def overlap(self) -> bool:
         """Whether scoring overlaps with sampling, as in training."""
-        judge = self.config.judge
-        in_process = judge is None or JUDGES[judge.backend].in_process
-        return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.device)
+        return scoring_overlaps(self.config.judge, device=self.device)
 
 
 @contextmanager

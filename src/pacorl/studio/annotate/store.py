@@ -158,9 +158,6 @@ class Store:
         """The annotators, or those who have another role."""
         return [name for (name,) in self._all("SELECT name FROM people WHERE is_admin = ? ORDER BY name", role)]
 
-    def has_admin(self) -> bool:
-        return bool(self.people(role=ADMINISTRATOR))
-
     def person_of(self, token: str) -> Person:
         """Who a token belongs to. Raises RefusedError with status 401 if it is unknown or has expired."""
         rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
