@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
 from pacorl.lab.plan import memory, sources
-from pacorl.lab.plan.components import judge_cost
 from pacorl.lab.plan.work import Work
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
@@ -72,7 +71,8 @@ def balance_of(
     height, width = config.sampling.size
     panel = Size(height // prompt.grid.rows, width // prompt.grid.cols)
     quantize = config.judge.quantize if isinstance(config.judge, InProcessOptions) else NONE
-    cost = judge_cost(judge or sources.JUDGE_PARTS, dtype="bfloat16", quantize=quantize, questions=1, panel=panel)
+    configs = judge or sources.JUDGE_PARTS
+    cost = memory.judge_cost(configs, dtype="bfloat16", quantize=quantize, questions=1, panel=panel)
     judged = questions * (1 + config.judge.symmetric) * cost.flops
 
     # The generator: `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.

@@ -6,7 +6,6 @@ make on the meta device, and passing buffers are measured by `memory`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from pacorl.config.base import ConfigError
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.processor import image_tokens
 from pacorl.judge.judge import InProcessOptions
 from pacorl.lab.plan import memory
 from pacorl.lab.plan.sources import clip_encoders, clip_parts
@@ -49,8 +47,6 @@ PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "
 
 CLIP_BATCH = 32
 """Images per forward of a CLIP."""
-QUESTION_TOKENS = 128
-"""Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 FP32 = 4
 PROCESS = 2**30
 """Python, torch, diffusers and transformers took 0.33 GiB, measured without CUDA; the rest is a guess at CUDA's."""
@@ -168,7 +164,7 @@ def training_rows(
     return (
         # Models before the adapter, which changes the transformer, and the adapter before its forwards.
         *_model_rows(config.model, policy, schedule, scorers, in_turns=in_turns, world=world),
-        *_adapter_rows(config, policy, world=world),
+        *adapter_rows(config, policy, world=world),
         *_training_buffers(config, policy, work, concurrent=concurrent),
         *_record_rows(config, policy, work, prompts=len(prompts), world=world),
     )
@@ -208,6 +204,7 @@ def _model_rows(
     world: int = 1,
 ) -> list[Row]:
     """List the models: weights on the device and in main memory, the scorers' buffers, and the mapped files."""
+    # Weights on the device.
     pipeline = policy.pipeline
     transformer = Row(
         "transformer",
@@ -216,15 +213,14 @@ def _model_rows(
         phases=schedule.transformer,
         note=_form(options),
     )
-    note = "" if schedule.keeps_encoders else "then gone"
     encoders = []
+    note = "" if schedule.keeps_encoders else "then gone"
     for attribute, name in policy.encoders.items():
         encoder = getattr(pipeline, attribute)
         row = Row(name, weight_bytes(encoder), parameter_count(encoder), phases=schedule.encoders, note=note)
         encoders.append(row)
-    vae = Row(
-        "VAE", weight_bytes(pipeline.vae), parameter_count(pipeline.vae), phases=schedule.always, note=options.dtype
-    )
+    weights = weight_bytes(pipeline.vae)
+    vae = Row("VAE", weights, parameter_count(pipeline.vae), phases=schedule.always, note=options.dtype)
     scoring = []
     for scorer in scorers:
         note = f"{scorer.form}, in every process"
@@ -253,7 +249,8 @@ def _model_rows(
         parked = world * sum(row.bytes for row in generator)
         rows.append(_host("generator, parked", parked, ("check", "score"), note="memory: low"))
         parked = world * sum(row.bytes for row in scoring)
-        rows.append(_host("models that score, parked", parked, EPOCH, note="memory: low"))
+        if parked:
+            rows.append(_host("models that score, parked", parked, EPOCH, note="memory: low"))
     return [*rows, *_loading_rows(options, policy, world=world)]
 
 
@@ -311,9 +308,9 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
 
 def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
-    tokens = pair_tokens(panel, configs)
+    tokens = memory.pair_tokens(panel, configs)
     questions = max(1, options.batch_tokens // tokens)
-    cost = judge_cost(
+    cost = memory.judge_cost(
         configs,
         dtype=options.dtype,
         quantize=options.quantize,
@@ -333,30 +330,10 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
     )
 
 
-def pair_tokens(panel: Size, configs: Parts) -> int:
-    """Count the tokens of a question about two panels."""
-    return 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
-
-
-def judge_cost(
-    configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size, stream: bool = False
-) -> memory.JudgeCost:
-    """Measure a judge that answers some questions about two panels each."""
-    return memory.judge_cost(
-        json.dumps(configs["model"]),
-        dtype=getattr(torch, dtype),
-        quantize=quantize,
-        stream=stream,
-        questions=questions,
-        tokens=pair_tokens(panel, configs),
-        image_tokens=2 * image_tokens(panel, configs["processor"]),
-    )
-
-
 # --- adapter and optimizer -------------------------------------------------------------------------------------
 
 
-def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
+def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
     """Add the run's adapter to the policy, and list it with its copies, gradients and optimizer state."""
     try:
         with META:

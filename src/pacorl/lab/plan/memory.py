@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,12 +21,16 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
-from pacorl.io.documents import parse_json
+from pacorl.io.processor import image_tokens
 from pacorl.models.lora.adapters import adapter_off
 from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.twins import META, model_on_meta
 from pacorl.types import Size
+
+QUESTION_TOKENS = 128
+"""Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,27 +295,31 @@ class JudgeCost:
     """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
 
 
-@cache
+def pair_tokens(panel: Size, configs: Parts) -> int:
+    """Count the tokens of a question about two panels."""
+    return 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
+
+
 def judge_cost(
-    config: str, *, dtype: torch.dtype, quantize: str, stream: bool, questions: int, tokens: int, image_tokens: int
+    configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size, stream: bool = False
 ) -> JudgeCost:
-    """Measure a judge; cached, because a run and its evaluation often share one.
+    """Measure a judge that answers a batch of questions about two panels each.
 
     Args:
-        config: the model's config.json.
+        configs: the judge's `model` and `processor`.
         dtype: of the weights, before they are packed.
         quantize: form of the packed weights.
+        questions: number of questions.
+        panel: size of the panels.
         stream: whether the weights stay in main memory.
-        questions: number of questions in a batch.
-        tokens: tokens of each question.
-        image_tokens: tokens of each question's images, which `tokens` includes.
     """
-    judge: Any = model_on_meta(parse_json(config), dtype=dtype)
+    judge: Any = model_on_meta(configs["model"], dtype=getattr(torch, dtype))
+    tokens = pair_tokens(panel, configs)
 
     # Windows of the vision tower depend on values, which meta tensors lack: its products are counted by its weights,
     # and attention is a few percent of them.
     merged = judge.config.vision_config.spatial_merge_size**2
-    vision_flops = 2 * parameter_count(judge.model.visual) * merged * image_tokens * questions
+    vision_flops = 2 * parameter_count(judge.model.visual) * merged * (tokens - QUESTION_TOKENS) * questions
 
     quantize_model(judge, quantize, device=META, stream=stream)
     language = judge.model.language_model
