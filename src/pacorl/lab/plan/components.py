@@ -187,8 +187,12 @@ def generation_rows(
     )
     rows = _model_rows(options, policy, schedule, [judge] if judge else [], in_turns=low)
     rows += _buffers(policy, [Batch(size, 1)], prompts=1)
-    # The check of an adapter stands for the moment at which all models are loaded.
-    return tuple(replace(row, phases=tuple(p for p in row.phases if p in ("check", *phases))) for row in rows)
+    # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
+    trimmed = []
+    for row in rows:
+        used = tuple(phase for phase in row.phases if phase in ("check", *phases))
+        trimmed.append(replace(row, phases=used))
+    return tuple(trimmed)
 
 
 # --- models ----------------------------------------------------------------------------------------------------
@@ -401,7 +405,7 @@ def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, 
         Batch(evaluation_size, config.evaluation.batch, adapter_bytes(policy), note=", the adapter set aside"),
     ]
 
-    # AdamW's step holds one number per trained parameter beside its moments.
+    # AdamW's step needs one number per trained parameter in addition to its moments.
     step = trained_bytes(policy)
     checkpointing = "with" if config.model.gradient_checkpointing else "without"
     note = f"{nodes} at {size}, {checkpointing} gradient checkpointing"
@@ -417,7 +421,8 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
     size = max((batch.size for batch in batches), key=lambda size: size.height * size.width)
     encoded = memory.encoding_pass(policy, size=size, prompts=prompts).peak
 
-    sampled, decoded = [], []
+    sampled = []
+    decoded = []
     for batch in batches:
         note = f"{batch.count} at {batch.size}{batch.note}"
         peak = max(batch.least, memory.sampling_pass(policy, size=batch.size, batch=batch.count).peak)
@@ -435,7 +440,7 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
 
 
 def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prompts: int, world: int) -> list[Row]:
-    """List what the processes keep in main memory and on disk beside the models."""
+    """List samples, prompts and adapters in main memory, and checkpoints on disk."""
     size = policy.nearest_size(Size(*config.sampling.size))
     adapter = adapter_bytes(policy)
 

@@ -76,6 +76,15 @@ class Plan:
         return sum(row.bytes for row in rows if files or not row.is_file)
 
     @property
+    def device_phases(self) -> set[Phase]:
+        """Phases with device components of their own."""
+        phases = set[Phase]()
+        for row in self.rows:
+            if row.place == "device" and row.phases != tuple(PHASES):
+                phases.update(row.phases)
+        return phases
+
+    @property
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
         return max(self.phase_bytes(phase) for phase in PHASES)
@@ -265,9 +274,8 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
         table.add_section()
 
     # Totals of the phases that have components of their own: generating has no training.
-    own = {phase for row in plan.rows if row.place == "device" and row.phases != tuple(PHASES) for phase in row.phases}
     for phase, title in PHASES.items():
-        if phase in own:
+        if phase in plan.device_phases:
             total = plan.phase_bytes(phase)
             table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")

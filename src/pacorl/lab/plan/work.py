@@ -54,9 +54,10 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     )
     # An objective of the endpoint samples without noise: each sample passes all steps by itself.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
-    levels = range(len(tree.branches) + 1)
-    units = list(_units(config, sampler.tree, world=world))
-    nodes = tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
+    nodes = [0] * (len(tree.branches) + 1)
+    for unit in _units(config, sampler.tree, world=world):
+        for level in range(len(nodes)):
+            nodes[level] += len({tree.node_of(number, level) for number in unit})
 
     # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
     starts = [-1, *sampler.stochastic_steps]
@@ -78,7 +79,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     return Work(
         sampler,
         samples,
-        nodes,
+        tuple(nodes),
         node_batch=max(1, config.sampling.batch // tree.branches[-1]) if tree.branches else 0,
         passes=passes,
         forwards_per_image={

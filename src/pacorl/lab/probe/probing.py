@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 """Version of the document; it rises if a key changes its meaning or is removed."""
-STEP, NOISE_LEVEL, SIZE = "step", "noise_level", "size"
+STEP = "step"
+NOISE_LEVEL = "noise_level"
+SIZE = "size"
 CHILDREN = 2
 """Children of each latent at each stochastic step: for a fixed number of samples, pairs leave most to upper levels."""
 NOISE_FACTORS = (0.7, 1.4)
@@ -57,7 +59,8 @@ READING = 0.5
 """Cost of another reading by the judge, in samples: half of the quickstart's epoch is judging."""
 LEAST_PROMPTS = 2
 """Prompts that the budget must pay for before a default candidate is added."""
-AS_TRAINED, TURNED = "as trained", "turned"
+AS_TRAINED = "as trained"
+TURNED = "turned"
 WIDE = 0.5
 """Width of an interval of the start's share above which a note recommends more draws."""
 TIMED = 2
@@ -314,7 +317,7 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
     """Load a run's models, in its order, for the prompts and sizes of a design.
 
     Raises:
-        ValueError: if there are several processes, or what the builders refuse.
+        ValueError: if there are several processes, or a builder refuses the config.
     """
     runtime = Runtime()
     device = runtime.device
@@ -411,7 +414,10 @@ def _units(models: Models, sampler: Sampler) -> Iterator[list[Row]]:
     group = sampler.tree.group_size
     most = max(1, models.config.sampling.batch // group)
     for indices in one_size_batches(models.policy, models.prompts, size=sampler.size, batch=most):
-        yield [Row(models.prompts[index], index * group + member) for index in indices for member in range(group)]
+        rows = []
+        for index in indices:
+            rows += [Row(models.prompts[index], index * group + member) for member in range(group)]
+        yield rows
 
 
 # --- the cost of an epoch --------------------------------------------------------------------------------------

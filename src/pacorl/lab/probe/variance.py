@@ -25,7 +25,9 @@ Floats = NDArray[np.float64]
 
 DRAWS = 4000
 """Draws per interval: its ends then move by about a hundredth of its width from seed to seed."""
-PROMPT, START, JUDGE = "prompt", "start", "judge"
+PROMPT = "prompt"
+START = "start"
+JUDGE = "judge"
 
 
 @dataclass(frozen=True, slots=True)
