@@ -253,8 +253,10 @@ def _model_rows(
         parked = world * sum(row.bytes for row in generator)
         rows.append(_host("generator, parked", parked, ("check", "score"), note="memory: low"))
         parked = world * sum(row.bytes for row in scoring)
+        # Generating counts a judge's pages and its parked weights together; a run parks it after its pages are dropped.
+        phases: Phases = ("check", *EPOCH) if schedule.keeps_encoders else EPOCH
         if parked:
-            rows.append(_host("models that score, parked", parked, EPOCH, note="memory: low"))
+            rows.append(_host("models that score, parked", parked, phases, note="memory: low"))
     return [*rows, *_loading_rows(options, policy, world=world)]
 
 
