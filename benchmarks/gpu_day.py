@@ -45,7 +45,7 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan import sources
-from pacorl.lab.plan.components import Phase, policy_on_meta, rows
+from pacorl.lab.plan.components import Phase, policy_on_meta, training_rows
 from pacorl.lab.plan.plan import Plan, size_text
 from pacorl.lab.plan.sources import JUDGE_PARTS
 from pacorl.lab.plan.work import work_of
@@ -283,8 +283,9 @@ class Bench:
     def planned(self, config: PolicyConfig) -> Plan:
         """What `--dry-run` says of the same run."""
         policy = policy_on_meta(config, sources.generator(config).configs)
-        components = rows(config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=())
-        return Plan(components, (), (), str(self.device), None)
+        work = work_of(config, world=1)
+        rows = training_rows(config, work=work, policy=policy, judge={}, held_out_judge={}, prompts=())
+        return Plan(rows, (), (), str(self.device), None)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`pacorl probe`: what a run would learn from, before it is run."""
+"""`pacorl probe`: the share of a reward's variance that a run can learn from, measured before the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from pacorl.cli.shared import print_json, progress
 from pacorl.cli.train import check_run
-from pacorl.config.options import LARGEST, STRONGEST, amount, option
+from pacorl.config.options import STRONGEST, amount, option
 from pacorl.types import Size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 def listed(parse: Callable[[str], Value], example: str) -> Callable[[str], tuple[Value, ...]]:
-    """A parser of values between commas."""
+    """Make a parser of values between commas."""
 
     def values(text: str) -> tuple[Value, ...]:
         try:
@@ -37,10 +37,9 @@ def listed(parse: Callable[[str], Value], example: str) -> Callable[[str], tuple
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeFlags:
-    """What `pacorl probe` can be told."""
+    """Flags of `pacorl probe`."""
 
     epochs: float = option(1.0, "The budget, in epochs of the config.", least=0, most=STRONGEST)
-    samples: int | None = option(None, "The budget in samples, in place of --epochs.", least=1, most=LARGEST)
     steps: tuple[int, ...] | None = option(
         None, "Stochastic steps to compare, e.g. 0,1,3; all by default.", parse=listed(int, "0,1,3")
     )
@@ -49,12 +48,6 @@ class ProbeFlags:
     )
     sizes: tuple[Size, ...] | None = option(
         None, "Training sizes to compare, e.g. 256x256,384x384.", parse=listed(Size.parse, "256x256,384x384")
-    )
-    judge_repeats: tuple[str, ...] | None = option(
-        None,
-        "How the judge reads each image once more: again, turned or resized, several with commas, or none; by default "
-        "turned for sets.",
-        parse=lambda text: () if text == "none" else listed(str, "turned,resized")(text),
     )
     out: Path | None = option(None, "A folder for probe.json.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
@@ -81,7 +74,7 @@ def probe(
     check_run(run)
     use_cores()
     quiet_loading()
-    from pacorl.lab.probe.draws import ProbeOptions
+    from pacorl.lab.probe.probing import ProbeOptions
     from pacorl.lab.probe.probing import probe as run_probe
 
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
@@ -104,13 +97,15 @@ def print_findings(findings: Findings) -> None:
     from pacorl.lab.probe.variance import JUDGE, START
     from pacorl.report.figures import duration
 
-    # A pipe has no width of its own, and rich's 80 columns would cut numbers.
+    # Without a terminal rich assumes 80 columns, which would cut numbers.
     console = PlainConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
     design = findings.design
-    levels = [START, JUDGE] if JUDGE in findings.candidates[0].variances.names else [START]
+    levels = [name for name in (START, JUDGE) if name in findings.candidates[0].variances.names]
     drawn = f"{design.prompts} prompts × {design.seeds} starts × 2 children per step"
-    drawn += f", read {', '.join(['as trained', *findings.readings])}" if JUDGE in levels else ""
+    if JUDGE in levels:
+        drawn += f", read {', '.join(findings.readings)}"
     console.print(drawn, highlight=False)
+
     table = Table("", "mean", "step", *levels, "signal", "alike", title="shares of the reward's variance")
     for column in table.columns[1:]:
         column.justify = "right"

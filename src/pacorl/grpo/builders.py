@@ -139,16 +139,26 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Polic
     policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes, staged=True)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
-    if config.model.gradient_checkpointing:
-        policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-    shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
-    add_lora(policy.transformer, **shape, targets=adapter_targets(config, policy))
-    freeze_idle_layers(policy, targets=adapter_targets(config, policy))
+    add_adapter(config, policy)
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
     if config.adapter.start:
+        shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
         start_from(policy.transformer, config.adapter.start, **shape, base=config.model.checkpoint)
     return policy
+
+
+def add_adapter(config: PolicyConfig, policy: Policy) -> None:
+    """Add the config's adapter to a policy, with gradient checkpointing if that is on.
+
+    Raises:
+        ValueError: if a target matches no linear layer, or layers that no image depends on.
+    """
+    if config.model.gradient_checkpointing:
+        policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+    targets = adapter_targets(config, policy)
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
+    freeze_idle_layers(policy, targets=targets)
 
 
 def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig, recipe
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan import components, memory, sources
-from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_policy, print_plan
+from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, print_plan
 from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
@@ -151,9 +152,9 @@ def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoi
 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
-    planned = memory.sampling_peak(
+    planned = memory.sampling_pass(
         components.policy_on_meta(config, sources.generator(config).configs), size=size, batch=8
-    )
+    ).peak
     conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
     x_BNC = policy.noise(range(8), size)
 
@@ -165,9 +166,9 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
-    planned = memory.decoding_peak(
+    planned = memory.decoding_pass(
         components.policy_on_meta(config, sources.generator(config).configs), size=Size(128, 128), batch=4
-    )
+    ).peak
     vae = policy.pipeline.vae
     codes = torch.randn(4, vae.config.latent_channels, 32, 32)
 
@@ -303,7 +304,7 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
         assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
             count > 0
         )
-        peaks.append(memory.sampling_peak(policy, size=Size(512, 512), batch=1))
+        peaks.append(memory.sampling_pass(policy, size=Size(512, 512), batch=1).peak)
     assert peaks[0] < peaks[1] < peaks[2]
 
 
@@ -406,9 +407,9 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
         if "tokens" not in name:
             assert encoded[name].shape == expected[name].shape
     assert encoded["tokens"].shape[1] <= expected["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
-    assert memory.sampling_peak(planned, size=size, batch=2) > 2 * encoded["source"].nbytes
-    assert memory.encoding_peak(planned, size=size, prompts=1) > 0
-    assert memory.decoding_peak(planned, size=size, batch=2) > 2 * 3 * 4 * 64 * 64
+    assert memory.sampling_pass(planned, size=size, batch=2).peak > 2 * encoded["source"].nbytes
+    assert memory.encoding_pass(planned, size=size, prompts=1).peak > 0
+    assert memory.decoding_pass(planned, size=size, batch=2).peak > 2 * 3 * 4 * 64 * 64
 
 
 def edit_options(kind: str) -> PolicyOptions:
@@ -427,6 +428,33 @@ def edit_twin_on_meta(kind: str) -> PipelinePolicy:
     if kind != "kontext":
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
     return POLICIES[kind].on_meta(edit_options(kind), parts)
+
+
+def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -> None:
+    policy = edit_twin_on_meta("qwen_edit")
+    config = load(PolicyConfig, None, ["model.kind=qwen_edit", "adapter={rank: 4, alpha: 8}"])
+    listed = {row.component: row.bytes for row in components.adapter_rows(config, policy, world=1)}
+    learning = sum(weight.nbytes for weight in policy.transformer.parameters() if weight.requires_grad)
+    assert listed["adapter's gradients"] == learning < listed["adapter"]
+    assert listed["AdamW's moments"] == 2 * learning
+    idle = sorted(policy.idle_layers)[0]
+    with pytest.raises(ConfigError, match=f"adapter.targets: .*{re.escape(idle)}.* changes nothing"):
+        components.adapter_rows(
+            load(PolicyConfig, None, ["model.kind=qwen_edit", f"adapter.targets=[{idle}]"]),
+            edit_twin_on_meta("qwen_edit"),
+            world=1,
+        )
+
+
+def test_training_and_generating_list_the_same_models(checkpoints: Path) -> None:
+    config = tiny_run(checkpoints, "memory=low")
+    trained = {row.component: row for row in plan_policy(config).rows if row.parameters}
+    generated = {row.component: row for row in plan_generation(config.model, low=True, judge=config.judge).rows}
+    models = ("transformer", "VAE", "CLIP text encoder", "T5 text encoder", "judge")
+    for name in models:
+        assert generated[name].bytes == trained[name].bytes
+    parked = generated["generator, parked"].bytes + generated["models that score, parked"].bytes
+    assert parked == sum(trained[name].bytes for name in models if name != "VAE")
 
 
 def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pacorl.core.sampler import Tree
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.probe.draws import Design, ProbeOptions, configured_sampler, plan_design
+from pacorl.lab.probe.probing import Design, ProbeOptions, configured_sampler, plan_design
 from pacorl.types import Size
 
 Config = Callable[..., PolicyConfig]
@@ -48,7 +48,7 @@ def test_a_second_reading_of_the_judge_is_paid_for(toy: Config) -> None:
     config = toy(*LARGE)
     own = configured_sampler(config)
     once, twice = (
-        plan_design(config, own, ProbeOptions(sizes=(own.size,)), prompts=42, readings=count) for count in (0, 1)
+        plan_design(config, own, ProbeOptions(sizes=(own.size,)), prompts=42, readings=count) for count in (1, 2)
     )
     assert 1.5 * twice.samples <= once.budget == twice.budget
     assert twice.samples < once.samples
@@ -91,13 +91,13 @@ def test_a_step_that_the_sde_or_the_suffix_refuses_is_left_out_with_its_reason(t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "budget of 0 samples; give --epochs .each has 160. or --samples for 1 to 1,000,000"),
+        ({"epochs": 0}, "budget of 0 samples; give --epochs .each has 160. for 1 to 1,000,000"),
         ({"epochs": math.inf}, "budget of inf samples"),
         ({"epochs": math.nan}, "budget of nan samples"),
-        ({"samples": 10**30}, r"budget of 1e\+30 samples"),
-        ({"samples": -3}, "budget of -3 samples"),
-        ({"samples": 3}, "3 samples is too small for 1 candidates .* give --samples 4 or more"),
-        ({"samples": 10, "steps": (0, 2)}, "give --samples 12 or more, or fewer candidates"),
+        ({"epochs": 1e30}, r"budget of 1.6e\+32 samples"),
+        ({"epochs": -3}, "budget of -480 samples"),
+        ({"epochs": 3 / 160}, "3 samples is too small for 1 candidates .* give --epochs 0.025 or more"),
+        ({"epochs": 10 / 160, "steps": (0, 2)}, "give --epochs 0.075 or more, or fewer candidates"),
         ({"steps": (6,)}, "--steps 6: sampling.steps 6 has the steps 0 to 5"),
         ({"noise_levels": (0.0,)}, "--noise-levels 0 adds no noise"),
     ],
@@ -108,7 +108,7 @@ def test_a_probe_that_cannot_be_is_refused_with_the_fix(toy: Config, options: di
 
 
 def test_the_budget_that_a_refusal_names_is_enough(toy: Config) -> None:
-    assert designed(toy(*LARGE), samples=12, steps=(0, 2), noise_levels=(0.7,), sizes=(Size(16, 16),)).prompts == 1
+    assert designed(toy(*LARGE), epochs=0.075, steps=(0, 2), noise_levels=(0.7,), sizes=(Size(16, 16),)).prompts == 1
 
 
 def test_an_objective_without_stochastic_steps_is_refused(toy: Config) -> None:

@@ -21,19 +21,18 @@ from pacorl.core.sampler import Tree
 from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig, recipe
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.judge.http.http_judge import HttpJudge
-from pacorl.judge.judge import RemoteJudge
-from pacorl.lab.probe.draws import (
-    READINGS,
+from pacorl.lab.probe.probing import (
+    Findings,
     ProbeOptions,
     configured_sampler,
     draw,
+    level_counts,
     opened,
     plan_design,
+    probe,
     readings_of,
-    timed,
+    turn,
 )
-from pacorl.lab.probe.probing import Findings, node_counts, probe
 from pacorl.types import Grid, Prompt, Question
 
 Config = Callable[..., PolicyConfig]
@@ -46,8 +45,8 @@ def found(toy: Config) -> Findings:
 
 
 def undated(document: dict[str, object]) -> str:
-    """The document without what a clock says."""
-    return json.dumps({key: value for key, value in document.items() if key not in {"seconds", "clock", "cost"}})
+    """The document without what a clock measures."""
+    return json.dumps({key: value for key, value in document.items() if key not in {"seconds", "cost"}})
 
 
 def test_the_seed_decides_everything_but_the_clock(toy: Config, found: Findings) -> None:
@@ -70,13 +69,12 @@ def test_candidates_share_prompts_and_starts(toy: Config) -> None:
     own, train = configured_sampler(config), read_prompts(config)[0]
     design = plan_design(config, own, ProbeOptions(noise_levels=(1e-9, 2e-9)), prompts=len(train))
     first, second = (c for c in design.candidates if c.varies == "noise_level")
-    with opened(config, design, train, []) as models:
-        scores = [draw(models, candidate, own, seeds=2).scores for candidate in (first, second)]
-    for key in scores[0]:
-        assert scores[0][key] == pytest.approx(scores[1][key], abs=0.01)
-        pairs = scores[0][key].reshape(-1, 2)
-        assert pairs[:, 0] == pytest.approx(pairs[:, 1], abs=0.01)  # siblings without noise are one image
-        assert np.ptp(pairs[:, 0]) > 0.02  # and starts are not
+    with opened(config, design, train, ["as trained"]) as models:
+        scores = [draw(models, candidate, own, seeds=2)[:, 0] for candidate in (first, second)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.01)
+    pairs = scores[0].reshape(-1, 2)
+    assert pairs[:, 0] == pytest.approx(pairs[:, 1], abs=0.01)  # siblings without noise are one image
+    assert np.ptp(pairs[:, 0]) > 0.02  # and starts are not
 
 
 @pytest.mark.parametrize("suffix", ["{}", "{solver: ab2, steps: 2, check_every: 0}"])
@@ -107,13 +105,15 @@ def test_the_cost_of_an_epoch_is_what_a_run_makes(toy: Config, suffix: str) -> N
     assert min(cost.seconds.values()) > 0
 
 
-def test_the_nodes_of_a_group() -> None:
-    assert node_counts(Tree(4, (2, 3))) == [4, 8, 24]
+def test_the_nodes_of_a_group(toy: Config, found: Findings) -> None:
+    own = configured_sampler(toy(*FEW)).model_copy(update={"tree": Tree(4, (6,))})
+    first = found.candidates[0]
+    assert level_counts(toy(*FEW), own, first.candidate, first.variances) == {"start": 4, "step 1": 24, "judge": 24}
 
 
 def test_advantages_among_siblings_do_not_meet_the_start(toy: Config) -> None:
     group, siblings = (
-        probe(toy(*FEW, "sampling.tree={seeds: 2}", f"advantages.among={among}"), ProbeOptions(judge_repeats=()))
+        probe(toy(*FEW, "sampling.tree={seeds: 2}", f"advantages.among={among}", "judge.symmetric=true"))
         for among in ("group", "siblings")
     )
     assert siblings.candidates[0].signal.value == pytest.approx(1.0)
@@ -126,7 +126,7 @@ def test_advantages_among_siblings_do_not_meet_the_start(toy: Config) -> None:
 
 def test_turned_panels_keep_their_texts(toy: Config) -> None:
     image = join([split(grid_of(n), Grid(1, 1))[0] for n in range(4)], Grid(2, 2))
-    prompt, turned = READINGS["turned"](Prompt(0, "", grid=Grid(2, 2), panels=("a", "b", "c", "d")), image)
+    prompt, turned = turn(Prompt(0, "", grid=Grid(2, 2), panels=("a", "b", "c", "d")), image)
     assert prompt.panels == ("d", "c", "b", "a")
     assert [panel.getpixel((0, 0)) for panel in split(turned, Grid(2, 2))] == [(n, n, n) for n in (3, 2, 1, 0)]
 
@@ -139,7 +139,7 @@ def grid_of(level: int) -> object:
 
 def test_a_judge_of_one_formula_owns_nothing_however_panels_are_turned(found: Findings) -> None:
     """The toy judge knows no order, and a turned panel keeps its text."""
-    assert found.readings == ("turned",)
+    assert found.readings == ("as trained", "turned")
     for finding in found.candidates:
         assert finding.variances.variance("judge").value == pytest.approx(0.0, abs=1e-20)
 
@@ -157,41 +157,18 @@ def test_a_judge_that_heeds_the_order_owns_a_share(toy: Config, monkeypatch: pyt
     assert finding.variances.variance("judge").low > 1e-8
 
 
-def test_no_repeat_leaves_the_judge_unread_and_says_so(toy: Config) -> None:
-    findings = probe(toy(*FEW), ProbeOptions(judge_repeats=()))
+@pytest.mark.parametrize("overrides", [("judge.symmetric=true",), ("judge=none", "rewards=[{name: jpeg_size}]")])
+def test_a_judge_without_an_order_reads_once(toy: Config, overrides: tuple[str, ...]) -> None:
+    findings = probe(toy(*FEW, *overrides))
+    assert findings.readings == ("as trained",)
     assert findings.candidates[0].variances.names == ("prompt", "start", "step 1")
-    assert any("the judge was read once" in note for note in findings.notes)
-
-
-def test_a_timed_remote_judge_is_a_remote_one() -> None:
-    """The scorer asks such a judge from many threads, and one of this process from one."""
-    judge = HttpJudge("paco", ["http://127.0.0.1:9/v1"], retries=0)
-    wrapped = timed(judge)
-    assert isinstance(wrapped, RemoteJudge)
-    assert wrapped.counters is judge.counters
-    judge.close()
-    assert not isinstance(timed(ToyJudge()), RemoteJudge)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "asked", "message"),
-    [
-        ((), ("askew",), "'askew' is none of again, turned, resized or none"),
-        (("judge=none", "rewards=[{name: jpeg_size}]"), ("again",), "no reward of this config asks a judge"),
-    ],
-)
-def test_readings_that_cannot_be_are_refused(
-    toy: Config, overrides: tuple[str, ...], asked: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        readings_of(toy(*overrides), asked, edits=False)
+    assert any("the judge read each image once" in note for note in findings.notes)
 
 
 def test_edits_are_not_turned() -> None:
     config = configs.load(PolicyConfig, recipe().with_name("tiny_edit.yaml"), [])
-    assert readings_of(config, None, edits=True) == ()
-    with pytest.raises(ValueError, match="questions about edits say which image is the original"):
-        readings_of(config, ("turned",), edits=True)
+    assert readings_of(config, edits=True) == ("as trained",)
+    assert readings_of(config, edits=False) == ("as trained", "turned")
 
 
 def test_a_run_without_a_judge_is_probed_too(toy: Config) -> None:
@@ -232,30 +209,28 @@ def run(*words: str) -> tuple[int, str, str]:
 def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     """The real classes in small, from the config to table, document and plot."""
     settings = ["prompts_per_epoch=2", "group_size=4", "sampling.size=[32,32]", "sampling.steps=3"]
-    settings += ["sampling.batch=8", "sampling.suffix={}"]
+    settings += ["sampling.batch=8", "sampling.suffix={}", "optimizer.updates_per_epoch=1"]
     words = [str(recipe()), *settings, "--steps", "0", "--noise-levels", "0.7", "--sizes", "32x32"]
-    code, shown, everything = run(*words, "--samples", "24", "--out", str(tmp_path))
+    code, shown, everything = run(*words, "--epochs", "3", "--out", str(tmp_path))
     assert code == 0, everything
     assert "2 prompts × 2 starts × 2 children per step" in shown
     assert "step 0" in shown
     document = json.loads((tmp_path / "probe.json").read_text())
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert [candidate["name"] for candidate in document["candidates"]] == ["as configured", "step 0"]
     assert document["cost"]["seconds"]["update"] > 0
     assert set(os.listdir(tmp_path)) == {".pacorl", "probe.json"}
 
 
 SCHEMA = {
-    "": "schema design candidates rewards cost clock notes seconds",
+    "": "schema design candidates cost notes seconds",
     "design": "prompts starts children readings samples budget",
     "candidates.0": "name sde_steps noise_level size mean levels signal groups_alike groups_missing",
     "candidates.0.levels": "prompt start step\N{NO-BREAK SPACE}1 judge",
-    "candidates.0.levels.start": "variance unbiased share degrees_of_freedom clamped",
+    "candidates.0.levels.start": "variance share",
     "candidates.0.signal": "value low high",
-    "rewards": "consistency panel_match",
     "cost": "forwards trained questions seconds",
     "cost.seconds": "sampling reward update",
-    "clock": "forward trained decode question rewards questions",
 }
 """Dotted places of the document, and the keys there."""
 
@@ -272,10 +247,9 @@ def test_the_document_keeps_its_keys(found: Findings, place: str) -> None:
     ("words", "message"),
     [
         (["--epochs", "0"], "has a budget of 0 samples"),
-        (["--samples", "2"], "too small for 1 candidates"),
+        (["--epochs", "0.03"], "too small for 1 candidates"),
         (["--steps", "first"], "--steps 'first' is no list such as 0,1,3"),
         (["--sizes", "64"], "--sizes '64' is no list such as 256x256,384x384"),
-        (["--judge-repeats", "askew"], "'askew' is none of"),
         (["objective.name=diffusion_nft", "sampling.tree={}"], "samples without noise"),
     ],
 )
@@ -283,6 +257,11 @@ def test_bad_input_is_one_line(words: list[str], message: str) -> None:
     code, _, everything = run(str(recipe()), *words)
     assert code == 1
     assert message in everything
+
+
+def test_samples_that_a_run_cannot_divide_are_refused_before_any_is_drawn(toy: Config) -> None:
+    with pytest.raises(ValueError, match="samples an epoch do not divide into"):
+        probe(toy("prompts_per_epoch=1", "group_size=4", "sampling.batch=4", "optimizer.updates_per_epoch=2"))
 
 
 def test_several_processes_are_refused(toy: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""What a run would need, and whether it would run here."""
+"""Requirements of a run, and whether this machine meets them."""

@@ -1,7 +1,7 @@
-"""What a judge's training would do and need, before it is run: `pacorl train-reward CONFIG --dry-run`.
+"""Requirements of a judge's training before it starts: `pacorl train-reward CONFIG --dry-run`.
 
-Data, labels, steps and weights are counted, and everything that is absent or at fault is listed with where to get it or
-what to mend. No weights are loaded and no network is asked.
+Data, labels, steps and weights are counted, and absent and faulty sources are listed with the fix. No weights are
+loaded, and the network is not used.
 """
 
 from __future__ import annotations
@@ -32,57 +32,54 @@ PACO_ENTRIES = frozenset(
     source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
 )
 STATE_BYTES = 16
-"""Of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
+"""Bytes of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
 UNKNOWN = "unknown until all its data are here"
 
 
 @dataclass(frozen=True, slots=True)
 class RewardPlan:
-    """What a judge's training would do and need."""
+    """Requirements of a judge's training."""
 
     train: dict[str, int]
-    """Pairs by label, of the sources that are here."""
+    """Pairs by label in the present sources."""
     evaluation: dict[str, int]
     optimizer_steps: int | None
-    """None if it depends on data that are not here."""
+    """None if it depends on absent data."""
     per_forward: int
     forwards_per_step: int
     trained_parameters: int
     all_parameters: int
     weights_gib: float
-    """Of the frozen weights."""
+    """Frozen weights."""
     training_state_gib: float
     absences: tuple[MissingFile, ...]
     faults: tuple[str, ...]
-    """What is here and cannot be trained on, each with its reason."""
+    """Present sources that cannot be trained on, with the reason."""
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
-        """Whether it would run, in one line."""
+        """The last line of the dry run."""
         return sources.verdict(self.absences, faults=len(self.faults), notes=len(self.notes))
 
     @property
     def exit_code(self) -> int:
-        """Of the dry run."""
+        """Exit code of the dry run."""
         return sources.NOT_READY if self.absences or self.faults else 0
 
     def to_json(self) -> str:
-        """The whole plan."""
+        """Return the whole plan."""
         return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, indent=2, ensure_ascii=False)
 
     def lines(self) -> list[str]:
-        """The plan for a terminal: one fact a line, then what is absent, at fault, to mind, and the verdict."""
-        lists = ("absences", "faults", "notes")
-        names = [fact.name for fact in dataclasses.fields(self) if fact.name not in lists]
-        width = max(map(len, names))
-        return [
-            *(f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names),
-            *(f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences),
-            *(f"fault {fault}" for fault in self.faults),
-            *(f"note {note}" for note in self.notes),
-            self.verdict,
-        ]
+        """List the lines for a terminal: figures, absences, faults, notes and the verdict."""
+        names = [fact.name for fact in dataclasses.fields(self) if fact.name not in ("absences", "faults", "notes")]
+        width = max(len(name) for name in names)
+        lines = [f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names]
+        lines += [f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences]
+        lines += [f"fault {fault}" for fault in self.faults]
+        lines += [f"note {note}" for note in self.notes]
+        return [*lines, self.verdict]
 
 
 def _shown(fact: object) -> str:
@@ -95,34 +92,43 @@ def _shown(fact: object) -> str:
 
 
 def plan_reward(config: JudgeConfig) -> RewardPlan:
-    """Check everything but the weights themselves, and count what a run would do.
+    """Check everything but the weights themselves, and count the work of a run.
 
-    Absent data and weights are listed, the published architecture stands in for absent weights, and a source at fault
-    does not hide what is wrong with the others.
+    Absent data and weights are listed, the published architecture replaces absent configs, and a faulty source does not
+    hide the faults of other sources.
 
     Raises:
         ValueError: The config itself cannot be run: its batch, its trainer's keys, its targets, another kind of model.
     """
+    # The config alone.
     check_trackers(config.trackers)
     training_arguments(config, evaluates=bool(config.data.evaluation))
     micro, accumulate = micro_batches(config, world=processes().num_processes)
-    limit, scratch = config.data.evaluation_limit, config.out / "data"
+
+    # Data.
+    scratch = config.out / "data"
     train = _read("data.train", config.data.train, limit=None, scratch=scratch)
+    limit = config.data.evaluation_limit
     evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=scratch)
+    steps: int | None = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
+    if train.absences or train.faults:
+        steps = None
+
+    # Weights.
     checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
     start = sources.adapter_absence("tuning.start", config.tuning.start)
     trained, total = _parameters(config, checkpoint, start_is_here=start is None)
-    steps = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
+    frozen_bytes = (total - trained) * getattr(torch, config.model.dtype).itemsize
     answer_faults = _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
     return RewardPlan(
         train=_balance(train.comparisons),
         evaluation=_balance(evaluation.comparisons),
-        optimizer_steps=config.max_steps or (None if train.absences or train.faults else steps),
+        optimizer_steps=config.max_steps or steps,
         per_forward=micro,
         forwards_per_step=accumulate,
         trained_parameters=trained,
         all_parameters=total,
-        weights_gib=round((total - trained) * getattr(torch, config.model.dtype).itemsize / 2**30, 3),
+        weights_gib=round(frozen_bytes / 2**30, 3),
         training_state_gib=round(trained * STATE_BYTES / 2**30, 3),
         absences=(*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
         faults=(*train.faults, *evaluation.faults, *answer_faults),
@@ -135,7 +141,7 @@ def plan_reward(config: JudgeConfig) -> RewardPlan:
 
 @dataclass(slots=True)
 class SourceData:
-    """What could be read of a config key's sources."""
+    """Readable comparisons of a config key, and its absent and faulty sources."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     absences: list[MissingFile] = field(default_factory=list)
@@ -143,11 +149,12 @@ class SourceData:
 
 
 def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
-    """Every source of a config key, also after one that is absent or at fault."""
+    """Read every source of a config key, also after an absent or faulty one."""
     data = SourceData()
     for source in names:
         try:
-            if absence := _comparisons_absence(key, source):
+            absence = _comparisons_absence(key, source)
+            if absence:
                 data.absences.append(absence)
                 continue
             comparisons = comparisons_from(source, limit=limit, scratch=scratch)
@@ -162,9 +169,10 @@ def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -
 
 
 def _comparisons_absence(key: str, source: str) -> MissingFile | None:
-    """Where to get training pairs of a judge that are not here; None if they are (the tiny world always is).
+    """Describe absent training pairs; None if they are here, as the tiny world always is.
 
-    Raises ValueError as `missing_file` does.
+    Raises:
+        ValueError: As `missing_file` does.
     """
     missing = missing_file(source)
     if missing is None:
@@ -191,18 +199,18 @@ def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
 
 
 def _parameters(config: JudgeConfig, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
-    """(trained, all) parameters, on the meta device."""
+    """Count the trained and all parameters, on the meta device."""
     if checkpoint.folder:
-        source_of(str(checkpoint.folder))  # a model of another family is refused
+        source_of(str(checkpoint.folder))  # refuses a model of another family
     model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
-    # The adapter of `start` has the config's shape, so that a new one counts the same.
+    # The adapter of `start` has the config's shape, so that a new one has the same count.
     tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
     with META:
         return parameter_counts(tune(model, tuning))
 
 
 def _answer_faults(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Whether the checkpoint's processor loads, and reads every answer's decision; nothing if it is not here."""
+    """Check that the checkpoint's processor, if it is here, loads and reads every answer's decision."""
     if checkpoint.folder is None:
         return
     try:

@@ -1,9 +1,7 @@
-"""How much memory a run takes, measured without taking it: its own code runs on meta tensors, and a ledger notes
-every storage from birth to death.
+"""Peak memory and FLOPs of a run's passes: its own code runs on meta tensors, and a ledger counts every storage.
 
-What is measured is what an allocator hands out: weights, saved activations and passing buffers, checkpointing and all,
-for any architecture and size. Not in it: kernels' scratch space, the allocator's rounding and fragments, and the CUDA
-context (together about 1 GiB on a card).
+The peak includes saved activations and passing buffers, with or without gradient checkpointing. It excludes kernels'
+scratch space, the allocator's rounding and fragments, and the CUDA context (together about 1 GiB on a card).
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,59 +21,64 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
-from pacorl.io.documents import parse_json
+from pacorl.io.processor import image_tokens
 from pacorl.models.lora.adapters import adapter_off
 from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.twins import META, model_on_meta
 from pacorl.types import Size
 
+QUESTION_TOKENS = 128
+"""Tokens of a question's text: the template's 60 and a theme of a few sentences."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What an operation on the meta device makes of tensors of certain shapes."""
+    """Result shapes and FLOPs of an operation for given argument shapes."""
 
     likes: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
     """Shape, strides and type of each result."""
     is_sequence: bool
     in_place: bool
     flops: float
-    """Of products, convolutions and attention; all else is small beside them."""
+    """FLOPs of products, convolutions and attention; other operations take few."""
 
     def repeated(self, args: tuple[Any, ...]) -> Any:
-        """The results for other tensors of these shapes."""
+        """Make the results for other tensors of these shapes."""
         if self.in_place:
             return args[0]
-        made = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
-        return made if self.is_sequence else made[0]
+        results = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
+        return results if self.is_sequence else results[0]
 
 
 class Operations:
-    """Runs operations on meta tensors. One that was run on equal shapes is not worked out anew: in a transformer of
-    equal blocks nearly all were, and torch takes up to a millisecond for each."""
+    """A cache of operations by argument shapes: torch takes up to a millisecond for each operation on meta tensors, and
+    the blocks of a transformer repeat the same ones."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Operation | None] = {}
+        self._cache: dict[Any, Operation | None] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
-        """The results of an operation, and its FLOPs."""
+        """Run an operation, and return its results and FLOPs."""
         inputs: list[Tensor] = []
         key = (func, _shapes(args, inputs), _shapes(tuple(kwargs.items()), inputs))
-        if operation := self._known.get(key):
+        operation = self._cache.get(key)
+        if operation:
             return operation.repeated(args), operation.flops
         outputs = func(*args, **kwargs)
         formula = FLOPS.get(func._overloadpacket)
         flops = float(formula(*args, **kwargs, out_val=outputs)) if formula else 0.0
-        self._known[key] = _repeatable(func, args, inputs, outputs, flops)
+        self._cache[key] = _repeatable(func, args, inputs, outputs, flops)
         return outputs, flops
 
 
 OPERATIONS = Operations()
-"""Of all ledgers: sampling and training, and one plan and the next, do much the same."""
+"""Shared by all ledgers: sampling and training, and one plan and the next, run the same operations."""
 
 
 def _shapes(nested: object, inputs: list[Tensor]) -> Any:
-    """What of an argument decides the shape of a result; its tensors join `inputs`."""
+    """Reduce an argument to the shapes and values that decide the results; its tensors are appended to `inputs`."""
     if isinstance(nested, Tensor):
         inputs.append(nested)
         return nested.shape, nested.stride(), nested.dtype, nested.is_meta
@@ -88,7 +90,7 @@ def _shapes(nested: object, inputs: list[Tensor]) -> Any:
 def _repeatable(
     func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Any, flops: float
 ) -> Operation | None:
-    """The operation, unless a result is a view, nothing at all, or not on the meta device."""
+    """Describe an operation; None if a result is a view, not a tensor, or not on the meta device."""
     is_sequence = isinstance(outputs, list | tuple)
     results = list(outputs) if is_sequence else [outputs]
     if not results or not all(isinstance(result, Tensor) and result.is_meta for result in results):
@@ -113,13 +115,13 @@ FLOPS: Mapping[Any, Callable[..., float]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
-"""torch's own formulas, and those of the attention that `fused_attention` takes."""
+"""torch's formulas, and the formulas of the attention in `fused_attention`."""
 
 
 class MemoryLedger(TorchDispatchMode):
-    """Within the block, the bytes of all storages that operations made and nobody has let go, and their FLOPs.
+    """Count the bytes of the storages that operations allocate in the block, and their FLOPs.
 
-    Storages that came in from outside (weights, inputs) are not counted.
+    Weights and inputs, which exist before the block, are not counted.
     """
 
     def __init__(self) -> None:
@@ -141,23 +143,25 @@ class MemoryLedger(TorchDispatchMode):
         return outputs
 
     def _note(self, tensor: Tensor, *, counted: bool) -> None:
-        # A storage's Python object lives as long as the storage, so its id names it and its weak reference ends it.
+        # A storage's Python object lives as long as the storage, so that its id identifies it and its weak reference
+        # reports its end.
         storage = tensor.untyped_storage()
-        if (key := id(storage)) in self._storages:
+        key = id(storage)
+        if key in self._storages:
             return
         size = storage.nbytes() if counted else 0
 
-        def gone(_: object) -> None:
+        def freed(_: object) -> None:
             self.live -= size
             del self._storages[key]
 
-        self._storages[key] = weakref.ref(storage, gone)
+        self._storages[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
 
 
 def tensors_in(nested: object) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments or results, which nest in lists and tuples alone."""
+    """List the tensors among an operation's arguments or results, which nest in lists and tuples only."""
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, list | tuple):
@@ -167,23 +171,29 @@ def tensors_in(nested: object) -> Iterator[Tensor]:
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """Within the block meta tensors attend through a fused kernel, as real ones do.
+    """Route the attention of meta tensors through a fused kernel, as that of real tensors.
 
-    torch takes the unfused formula for them, which keeps every attention matrix: 8 heads of 4,096 tokens in fp32 then
-    take 1,568 MiB, forward and backward, instead of 40.
+    torch's default for meta tensors keeps every attention matrix: 8 heads of 4,096 tokens in fp32 take 1,568 MiB,
+    forward and backward, instead of 40.
     """
-    real, name = F.scaled_dot_product_attention, "scaled_dot_product_attention"
+    real = F.scaled_dot_product_attention
+    name = "scaled_dot_product_attention"
 
     def attention(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
     ) -> Tensor:
         if query.device != META:
             return real(query, key, value, attn_mask, dropout_p, **options)
-        causal, scale = options.get("is_causal", False), options.get("scale")
-        # The CPU's fused kernel is the one that knows meta tensors on a machine without CUDA; what it saves for its
-        # backward pass are the same tensors.
+        # Only the CPU's fused kernel accepts meta tensors on a machine without CUDA; it saves the same tensors for its
+        # backward.
         fused: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, causal, attn_mask=attn_mask, scale=scale
+            query,
+            key,
+            value,
+            dropout_p,
+            options.get("is_causal", False),
+            attn_mask=attn_mask,
+            scale=options.get("scale"),
         )[0]
         return fused
 
@@ -196,143 +206,130 @@ def fused_attention() -> Iterator[None]:
 
 @contextmanager
 def measured() -> Iterator[MemoryLedger]:
-    """The ledger of what is run within the block, on meta tensors."""
+    """Measure what runs in the block on meta tensors."""
     with fused_attention(), MemoryLedger() as ledger:
         yield ledger
 
 
-# --- peaks above the resident weights, in bytes ----------------------------------------------------------------
-
-
-def training_peak(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_base: bool) -> int:
-    """One trained step of one micro-batch, forward and backward; gradients are resident and not counted.
-
-    `with_base` adds the base's forward that a KL term needs.
-    """
-    return _training(policy, sampler=sampler, batch=batch, with_base=with_base).peak
-
-
-def _training(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_base: bool) -> MemoryLedger:
-    conditioning = policy.conditioning_on_meta(sampler.size, batch=batch)
-    sigmas, step = policy.sigmas(sampler.steps, sampler.size), 0
-    before, after = policy.noise(range(batch), sampler.size), policy.noise(range(batch), sampler.size)
-    sigma_B = torch.empty(batch, device=META)
-    # Made outside the ledger: the adapter's rows of the plan count its gradients already.
-    for parameter in policy.transformer.parameters():
-        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    policy.transformer.train()
-    with measured() as ledger:
-        velocity = policy.velocity(before, sigma_B, conditioning, sampler.size)
-        loss = log_prob(after, transition_at(sampler, sigmas, step, before, velocity)).mean()
-        if with_base:
-            with torch.no_grad(), adapter_off(policy.transformer):
-                base = policy.velocity(before, sigma_B, conditioning, sampler.size)
-            loss = loss + (velocity - base).square().mean()
-        torch.autograd.backward(loss)
-    return ledger
-
-
-def _forward(run: Callable[[], object]) -> MemoryLedger:
-    """What runs without gradients."""
+def forward_pass(run: Callable[[], object]) -> MemoryLedger:
+    """Measure a function without gradients."""
     with torch.no_grad(), measured() as ledger:
         run()
     return ledger
 
 
-def sampling_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
-    """One forward without gradients, or two if the generator is guided."""
-    return _sampling(policy, size=size, batch=batch).peak
+# --- passes of a run; peaks are bytes above the resident weights -------------------------------------------------
 
 
-def _sampling(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
-    x_BNC, conditioning = policy.noise(range(batch), size), policy.conditioning_on_meta(size, batch=batch)
-    return _forward(lambda: policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size))
+def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_base: bool) -> MemoryLedger:
+    """Measure one trained step of one micro-batch, forward and backward, without its gradients.
+
+    `with_base` adds the base's forward that a KL term needs.
+    """
+    size = sampler.size
+    conditioning = policy.conditioning_on_meta(size, batch=batch)
+    sigmas = policy.sigmas(sampler.steps, size)
+    before = policy.noise(range(batch), size)
+    after = policy.noise(range(batch), size)
+    sigma_B = torch.empty(batch, device=META)
+    # Gradients are allocated outside the ledger: the adapter's rows of the plan count them already.
+    for parameter in policy.transformer.parameters():
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+    policy.transformer.train()
+
+    with measured() as ledger:
+        velocity = policy.velocity(before, sigma_B, conditioning, size)
+        loss = log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean()
+        if with_base:
+            with torch.no_grad(), adapter_off(policy.transformer):
+                base = policy.velocity(before, sigma_B, conditioning, size)
+            loss = loss + (velocity - base).square().mean()
+        torch.autograd.backward(loss)
+    return ledger
 
 
-def decoding_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
-    """The VAE's decoder, without tiling."""
-    return _decoding(policy, size=size, batch=batch).peak
+def sampling_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
+    """Measure one forward without gradients, or two if the generator is guided."""
+    x_BNC = policy.noise(range(batch), size)
+    conditioning = policy.conditioning_on_meta(size, batch=batch)
+    return forward_pass(lambda: policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size))
 
 
-def _decoding(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
+def decoding_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
+    """Measure the VAE's decoder, without tiling."""
     factor = policy.pipeline.vae_scale_factor
     shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
-    return _forward(lambda: policy.decode_codes(codes))
+    return forward_pass(lambda: policy.decode_codes(codes))
 
 
-def encoding_peak(policy: PipelinePolicy, *, size: Size, prompts: int) -> int:
-    """Some prompts through the largest encoder; for edits a source through the VAE, if that takes more."""
-    peak = _forward(policy.text_pass(size, prompts=prompts)).peak
+def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> MemoryLedger:
+    """Measure some prompts in the largest encoder, or for edits a source in the VAE's if that has a higher peak."""
+    text = forward_pass(policy.text_pass(size, prompts=prompts))
     if not policy.references:
-        return peak
+        return text
     pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
-    return max(peak, _forward(lambda: policy.encode_pixels(pixels)).peak)
+    source = forward_pass(lambda: policy.encode_pixels(pixels))
+    return max(text, source, key=lambda ledger: ledger.peak)
 
 
-def clip_peak(model: Any, *, images: int) -> int:
-    """The vision tower of a CLIP over so many images."""
+def clip_pass(model: Any, *, images: int) -> MemoryLedger:
+    """Measure the vision tower of a CLIP."""
     side = model.config.vision_config.image_size
     pixels = torch.empty(images, 3, side, side, device=META, dtype=model.dtype)
-    return _forward(lambda: model.vision_model(pixel_values=pixels)).peak
+    return forward_pass(lambda: model.vision_model(pixel_values=pixels))
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeCost:
-    """What a judge takes."""
+    """Memory and FLOPs of a judge."""
 
     parameters: int
     bytes: int
-    """Of its weights that lie on the device."""
+    """Weights on the device."""
     streamed: int
-    """Bytes of those that stay in main memory."""
+    """Bytes of the weights that stay in main memory."""
     peak: int
-    """Above the weights, of some questions through the language model, the largest part of a forward."""
+    """Bytes above the weights that the questions take in the language model, the largest part of a forward."""
     flops: float
-    """Of these questions, each by itself, and of their images through the vision tower."""
+    """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
 
 
-@cache
+def pair_tokens(panel: Size, configs: Parts) -> int:
+    """Count the tokens of a question about two panels."""
+    return 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
+
+
 def judge_cost(
-    config: str, *, dtype: torch.dtype, quantize: str, stream: bool, questions: int, tokens: int, seen: int
+    configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size, stream: bool = False
 ) -> JudgeCost:
-    """The cost of a judge by its config in JSON; a run and its evaluation often name the same one.
+    """Measure a judge that answers a batch of questions about two panels each.
 
     Args:
-        config: of the model.
-        dtype: of its weights, before they are packed.
-        quantize: how they are packed.
-        stream: whether they stay in main memory.
-        questions: asked together.
-        tokens: of each.
-        seen: those of them that are an image's.
+        configs: the judge's `model` and `processor`.
+        dtype: of the weights, before they are packed.
+        quantize: form of the packed weights.
+        questions: number of questions.
+        panel: size of the panels.
+        stream: whether the weights stay in main memory.
     """
-    judge: Any = model_on_meta(parse_json(config), dtype=dtype)
-    tower, merged = judge.model.visual, judge.config.vision_config.spatial_merge_size**2
-    # Meta tensors do not say where an image's windows lie; attention is a few percent of the tower's products.
-    vision = 2 * parameter_count(tower) * merged * seen * questions
+    judge: Any = model_on_meta(configs["model"], dtype=getattr(torch, dtype))
+    tokens = pair_tokens(panel, configs)
+
+    # Windows of the vision tower depend on values, which meta tensors lack: its products are counted by its weights,
+    # and attention is a few percent of them.
+    merged = judge.config.vision_config.spatial_merge_size**2
+    vision_flops = 2 * parameter_count(judge.model.visual) * merged * (tokens - QUESTION_TOKENS) * questions
+
     quantize_model(judge, quantize, device=META, stream=stream)
-    language, positions = judge.model.language_model, torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
+    language = judge.model.language_model
+    positions = torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
     embedded = torch.empty(questions, tokens, language.config.hidden_size, device=META, dtype=judge.dtype)
-    forward = _forward(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
-    streamed = streamed_bytes(judge)
-    return JudgeCost(parameter_count(judge), weight_bytes(judge), streamed, forward.peak, forward.flops + vision)
-
-
-# --- work, in FLOPs --------------------------------------------------------------------------------------------
-
-
-def image_flops(policy: PipelinePolicy, *, sampler: Sampler, forwards: Mapping[str, float], passes: int) -> float:
-    """FLOPs of a training image, from noise to its share of the update.
-
-    Args:
-        policy: on the meta device, with its adapter.
-        sampler: of the run.
-        forwards: `Work.forwards_per_image`.
-        passes: forwards that one velocity takes, 2 of a guided generator.
-    """
-    forward = _sampling(policy, size=sampler.size, batch=1).flops / passes
-    trained = _training(policy, sampler=sampler, batch=1, with_base=False).flops / passes
-    decoding = _decoding(policy, size=sampler.size, batch=1).flops
-    untrained = forwards["sampling"] + forwards["other_policies"]
-    return untrained * forward + forwards["training"] * trained + decoding
+    forward = forward_pass(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
+    return JudgeCost(
+        parameter_count(judge),
+        weight_bytes(judge),
+        streamed_bytes(judge),
+        forward.peak,
+        forward.flops + vision_flops,
+    )

@@ -1,7 +1,7 @@
-"""What a run would need, before it is run: `pacorl train-policy CONFIG --dry-run`.
+"""Requirements of a run before it starts: `pacorl train-policy CONFIG --dry-run`.
 
-The config's prompts and sizes are checked, absent data and weights are listed with where to get them, and a table
-says how much memory each component takes. No weights are loaded and no network is asked.
+The config's prompts and sizes are checked, absent data and weights are listed with their source, and a table lists the
+memory of each component. No weights are loaded, and the network is not used.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pacorl.lab.plan.components import (
     Place,
     Row,
     generation_rows,
-    judge_rows,
+    judge_scorer,
     policy_on_meta,
-    rows,
+    training_rows,
 )
 from pacorl.lab.plan.sources import MissingFile
-from pacorl.lab.plan.work import Work, work_of
+from pacorl.lab.plan.work import work_of
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.records.leaks import check_leaks
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 CARD_MARGIN = 2 * 2**30
-"""Bytes of a card that a decision leaves free: CUDA's context, kernels' scratch space and the allocator's fragments
-take about half of it, and the plan counts none of them."""
+"""Bytes that `auto` leaves free on a card. CUDA's context, kernels' scratch space and the allocator's fragments, which
+the plan does not count, take about half of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would need."""
+    """Requirements of a run."""
 
     rows: tuple[Row, ...]
     absences: tuple[MissingFile, ...]
@@ -66,47 +66,56 @@ class Plan:
     device_bytes: int | None
     """Memory of the card; None without CUDA."""
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By phase, as `lab.plan.work` counts them."""
+    """Forwards by phase, counted by `lab.plan.work`."""
     balance: Balance | None = None
-    """Of trainers and judges; None if no reward asks a judge, and of a plan to generate."""
+    """Work of trainers and judges; None for generating, or if no reward asks a judge."""
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
-        """What is on a device in a phase, or elsewhere, with the pages of files or without them."""
+        """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
         rows = (row for row in self.rows if row.place == place and phase in row.phases)
         return sum(row.bytes for row in rows if files or not row.is_file)
 
     @property
+    def device_phases(self) -> set[Phase]:
+        """Phases with device components of their own."""
+        phases = set[Phase]()
+        for row in self.rows:
+            if row.place == "device" and row.phases != tuple(PHASES):
+                phases.update(row.phases)
+        return phases
+
+    @property
     def peak_bytes(self) -> int:
-        """What the device must hold."""
-        return max(map(self.phase_bytes, PHASES))
+        """Peak memory of the device."""
+        return max(self.phase_bytes(phase) for phase in PHASES)
 
     @property
     def host_bytes(self) -> int:
-        """What the main memory of a machine must hold of all its processes, loading included."""
+        """Peak main memory of all processes of a machine, loading included."""
         return max(self.phase_bytes(phase, place="host") for phase in PHASES)
 
     @property
     def held_bytes(self) -> int:
-        """Those of `host_bytes` that no other program can have: all but pages of files."""
+        """`host_bytes` without pages of files, which the system may drop."""
         return max(self.phase_bytes(phase, place="host", files=False) for phase in PHASES)
 
     @property
     def disk_bytes(self) -> int:
-        """What the disk must hold."""
+        """Bytes of the run's files."""
         return sum(row.bytes for row in self.rows if row.place == "disk")
 
     @property
     def verdict(self) -> str:
-        """Whether everything is here, in one line."""
+        """The last line of the dry run."""
         return sources.verdict(self.absences, notes=len(self.warnings))
 
     @property
     def exit_code(self) -> int:
-        """Of the dry run."""
+        """Exit code of the dry run."""
         return sources.NOT_READY if self.absences else 0
 
     def to_json(self) -> str:
-        """The whole plan; sizes in bytes."""
+        """Return the whole plan; sizes in bytes."""
         phases = {phase: self.phase_bytes(phase) for phase in PHASES}
         totals = {
             "phases": phases,
@@ -119,29 +128,36 @@ class Plan:
 
 
 def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
-    """Check a config against its data and this machine, and measure what it needs.
+    """Check a config against its data and this machine, and measure its memory.
 
-    The processes are `world`, or as many as torchrun or accelerate started. Absent data and weights are listed; the
-    published architecture stands in for absent weights.
+    Args:
+        config: the run. The published architecture replaces absent weights.
+        world: number of processes; by default those that torchrun or accelerate started.
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
+    # The config alone.
     config = decided(config, card_bytes=device()[1])
-    # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
     world = world or int(os.environ.get("WORLD_SIZE", "1"))
-    work = _checked_work(config, world)
+    try:
+        work = work_of(config, world=world)
+    except ValueError as error:
+        raise ConfigError(f"sampling.batch: {error}") from None
     check_trackers(config.trackers)
-    # A plan runs nobody's code.
+    # A plan does not execute users' files.
     check_rewards(config.rewards, run=False)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
     config = without_idle_judges(config, run=False)
+
+    # Prompts.
     train = _prompts(config, config.prompts.train)
     evaluation = _prompts(config, config.prompts.evaluation, limit=config.prompts.evaluation_limit)
-    config.check_prompts([*train, *evaluation])
-    for key, reward in sources.rewards_of(config):  # whether the prompts hold what it needs, which takes no judge
-        reward.check(evaluation if key.startswith("evaluation.") else [*train, *evaluation])
+    prompts = [*train, *evaluation]
+    config.check_prompts(prompts)
+    for key, reward in sources.rewards_of(config):
+        reward.check(evaluation if key.startswith("evaluation.") else prompts)
     leaks = check_leaks(
         train,
         evaluation,
@@ -149,74 +165,88 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         action=config.prompts.leaks,
         near=config.prompts.near,
     )
+
+    # Checkpoints. A source image without a usable shape is reported here, before an epoch meets it.
     config.generator.check_trainable(config.model.checkpoint)
-    generator, judge = sources.generator(config), sources.judge(config.judge, key="judge")
+    generator = sources.generator(config)
+    judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)
-    policy.planned_sources = sources.planned_sources(config, [*train, *evaluation])
-    for prompt in [*train, *evaluation]:
-        # A source that is missing or has no usable shape is said now, and not in the first epoch.
+    policy.planned_sources = sources.planned_sources(config, prompts)
+    for prompt in prompts:
         policy.size_of(prompt, Size(*config.sampling.size))
-    needed = rows(
+
+    # Memory and work.
+    rows = training_rows(
         _at_largest(config, train, evaluation),
         work=work,
         policy=policy,
         judge=judge.configs,
         held_out_judge=held_out_judge.configs,
-        prompts=[*train, *evaluation],
+        prompts=prompts,
         world=world,
     )
-    checkpoints = (generator, judge, held_out_judge)
     balance = balance_of(config, work=work, policy=policy, judge=judge.configs, prompts=train, world=world)
-    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *device(), work.forwards_per_image, balance)
+
+    checkpoints = (generator, judge, held_out_judge)
+    absences = sources.all_absences(config, checkpoints)
+    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, balance)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints)]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
-    return dataclasses.replace(plan, warnings=tuple(filter(None, warnings)))
+    return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
 
 
 def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
-    """The config with `model.gradient_checkpointing: auto` decided: off without a card, or if the run then fits it.
+    """Decide `model.gradient_checkpointing: auto`: off if the run then fits the card, or without a card.
 
     Raises:
         ValueError: As `plan_policy` does.
     """
     if config.model.gradient_checkpointing != AUTO:
         return config
+    without = _with_checkpointing(config, on=False)
+    if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
+        return without
+    return _with_checkpointing(config, on=True)
 
-    def checkpointed(choice: bool) -> PolicyConfig:
-        return config.model_copy(update={"model": config.model.model_copy(update={"gradient_checkpointing": choice})})
 
-    without = checkpointed(False)
-    fits = card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
-    return checkpointed(not fits)
+def _with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+    model = config.model.model_copy(update={"gradient_checkpointing": on})
+    return config.model_copy(update={"model": model})
 
 
 def plan_generation(
     options: PolicyOptions, *, size: Size | None = None, low: bool = False, judge: BackendOptions | None = None
 ) -> Plan:
-    """What it takes to generate one image at a time.
+    """Measure the memory of generating one image at a time.
 
     Args:
-        options: Of the generator; the published architecture stands in for absent weights.
-        size: Of the image; 1024 × 1024, or the tiny checkpoint's own, if it is left out.
-        low: Whether text encoders, transformer and judge take turns on the device.
-        judge: Of candidates; one behind HTTP takes nothing here.
+        options: the generator's. The published architecture replaces absent weights.
+        size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
+        low: whether text encoders, transformer and judge share the device.
+        judge: the judge of candidates; behind HTTP it takes no memory here.
     """
     spec = POLICIES[options.kind]
-    checkpoint, judged = sources.generator_of(options, spec), sources.judge(judge, key="judge")
-    policy = spec.on_meta(options, checkpoint.configs)
-    wanted = size or (spec.committed.size if options.checkpoint == TINY else SIZE)
-    policy.check_size(wanted)
-    # Candidates that are sets are asked about by panels, of which a grid of 2 × 2 has the largest.
-    panel = Size(wanted.height // 2, wanted.width // 2) if spec.sets else wanted
-    scoring = judge_rows("judge", judge, judged.configs, panel=panel) if isinstance(judge, InProcessOptions) else []
-    needed = generation_rows(options, policy, size=policy.nearest_size(wanted), low=low, judge=scoring)
-    notes = tuple(part.note for part in (checkpoint, judged) if part.note)
-    return Plan(needed, (*checkpoint.absences, *judged.absences), notes, *device())
+    generator = sources.generator_of(options, spec)
+    policy = spec.on_meta(options, generator.configs)
+    if size is None:
+        size = spec.committed.size if options.checkpoint == TINY else SIZE
+    policy.check_size(size)
+
+    judge_files = sources.judge(judge, key="judge")
+    scorer = None
+    if isinstance(judge, InProcessOptions):
+        # Candidates that are sets are compared by panels, the largest of which a grid of 2 × 2 has.
+        panel = Size(size.height // 2, size.width // 2) if spec.sets else size
+        scorer = judge_scorer("judge", judge, judge_files.configs, panel=panel)
+
+    rows = generation_rows(options, policy, size=policy.nearest_size(size), low=low, judge=scorer)
+    notes = tuple(checkpoint.note for checkpoint in (generator, judge_files) if checkpoint.note)
+    return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
 
 
 def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
-    """Shows a plan: its components, what is absent, what to mind, and the verdict."""
+    """Print components, absences, warnings and the verdict."""
     from pacorl.io.console import PlainConsole, labelled
 
     console = console or PlainConsole()
@@ -229,28 +259,29 @@ def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
 
 
 def print_components(plan: Plan, console: PlainConsole) -> None:
-    """Shows what each component takes, and what that comes to."""
+    """Print the memory of each component and the totals."""
     from rich.table import Table
 
     table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
-    table.columns[1].justify = table.columns[2].justify = "right"
-    for location, title in PLACES.items():
-        for row in (row for row in plan.rows if row.place == location):
-            always = location == "disk" or row.phases == tuple(PHASES)
-            when = title if always else f"{title}: " * (location == "host") + ", ".join(row.phases)
-            note = f"{when}; {row.note}" if row.note else when
-            count = row.parameters or 0
-            parameters = _in_units(count, {"B": 10**9, "M": 10**6, "k": 10**3}, digits=2) or str(count or "")
-            table.add_row(row.component, parameters, size_text(row.bytes), note)
+    for column in table.columns[1:3]:
+        column.justify = "right"
+
+    # Components, by place.
+    for place in PLACES:
+        for row in plan.rows:
+            if row.place == place:
+                table.add_row(row.component, _count_text(row.parameters), size_text(row.bytes), _where(row))
         table.add_section()
+
+    # Totals of the phases that have components of their own: generating has no training.
     for phase, title in PHASES.items():
-        total = plan.phase_bytes(phase)
-        device = [row for row in plan.rows if row.place == "device" and row.phases != tuple(PHASES)]
-        if not any(phase in row.phases for row in device):
-            continue  # generating has no training
-        table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
+        if phase in plan.device_phases:
+            total = plan.phase_bytes(phase)
+            table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
     console.print(table)
+
+    # The device, and the work.
     card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
     console.print(f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}")
     counts = [f"{count:.4g} in {phase.replace('_', ' ')}" for phase, count in plan.forwards_per_image.items() if count]
@@ -260,33 +291,34 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
         console.print(plan.balance.line)
 
 
+def _where(row: Row) -> str:
+    """Describe the place and the phases of a row, with its note."""
+    where = PLACES[row.place]
+    if row.place != "disk" and row.phases != tuple(PHASES):
+        phases = ", ".join(row.phases)
+        where = phases if row.place == "device" else f"{where}: {phases}"
+    return f"{where}; {row.note}" if row.note else where
+
+
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _checked_work(config: PolicyConfig, world: int) -> Work:
-    """An epoch's work on so many processes, if its samples divide."""
-    try:
-        return work_of(config, world=world)
-    except ValueError as error:
-        raise ConfigError(f"sampling.batch: {error}") from None
-
-
 def _at_largest(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> PolicyConfig:
-    """The config at the largest sizes that its records ask for, if they decide; memory is planned for these."""
+    """Set the sizes of the config to its records' largest, if records decide."""
     if not config.prompts.record_sizes:
         return config
-
-    def largest(prompts: Sequence[Prompt], size: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        sizes = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
-        return {"size": max(sizes or [size], key=math.prod)}
-
-    sampling = config.sampling.model_copy(update=largest(train, config.sampling.size))
-    judged = config.evaluation.model_copy(update=largest(evaluation, config.evaluation.size))
+    sampling = config.sampling.model_copy(update={"size": _largest_size(train, config.sampling.size)})
+    judged = config.evaluation.model_copy(update={"size": _largest_size(evaluation, config.evaluation.size)})
     return config.model_copy(update={"sampling": sampling, "evaluation": judged})
 
 
+def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
+    sizes = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
+    return max(sizes, key=math.prod, default=size)
+
+
 def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
-    """None of a source that is not here."""
+    """Read prompts; none if their source is absent."""
     absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
     return () if absence else prompts_from(source, limit=limit)
 
@@ -295,7 +327,7 @@ def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> 
 
 
 def device() -> tuple[str, int | None]:
-    """The card's name and its bytes, which are None without a GPU."""
+    """Return the card's name and its bytes, which are None without a GPU."""
     match available_device():
         case "cuda":
             card = torch.cuda.get_device_properties(0)
@@ -306,7 +338,7 @@ def device() -> tuple[str, int | None]:
 
 
 def card_shortage(plan: Plan) -> str:
-    """What to say if the device has too little memory; nothing if it has enough, or is no card."""
+    """Return a message if the card has too little memory, else an empty string."""
     if not plan.device_bytes or plan.peak_bytes <= plan.device_bytes:
         return ""
     return (
@@ -316,23 +348,34 @@ def card_shortage(plan: Plan) -> str:
 
 
 def disk_shortage(config: PolicyConfig, plan: Plan) -> str:
-    """What to say if the run's folder has too little room; nothing if it has enough."""
-    # The run's folder is made by the run: the nearest one that exists is on the same disk.
-    existing = next(folder for folder in (config.out.absolute(), *config.out.absolute().parents) if folder.exists())
-    free, needed = shutil.disk_usage(existing).free, plan.disk_bytes
-    if needed <= free:
+    """Return a message if the disk of the run's folder has too little space, else an empty string."""
+    # The run's folder does not exist yet: its nearest existing parent is on the same disk.
+    folder = config.out.absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if plan.disk_bytes <= free:
         return ""
-    return f"out = {config.out} has {size_text(free)} free and needs {size_text(needed)}: lower keep_checkpoints"
+    needed = size_text(plan.disk_bytes)
+    return f"out = {config.out} has {size_text(free)} free and needs {needed}: lower keep_checkpoints"
 
 
-# --- words -----------------------------------------------------------------------------------------------------
+# --- numbers for people ----------------------------------------------------------------------------------------
 
 
 def size_text(number: int) -> str:
-    """`3.0 GiB`."""
+    """Format bytes as `3.0 GiB`."""
     return _in_units(number, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}, digits=1) or f"{number} B"
 
 
+def _count_text(count: int | None) -> str:
+    if not count:
+        return ""
+    return _in_units(count, {"B": 10**9, "M": 10**6, "k": 10**3}, digits=2) or str(count)
+
+
 def _in_units(number: int, units: Mapping[str, int], *, digits: int) -> str:
-    """The number in the largest unit that it reaches; nothing if it is below all."""
-    return next((f"{number / unit:.{digits}f} {name}" for name, unit in units.items() if number >= unit), "")
+    """Format a number in the largest unit that it reaches; empty if it is below all."""
+    for name, unit in units.items():
+        if number >= unit:
+            return f"{number / unit:.{digits}f} {name}"
+    return ""

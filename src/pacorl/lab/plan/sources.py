@@ -1,6 +1,6 @@
-"""Where a run's checkpoints lie on this machine, what is absent, and what the published models are made of.
+"""Checkpoints of a run on this machine, absent files, and the published architectures that replace absent configs.
 
-Nothing here asks the network: a hub name is looked up in the local cache alone.
+The network is not used: a hub name is looked up in the local cache only.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ GEDIT_COMMAND = "hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-
 LOCAL_JUDGE = JUDGES[JUDGE.default]
 assert LOCAL_JUDGE.architecture is not None
 JUDGE_PARTS: Parts = read_object(LOCAL_JUDGE.architecture)
-"""Qwen2.5-VL-7B as published, which PaCo-Reward-7B is trained from: 8.29 B parameters."""
+"""Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
-"""CLIP as published: ViT-H-14 is that of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 that of the
-aesthetic head (428 M)."""
+"""CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
+(428 M)."""
 NOT_READY = 2
 """Exit code of a dry run if something is absent or at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """Something that a run needs and that is not on this machine."""
+    """A file or checkpoint of a run that is not on this machine."""
 
     key: str
     """The config key that names it."""
     source: str
-    """What the key says."""
+    """The key's value."""
     remedy: str
-    """Where to get it."""
+    """Instructions to get it."""
 
 
 def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0) -> str:
-    """The last line of a dry run: whether it would run, and what it lacks."""
-    keys = dict.fromkeys(absence.key for absence in absences)
-    reasons = [f"{len(absences)} absent ({', '.join(keys)})"] if absences else []
-    reasons += [f"{faults} at fault"] if faults else []
+    """Write the last line of a dry run."""
+    reasons = []
+    if absences:
+        keys = dict.fromkeys(absence.key for absence in absences)
+        reasons.append(f"{len(absences)} absent ({', '.join(keys)})")
+    if faults:
+        reasons.append(f"{faults} at fault")
     if reasons:
         return f"verdict: it would not run: {' and '.join(reasons)}"
-    mind = f"; mind the {'note' if notes == 1 else f'{notes} notes'} above" if notes else ""
+    mind = {0: "", 1: "; mind the note above"}.get(notes, f"; mind the {notes} notes above")
     return f"verdict: all that it needs is here{mind}"
 
 
@@ -69,68 +72,71 @@ def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says of itself without being loaded."""
+    """A checkpoint's configs, read without its weights."""
 
     configs: Parts
-    """Component → its config.json; of a processor its image options."""
+    """Config.json of each component; image options of a processor."""
     absences: tuple[MissingFile, ...] = ()
     note: str = ""
-    """Which published model's sizes stand in for its own; empty if its own are here."""
+    """Names the published model whose configs replace absent ones; empty if its own are here."""
     folder: Path | None = None
-    """Where it lies on this machine."""
 
 
 def generator(config: PolicyConfig) -> Checkpoint:
-    """The parts of a run's generator; see `generator_of`."""
+    """Read the configs of a run's generator; see `generator_of`."""
     return generator_of(config.model, config.generator)
 
 
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
-    """The generator's parts.
+    """Read the configs of a generator.
 
     Raises:
         ConfigError: The folder holds another kind of model.
     """
-    source, key = model.checkpoint, "model.checkpoint"
-    note = _stand_in(key, spec.published.split("/")[1])
+    source = model.checkpoint
+    key = "model.checkpoint"
+    note = _replaced(key, spec.published.split("/")[1])
     folder = _folder(source, tiny=spec.tiny.folder if spec.tiny else None, marker="model_index.json")
     if folder is None:
         return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
-    local = {
-        name: _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
-        for name in spec.parts
-    }
-    configs = {name: local[name] or published for name, published in spec.parts.items()}
-    # FLUX.1 and its Kontext have one architecture: only the pipeline's name tells them apart.
+
+    configs = dict(spec.parts)
+    for name in spec.parts:
+        local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
+        if local:
+            configs[name] = local
+            note = "" if name == "transformer" else note
+
+    # FLUX.1 and its Kontext have one architecture: only the pipeline's name differs.
     pipeline = _json(folder / "model_index.json").get("_class_name", spec.pipeline)
-    classes = {
-        str(configs["transformer"].get("_class_name")): spec.parts["transformer"]["_class_name"],
-        pipeline: spec.pipeline,
-    }
-    for present, needed in classes.items():
-        if present != needed:
+    transformer = str(configs["transformer"].get("_class_name"))
+    needed = {transformer: spec.parts["transformer"]["_class_name"], pipeline: spec.pipeline}
+    for present, expected in needed.items():
+        if present != expected:
             raise ConfigError(
-                f"{key}: {source} holds a {present}, and model.kind {spec.kind!r} needs a {needed} such as "
+                f"{key}: {source} holds a {present}, and model.kind {spec.kind!r} needs a {expected} such as "
                 f"{spec.published}"
             )
+
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
-    return Checkpoint(configs, absences, "" if local["transformer"] else note)
+    return Checkpoint(configs, absences, note)
 
 
 def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
-    """A judge's parts, `model` and `processor` (its image options); none of a judge behind HTTP, or without one.
+    """Read a judge's configs, `model` and `processor` (image options); empty for a judge behind HTTP, or without one.
 
     Args:
-        options: The config's section.
-        key: That section's name.
+        options: the config's section.
+        key: name of that section.
 
     Raises:
-        ConfigError: The checkpoint is a LoRA that does not say what it was trained on.
+        ConfigError: The checkpoint is a LoRA without the name of its base.
     """
     if not isinstance(options, InProcessOptions):
         return Checkpoint({})
-    source, key = options.checkpoint, f"{key}.checkpoint"
+    source = options.checkpoint
+    key = f"{key}.checkpoint"
     lora = None if _vision_language_folder(source) else _folder(source, tiny=LOCAL_JUDGE.tiny, marker=PEFT_CONFIG)
     if lora is None:
         return vision_language_model(source, key=key)
@@ -144,11 +150,11 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
 
 
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
-    """The parts of a judge, or of what one is made from: `model` and `processor` (its image options)."""
+    """Read the configs of a judge or its base: `model` and `processor` (image options)."""
     folder = _vision_language_folder(source)
     if folder is None:
         absence = _absence(key, source, "a transformers checkpoint")
-        return Checkpoint(JUDGE_PARTS, (absence,), _stand_in(key.partition(" ")[0], LOCAL_JUDGE.base))
+        return Checkpoint(JUDGE_PARTS, (absence,), _replaced(key.partition(" ")[0], LOCAL_JUDGE.base))
     configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
     return Checkpoint(configs, absences, folder=folder)
@@ -158,50 +164,55 @@ def _vision_language_folder(source: str) -> Path | None:
     return _folder(source, tiny=LOCAL_JUDGE.tiny, marker="config.json")
 
 
-def _stand_in(key: str, published: str) -> str:
+def _replaced(key: str, published: str) -> str:
     return f"{key} is not here: its sizes are those of {published} as published"
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """A processor's image options, whichever of transformers' two files holds them."""
+    """Read a processor's image options from either of transformers' two files."""
     saved = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
     return image_options(saved.get("image_processor", saved))
 
 
 def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the size of an image among an image processor's saved options."""
+    """Keep the saved options of an image processor that decide an image's size."""
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels", "size")
     return {name: saved[name] for name in names if saved.get(name)}
 
 
-# --- what rewards load -----------------------------------------------------------------------------------------
+# --- models of rewards -----------------------------------------------------------------------------------------
 
 
 def rewards_of(config: PolicyConfig) -> Iterator[tuple[str, Reward]]:
-    """Config key → reward, of the run and of its evaluation; none can ask a judge, and nothing is loaded.
+    """List (config key, reward) of the run and its evaluation, without judges and without loading weights.
 
-    Rewards of users' files are left out: making one runs its file.
+    Rewards of users' files are left out, because making one executes its file.
     """
     for key, rewards in (("rewards", config.rewards), ("evaluation.rewards", config.evaluation.rewards)):
-        for name, reward in build_rewards(
-            [reward for reward in rewards if ".py:" not in reward.name], judge=None
-        ).items():
+        built_in = [reward for reward in rewards if ".py:" not in reward.name]
+        for name, reward in build_rewards(built_in, judge=None).items():
             yield f"{key}.{name}", reward
 
 
 def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
-    """Config key → what encodes for that reward; nothing is loaded."""
-    encoders = {f"{key}.args.checkpoint": getattr(reward, "clip", None) for key, reward in rewards_of(config)}
-    return {key: encoder for key, encoder in encoders.items() if isinstance(encoder, ClipEncoder)}
+    """Map config keys to the encoders of their rewards, which are not loaded."""
+    encoders = {}
+    for key, reward in rewards_of(config):
+        encoder = getattr(reward, "clip", None)
+        if isinstance(encoder, ClipEncoder):
+            encoders[f"{key}.args.checkpoint"] = encoder
+    return encoders
 
 
 def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
-    """The config of an encoder's model: its own if it is here, else the published one's."""
+    """Read the config of an encoder's model; the published one if it is absent."""
     folder = _clip_folder(encoder)
     published = CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
-    # A checkpoint's own config.json may leave its class out.
-    names = ("architectures", "model_type")
-    return {**_json(folder / "config.json"), **{name: published[name] for name in names}} if folder else published
+    if folder is None:
+        return published
+    # A checkpoint's own config.json may omit its class.
+    classes = {name: published[name] for name in ("architectures", "model_type")}
+    return {**_json(folder / "config.json"), **classes}
 
 
 def _clip_folder(encoder: ClipEncoder) -> Path | None:
@@ -209,7 +220,7 @@ def _clip_folder(encoder: ClipEncoder) -> Path | None:
 
 
 def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
-    """Models and files of rewards that are not here."""
+    """List the absent models and files of rewards."""
     for key, encoder in clip_encoders(config).items():
         folder = _clip_folder(encoder)
         if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
@@ -224,26 +235,26 @@ def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
 
 
 def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
-    """Everything that the run needs and that is not here, data first."""
+    """List the absent files of a run, data first."""
+    data = config.prompts
     edits = planned_sources(config) > 0
-    data, judges = config.prompts, {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
     prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
-    adapters = {"adapter.start": config.adapter.start}
-    adapters |= {
-        f"{key}.adapter": judge.adapter for key, judge in judges.items() if isinstance(judge, InProcessOptions)
-    }
-    absences = [
-        *(prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts),
-        *(absence for checkpoint in checkpoints for absence in checkpoint.absences),
-        *_reward_absences(config),
-        *(adapter_absence(key, source) for key, source in adapters.items()),
-    ]
+    absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
+
+    for checkpoint in checkpoints:
+        absences += checkpoint.absences
+    absences += _reward_absences(config)
+
+    absences.append(adapter_absence("adapter.start", config.adapter.start))
+    for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
+        if isinstance(judge, InProcessOptions):
+            absences.append(adapter_absence(f"{key}.adapter", judge.adapter))
     return tuple(absence for absence in absences if absence)
 
 
 def planned_sources(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
-    """How many sources a prompt of the run has at most, as its prompts say it, or before they are here its rewards."""
+    """Count the sources of a prompt at most: by the prompts, or by the rewards if the prompts are absent."""
     spec = config.generator
     if prompts and spec.sets:
         return max(len(prompt.sources) for prompt in prompts)
@@ -252,16 +263,17 @@ def planned_sources(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int
 
 
 def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> MissingFile | None:
-    """Where to get a prompt file that is not here; None if it is (the tiny world always is).
+    """Describe an absent prompt file; None if it is here, as the tiny world always is.
 
     Args:
-        key: The config's.
-        source: What it says.
-        spec: The generator's.
-        edits: Whether edits are asked for, and no sets.
+        key: the config's key.
+        source: its value.
+        spec: the generator's.
+        edits: whether the run trains edits and no sets.
     """
     name, _, language = source.rpartition(":")
-    if source.startswith("tiny:") or Path(name if language in LANGUAGES else source).exists():
+    path = Path(name if language in LANGUAGES else source)
+    if source.startswith("tiny:") or path.exists():
         return None
     if not edits:
         return MissingFile(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
@@ -275,7 +287,7 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
 
 
 def adapter_absence(key: str, source: str) -> MissingFile | None:
-    """Where to get an adapter that is not here; None if it is, or none is named."""
+    """Describe an absent adapter; None if it is here, or the key is empty."""
     if not source:
         return None
     try:
@@ -292,27 +304,28 @@ def _absence(key: str, source: str, lacking: str) -> MissingFile:
 def _remedy(source: str) -> str:
     if source == TINY:
         return "`python -m tools.tiny all` makes it again"
-    if (in_repo := HUB_PATH.fullmatch(source)) and not Path(source).exists():
+    in_repo = HUB_PATH.fullmatch(source)
+    if in_repo and not Path(source).exists():
         return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
     if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
         return f"put it into the folder {source}, or name a model of the hub"
-    get = f"`hf download {source}`"
-    if source in {spec.published for spec in POLICIES.values() if spec.gated}:
-        return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {get}"
-    return get
+    command = f"`hf download {source}`"
+    if any(spec.gated and spec.published == source for spec in POLICIES.values()):
+        return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {command}"
+    return command
 
 
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
 def _folder(source: str, *, tiny: Path | None, marker: str) -> Path | None:
-    """The local folder that holds `marker`: the committed one, a named one, or the newest in the hub's cache."""
+    """Find the local folder with the file `marker`: the committed, a named, or the newest in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     local = tiny if source == TINY else Path(source).expanduser()
     if local and (local / marker).exists():
         return local
-    # An existing folder is meant as that folder, even if its name could be the hub's.
+    # An existing folder is never a hub name.
     if source == TINY or (local and local.exists()) or not HUB_NAME.fullmatch(source):
         return None
     cached = try_to_load_from_cache(source, marker)
@@ -320,15 +333,15 @@ def _folder(source: str, *, tiny: Path | None, marker: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether a part's weights are all there: every shard that its index names, or one file."""
-    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
-    if index is None:
+    """Check that a folder has weights: every shard that its index names, or one file."""
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if not indices:
         return any(folder.glob("*.safetensors"))
-    # A download that was broken off leaves the index and some of the shards.
-    # A set: the index names a shard once for each of its tensors.
-    return all((folder / shard).exists() for shard in set(_json(index)["weight_map"].values()))
+    # An interrupted download leaves the index and some of the shards. The index names a shard once per tensor.
+    shards = set(_json(indices[0])["weight_map"].values())
+    return all((folder / shard).exists() for shard in shards)
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON file's mapping, empty if there is no file. Raises ValueError if it is not one."""
+    """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
     return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}

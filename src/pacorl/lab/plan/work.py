@@ -1,4 +1,4 @@
-"""How often an epoch runs the transformer, counted by dealing its samples to processes as the engine does."""
+"""Forwards of the transformer per epoch, counted by assigning its samples to processes as the engine does."""
 
 from __future__ import annotations
 
@@ -15,64 +15,75 @@ from pacorl.types import Prompt, Size
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The nodes of an epoch, and what follows from them."""
+    """Nodes and forwards of an epoch."""
 
     sampler: Sampler
-    """Of the first epoch."""
+    """Sampler of the first epoch."""
     samples: int
     nodes: tuple[int, ...]
     """Distinct latents at each stochastic step, over all processes, and last the samples."""
     node_batch: int
     """The largest number of nodes in one forward."""
-    suffix_steps: int
-    """Forwards of each sample after its last stochastic step."""
+    passes: int
+    """Forwards per velocity: 2 with classifier-free guidance."""
     forwards_per_image: dict[str, float]
-    """`sampling`, `training` (with a backward each) and `other_policies` (of the base for the KL, and of the policy
-    that sampled for an objective that compares with it)."""
+    """`sampling`, `training` (with a backward each) and `other_policies` (the base for the KL, and the sampling policy
+    for an objective that compares with it)."""
 
     @property
     def latents(self) -> int:
-        """How many the engine keeps: of each node and its children, its mean if that is needed, and each end."""
-        latents = sum(1 + self.sampler.keeps_means for _ in self.sampler.stochastic_steps[:1])
-        return self.samples + sum(latents * parents + children for parents, children in pairwise(self.nodes))
+        """Latents that the engine keeps: each node and its children, its mean if that is needed, and each end."""
+        per_node = 2 if self.sampler.keeps_means else 1
+        return self.samples + sum(per_node * parents + children for parents, children in pairwise(self.nodes))
 
 
 def work_of(config: PolicyConfig, *, world: int) -> Work:
-    """Count the work of a config's first epoch on so many processes.
+    """Count the work of a config's first epoch.
 
     Raises:
-        ValueError: if its samples do not divide among them.
+        ValueError: if its samples do not divide among the `world` processes.
     """
-    spec, samples = OBJECTIVES[config.objective.name], config.prompts_per_epoch * config.group_size
-    evaluation_size = Size(*config.evaluation.size)
+    spec = OBJECTIVES[config.objective.name]
+    samples = config.prompts_per_epoch * config.group_size
     sampler = config.sampling.sampler(
-        0, group_size=config.group_size, seed=config.seed, spec=spec, evaluation_size=evaluation_size
+        0,
+        group_size=config.group_size,
+        seed=config.seed,
+        spec=spec,
+        evaluation_size=Size(*config.evaluation.size),
     )
     # An objective of the endpoint samples without noise: each sample passes all steps by itself.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
-    levels, steps = range(len(tree.branches) + 1), [-1, *sampler.stochastic_steps]
+    nodes = [0] * (len(tree.branches) + 1)
+    for unit in _units(config, sampler.tree, world=world):
+        for level in range(len(nodes)):
+            nodes[level] += len({tree.node_of(number, level) for number in unit})
 
-    units = list(_units(config, sampler.tree, world=world))
-    nodes = tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
-    # The nodes of a step pass the steps that follow the one before, and the step itself.
-    trunk = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(steps), strict=False))
-    suffix_steps = len(sampler.suffix.grid(steps[-1] + 1, sampler.steps)) - 1
+    # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
+    starts = [-1, *sampler.stochastic_steps]
+    sampled = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(starts), strict=False))
+    sampled += nodes[-1] * (len(sampler.suffix.grid(starts[-1] + 1, sampler.steps)) - 1)
+
+    # Training: each node once, or without nodes each sample at each trained step.
     trained = sum(nodes[:-1]) if sampler.stochastic else samples * len(sampler.sde_steps)
     trained *= config.objective.inner_epochs
+
+    # Other policies: the base, and the sampling policy. Without a lag that one is the trained policy until the epoch's
+    # first optimizer step.
     others = trained if config.objective.kl_weight > 0 else 0.0
     if spec.needs == "endpoint":
-        # Without a lag the policy that sampled is the trained one until the epoch's first optimizer step.
         updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
         others += trained if spec.lag else trained * (1 - 1 / updates)
-    passes = 1 if config.model.negative_text is None else 2  # guided by a forward of the negative prompt
+
+    passes = 1 if config.model.negative_text is None else 2
     return Work(
         sampler,
         samples,
-        nodes,
-        node_batch=max(1, config.sampling.batch // tree.leaves(len(levels) - 2)) if tree.branches else 0,
-        suffix_steps=suffix_steps,
+        tuple(nodes),
+        node_batch=max(1, config.sampling.batch // tree.branches[-1]) if tree.branches else 0,
+        passes=passes,
         forwards_per_image={
-            "sampling": passes * (trunk + nodes[-1] * suffix_steps) / samples,
+            "sampling": passes * sampled / samples,
             "training": passes * trained / samples,
             "other_policies": passes * others / samples,
         },
@@ -80,10 +91,11 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
 
 
 def _units(config: PolicyConfig, tree: Tree, *, world: int) -> Iterator[list[int]]:
-    """The global rows that one process draws together, of all updates and processes."""
+    """List the global rows that one process draws together, over all updates and processes."""
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
     updates = config.optimizer.updates_per_epoch
     for rank in range(world):
-        dealt = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
-        for update in dealt:
-            yield from ([row.number for row in unit] for unit in update)
+        assigned = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
+        for update in assigned:
+            for unit in update:
+                yield [row.number for row in unit]

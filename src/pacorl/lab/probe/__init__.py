@@ -1,1 +1,1 @@
-"""What a run would learn from, measured before it is run: `pacorl probe CONFIG` (docs/probe.md)."""
+"""Shares of a reward's variance that a run can learn from: `pacorl probe CONFIG` (docs/probe.md)."""

@@ -1,49 +1,498 @@
-"""A probe from a config to its findings: draw, split the variance, count the cost.
+"""A probe from a config to its findings: draw samples, split the variance of their rewards, count the cost.
 
     findings = probe(config, ProbeOptions(epochs=2))
     findings.candidates[0].signal.value
 
-Everything but seconds follows from the config's seed.
+Draws are nested: prompts × starts × children per stochastic step × readings by the judge. Candidates share prompts and
+starts, so that they differ in their one changed setting only. Images are drawn and scored as in training. Everything
+but seconds follows from the config's seed.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from pacorl.config.options import LARGEST
 from pacorl.core.advantages import zero_std_share
+from pacorl.core.grid import join, split
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
+from pacorl.core.sde import SDE_TYPES
 from pacorl.grpo import builders
+from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.probe.draws import (
-    AS_TRAINED,
-    CHILDREN,
-    Candidate,
-    Clock,
-    Design,
-    Drawn,
-    Models,
-    ProbeOptions,
-    clock,
-    configured_sampler,
-    draw,
-    opened,
-    plan_design,
-    readings_of,
-)
+from pacorl.grpo.rollout import Draw, draw_samples, velocity_at
+from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
+from pacorl.grpo.scoring import Scorer, scoring_overlaps
+from pacorl.lab.plan.work import Work, work_of
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
+from pacorl.models.lora.layers import fuse_lora
+from pacorl.rewards.consistency import JudgedReward
+from pacorl.rewards.reward import Reward
+from pacorl.runtime.processes import Runtime
+from pacorl.types import Prompt, Samples, Size
 
-SCHEMA = 2
-"""Version of the document; it rises if a key changes its meaning or goes."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.models.policies.policy import Policy
+
+SCHEMA = 3
+"""Version of the document; it rises if a key changes its meaning or is removed."""
+STEP = "step"
+NOISE_LEVEL = "noise_level"
+SIZE = "size"
+CHILDREN = 2
+"""Children of each latent at each stochastic step: for a fixed number of samples, pairs leave most to upper levels."""
+NOISE_FACTORS = (0.7, 1.4)
+"""Default noise levels, as multiples of the configured one: half and twice its variance."""
+READING = 0.5
+"""Cost of another reading by the judge, in samples: half of the quickstart's epoch is judging."""
+LEAST_PROMPTS = 2
+"""Prompts that the budget must pay for before a default candidate is added."""
+AS_TRAINED = "as trained"
+TURNED = "turned"
 WIDE = 0.5
 """Width of an interval of the start's share above which a note recommends more draws."""
+TIMED = 2
+"""Timed runs, of which the quicker one counts: the other may include another process's turn."""
+
+
+# --- the design ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """Budget and candidates of a probe; None selects the default candidates of a setting."""
+
+    epochs: float = 1.0
+    """The budget, in epochs of the config."""
+    steps: tuple[int, ...] | None = None
+    noise_levels: tuple[float, ...] | None = None
+    sizes: tuple[Size, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to sample, which differs from the config's own in one setting at most."""
+
+    varies: str
+    """step, noise_level or size; empty for the config's own."""
+    sde_steps: tuple[int, ...]
+    noise_level: float
+    size: Size
+    weight: float = 1.0
+    """Cost of a sample in samples of the config: the ratio of their pixels."""
+
+    @property
+    def name(self) -> str:
+        """Label in tables."""
+        if self.varies == STEP:
+            return f"step {self.sde_steps[0]}"
+        return {NOISE_LEVEL: f"noise {self.noise_level:g}", SIZE: f"size {self.size}"}.get(self.varies, "as configured")
+
+    @property
+    def leaves(self) -> int:
+        """Samples per start."""
+        return int(CHILDREN ** len(self.sde_steps))
+
+    def sampler(self, configured: Sampler, *, seeds: int) -> Sampler:
+        """Build its sampler, with `seeds` starts per prompt."""
+        tree = Tree(seeds, (CHILDREN,) * len(self.sde_steps))
+        settings = {"sde_steps": self.sde_steps, "noise_level": self.noise_level, "size": self.size, "tree": tree}
+        return configured.model_copy(update=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Candidates, and the number of draws of each that the budget pays for."""
+
+    candidates: tuple[Candidate, ...]
+    """The config's own first."""
+    prompts: int
+    seeds: int
+    """Starts per prompt."""
+    budget: int
+    """Samples of the config's size."""
+    left_out: tuple[str, ...] = ()
+    """Default candidates that the budget does not reach or the sampler refuses, with the reason."""
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return self.prompts * self.seeds * sum(candidate.leaves for candidate in self.candidates)
+
+
+def configured_sampler(config: PolicyConfig) -> Sampler:
+    """Build the sampler of the config's first epoch.
+
+    Raises:
+        ValueError: if its objective samples without noise.
+    """
+    spec = OBJECTIVES[config.objective.name]
+    if spec.needs != "path":
+        raise ValueError(
+            f"objective.name {config.objective.name} samples without noise, so that the start causes all differences "
+            "in a group and there is no stochastic step to probe; probe with objective.name=grpo_clip"
+        )
+    return config.sampling.sampler(
+        0,
+        group_size=config.group_size,
+        seed=config.seed,
+        spec=spec,
+        evaluation_size=Size(*config.evaluation.size),
+    )
+
+
+def plan_design(
+    config: PolicyConfig, configured: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 1
+) -> Design:
+    """Choose candidates, then as many prompts of each as the budget pays for, then as many starts.
+
+    Args:
+        config: the run.
+        configured: the sampler of its first epoch.
+        options: the budget and the candidates.
+        prompts: number of training prompts.
+        readings: readings of each image by the judge.
+
+    Raises:
+        ValueError: if the budget does not pay for two starts with two children each of every requested candidate; the
+            message names a sufficient budget.
+    """
+    epoch = config.prompts_per_epoch * config.group_size
+    budget = options.epochs * epoch
+    if not 1 <= budget <= LARGEST:
+        raise ValueError(
+            f"the probe has a budget of {budget:g} samples; give --epochs (each has {epoch}) for 1 to {LARGEST:,}"
+        )
+    candidates = [Candidate("", configured.sde_steps, configured.noise_level, configured.size)]
+    candidates += _varied(configured, options.steps or (), options.noise_levels or (), options.sizes or ())
+    for candidate in candidates[1:]:
+        _check(candidate, configured)
+
+    most = min(prompts, config.prompts_per_epoch)
+    per_start = 1 + READING * (readings - 1)
+    left_out = []
+    for candidate in _defaults(configured, options):
+        try:
+            _check(candidate, configured)
+        except ValueError as refusal:
+            left_out.append(f"{candidate.name}: {refusal}")
+            continue
+        if 2 * per_start * min(LEAST_PROMPTS, most) * _cost([*candidates, candidate]) <= int(budget):
+            candidates.append(candidate)
+        else:
+            left_out.append(f"{candidate.name}: the budget does not reach so far")
+
+    # Two starts per prompt at least.
+    cost = 2 * per_start * _cost(candidates)
+    if int(budget) < cost:
+        raise ValueError(
+            f"a budget of {int(budget)} samples is too small for {len(candidates)} candidates with two starts and two "
+            f"children each; give --epochs {_rounded_up(cost / epoch):g} or more, or fewer candidates"
+        )
+    count = min(most, int(int(budget) / cost))
+    seeds = int(2 * int(budget) / (count * cost))
+    return Design(tuple(candidates), count, seeds, int(budget), tuple(left_out))
+
+
+def _rounded_up(epochs: float) -> float:
+    return math.ceil(1000 * epochs) / 1000
+
+
+def _cost(candidates: Sequence[Candidate]) -> float:
+    """Cost of one start of one prompt of each candidate, in samples of the config's size."""
+    return sum(candidate.weight * candidate.leaves for candidate in candidates)
+
+
+def _defaults(configured: Sampler, options: ProbeOptions) -> Iterator[Candidate]:
+    """List the default candidates of each setting without options."""
+    half = Size(configured.size.height // 2, configured.size.width // 2)
+    levels = [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS]
+    return _varied(
+        configured,
+        () if options.steps else range(configured.steps),
+        () if options.noise_levels else levels,
+        () if options.sizes else [half],
+    )
+
+
+def _varied(
+    configured: Sampler, steps: Sequence[int], noise_levels: Sequence[float], sizes: Sequence[Size]
+) -> Iterator[Candidate]:
+    """List one candidate per value that differs from the config's."""
+    area = configured.size.height * configured.size.width
+    for step in steps:
+        if (step,) != configured.sde_steps:
+            yield Candidate(STEP, (step,), configured.noise_level, configured.size)
+    for level in noise_levels:
+        if level != configured.noise_level:
+            yield Candidate(NOISE_LEVEL, configured.sde_steps, level, configured.size)
+    for size in sizes:
+        if size != configured.size:
+            yield Candidate(SIZE, configured.sde_steps, configured.noise_level, size, size.height * size.width / area)
+
+
+def _check(candidate: Candidate, configured: Sampler) -> None:
+    """Raise ValueError if a candidate cannot be sampled."""
+    outside = [step for step in candidate.sde_steps if not 0 <= step < configured.steps]
+    if outside:
+        raise ValueError(
+            f"--steps {outside[0]}: sampling.steps {configured.steps} has the steps 0 to {configured.steps - 1}"
+        )
+    if not candidate.noise_level > 0:
+        raise ValueError(f"--noise-levels {candidate.noise_level:g} adds no noise; give a level above 0")
+    SDE_TYPES[configured.sde_type].check(candidate.sde_steps, steps=configured.steps, noise_level=candidate.noise_level)
+    configured.suffix.grid(candidate.sde_steps[-1] + 1, configured.steps)
+
+
+# --- readings of the judge -------------------------------------------------------------------------------------
+
+
+def readings_of(config: PolicyConfig, *, edits: bool) -> tuple[str, ...]:
+    """List the readings of each image: a second one with the panels turned, if the judge may depend on their order.
+
+    Questions about edits state which image is the original, so that edits are not turned.
+    """
+    if config.judge is None or config.judge.symmetric or edits:
+        return (AS_TRAINED,)
+    return (AS_TRAINED, TURNED)
+
+
+class TurnedReward:
+    """A reward that sees the panels in reverse order, so that each pair is asked about in the other order."""
+
+    def __init__(self, reward: JudgedReward) -> None:
+        self.reward = reward
+        self.judge = reward.judge
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Accept the prompts that the reward accepts."""
+        self.reward.check(prompts)  # type: ignore[attr-defined]
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        turned = [turn(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
+        scores: list[float | None] = self.reward(  # type: ignore[operator]
+            [prompt for prompt, _ in turned], [image for _, image in turned]
+        )
+        return scores
+
+
+def turn(prompt: Prompt, image: Image) -> tuple[Prompt, Image]:
+    """Reverse the panels, each with its text."""
+    panels = split(image, prompt.grid)[::-1]
+    return replace(prompt, panels=prompt.panels[::-1]), join(panels, prompt.grid)
+
+
+# --- models and scores -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Models:
+    """The run's own generator and rewards."""
+
+    config: PolicyConfig
+    prompts: list[Prompt]
+    """Drawn prompts, as many as the design has."""
+    policy: Policy
+    cache: ConditioningCache
+    rewards: Mapping[str, Reward]
+    readings: Sequence[str]
+    device: torch.device
+    seconds: dict[str, float] = field(default_factory=lambda: {"sampling": 0.0, "reward": 0.0})
+
+
+@contextmanager
+def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readings: Sequence[str]) -> Iterator[Models]:
+    """Load a run's models, in its order, for the prompts and sizes of a design.
+
+    Raises:
+        ValueError: if there are several processes, or a builder refuses the config.
+    """
+    runtime = Runtime()
+    device = runtime.device
+    if runtime.world > 1:
+        raise ValueError(f"pacorl probe runs in one process, and the launcher started {runtime.world}; run it alone")
+    rows = epoch_rows(train, epoch=0, count=design.prompts, group_size=1, seed=config.seed)
+    prompts = [row.prompt for row in rows]
+
+    # Builders encode prompts at every size of a curriculum.
+    sizes = [candidate.size for candidate in design.candidates if candidate.varies == SIZE]
+    stages = tuple((1 + number, (size.height, size.width)) for number, size in enumerate(sizes))
+    sized = config.model_copy(update={"sampling": config.sampling.model_copy(update={"curriculum": stages})})
+    # Held-out measures are not probed, and their judge would be loaded for nothing.
+    judged = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
+
+    # A remote judge is contacted before weights load, and a local one is loaded after the encoders are dropped.
+    judges = builders.RunJudges()
+    with ExitStack() as stack:
+        stack.callback(judges.close)
+        judges.open(judged, in_process=False, device=device, processes=1)
+        policy = builders.build_adapted_policy(sized, device=device)
+        cache = builders.encode_prompts(sized, policy, prompts, [], cache=ConditioningCache(policy))
+        builders.place_transformer(sized, policy, cache, prompts[0], device=device)
+        judges.open(judged, in_process=True, device=device, processes=1)
+        rewards = builders.build_run_rewards(
+            config.rewards,
+            {},
+            judge=judges.rewards,
+            device=device,
+            checked=prompts,
+            tried=prompts,
+            size=config.sampling.size,
+        )
+        policy.transformer.train()  # gradient checkpointing acts in train mode only, and is part of a forward's time
+        yield Models(config, prompts, policy, cache, rewards, readings, device)
+
+
+def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: int) -> Floats:
+    """Draw and score a candidate's samples, from the same starts as other candidates of its size.
+
+    Returns:
+        (B, J) weighted sums of the rewards, per reading; NaN for a missing one.
+
+    Raises:
+        ValueError: if no sample has a score.
+    """
+    config = models.config
+    sampler = candidate.sampler(configured, seeds=seeds)
+    settings = Draw(
+        models.policy,
+        sampler,
+        models.cache,
+        seed=config.seed,
+        epoch=0,
+        batch=config.sampling.batch,
+        fused=fuse_lora(models.policy.transformer, enabled=config.sampling.fuse_lora),
+    )
+    # Each reading is a reward of its own to the scorer, so that readings wait and overlap as in training.
+    readers = dict(models.rewards)
+    turned = {name: reward for name, reward in models.rewards.items() if isinstance(reward, JudgedReward)}
+    if TURNED in models.readings:
+        readers |= {_turned_key(name): TurnedReward(reward) for name, reward in turned.items()}
+
+    with Scorer(readers, overlap=scoring_overlaps(config.judge, device=models.device)) as scorer:
+        started = time.perf_counter()
+        for rows in _units(models, sampler):
+            for rollout in draw_samples(settings, rows, Samples()):
+                scorer.submit(rollout)
+        models.seconds["sampling"] += time.perf_counter() - started
+        scores = scorer.results()
+        models.seconds["reward"] += scorer.busy_seconds
+        if all(None in row for row in scores.values()):
+            raise ValueError(
+                f"no sample of {candidate.name} has a score: {scorer.last_error() or 'no reason is given'}"
+            )
+
+    # A reward without a judge is read once, and the same in all readings.
+    table = np.array([scores[row] for row in sorted(scores)], dtype=np.float64)
+    columns = dict(zip(readers, table.T, strict=True))
+    score_BJ = np.zeros((len(table), len(models.readings)))
+    for reward in config.rewards:
+        for number, reading in enumerate(models.readings):
+            key = _turned_key(reward.key) if reading == TURNED and reward.key in turned else reward.key
+            score_BJ[:, number] += reward.weight * columns[key]
+    return score_BJ
+
+
+def _turned_key(name: str) -> str:
+    return f"{name}, {TURNED}"
+
+
+def _units(models: Models, sampler: Sampler) -> Iterator[list[Row]]:
+    """Cut the rows into whole groups of one size, in batches as large as the config's."""
+    group = sampler.tree.group_size
+    most = max(1, models.config.sampling.batch // group)
+    for indices in one_size_batches(models.policy, models.prompts, size=sampler.size, batch=most):
+        rows = []
+        for index in indices:
+            rows += [Row(models.prompts[index], index * group + member) for member in range(group)]
+        yield rows
+
+
+# --- the cost of an epoch --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one epoch as configured, and its seconds on this machine."""
+
+    forwards: int
+    """Forwards in sampling, one per distinct latent."""
+    trained: int
+    """Forwards with a backward."""
+    questions: int
+    seconds: dict[str, float]
+    """Seconds of sampling, reward and update, one phase after the other."""
+
+
+def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
+    """Multiply the work of an epoch by the seconds of single calls; `images` were scored in `models.seconds`."""
+    per_image = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    judged = [reward for reward in models.rewards.values() if isinstance(reward, JudgedReward)]
+    questions = sum(reward.questions(models.prompts[0]) for reward in judged)
+
+    # Timed are a forward of a batch, a trained step of a batch of nodes, and the decoding of an image.
+    batch = models.config.sampling.batch
+    nodes = max(1, work.node_batch)
+    size = models.policy.size_of(models.prompts[0], work.sampler.size)
+    latent = models.policy.noise([0], size)
+    forward = _quickest(models, lambda: _forward(models, size, batch)) / batch
+    trained = _quickest(models, lambda: _backward(models, size, nodes)) / nodes
+    decode = _quickest(models, lambda: models.policy.decode(latent, size))
+    score = models.seconds["reward"] / (images * len(models.readings))
+    seconds = {
+        "sampling": work.samples * (per_image["sampling"] * forward + decode),
+        "reward": work.samples * score,
+        "update": work.samples * (per_image["training"] * trained + per_image["other_policies"] * forward),
+    }
+    return Cost(
+        round(work.samples * per_image["sampling"]),
+        round(work.samples * per_image["training"]),
+        work.samples * questions,
+        seconds,
+    )
+
+
+@torch.no_grad()
+def _forward(models: Models, size: Size, count: int) -> None:
+    _velocity(models, size, count)
+
+
+def _backward(models: Models, size: Size, count: int) -> None:
+    with torch.enable_grad():
+        _velocity(models, size, count).square().mean().backward()
+    models.policy.transformer.zero_grad(set_to_none=True)
+
+
+def _velocity(models: Models, size: Size, count: int) -> torch.Tensor:
+    conditioning = models.cache.batch([models.prompts[0]] * count, size)
+    noise = models.policy.noise(range(count), size)
+    return velocity_at(models.policy, noise, torch.tensor(0.5), conditioning, size)
+
+
+def _quickest(models: Models, act: Callable[[], object]) -> float:
+    spent = []
+    for _ in range(TIMED):
+        started = time.perf_counter()
+        act()
+        if models.device.type == "cuda":  # its calls return before they are done
+            torch.cuda.synchronize(models.device)
+        spent.append(time.perf_counter() - started)
+    return min(spent)
+
+
+# --- the probe -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +510,23 @@ class Finding:
     missing_groups: int
     """Groups left out because a score in them is missing."""
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Work of one epoch as configured, and its seconds on this machine."""
-
-    forwards: int
-    """Forwards in sampling, one per distinct latent."""
-    trained: int
-    """Forwards with a backward."""
-    questions: int
-    seconds: dict[str, float]
-    """Seconds of sampling, reward and update, one phase after the other."""
+    def document(self) -> dict[str, Any]:
+        """Return the finding for programs."""
+        levels = {}
+        for name in self.variances.names:
+            share = asdict(self.variances.share(name)) if name in self.variances.within else None
+            levels[name] = {"variance": asdict(self.variances.variance(name)), "share": share}
+        return {
+            "name": self.candidate.name,
+            "sde_steps": list(self.candidate.sde_steps),
+            "noise_level": self.candidate.noise_level,
+            "size": [self.candidate.size.height, self.candidate.size.width],
+            "mean": self.mean,
+            "levels": levels,
+            "signal": asdict(self.signal),
+            "groups_alike": self.alike,
+            "groups_missing": self.missing_groups,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +537,7 @@ class Findings:
     readings: tuple[str, ...]
     candidates: tuple[Finding, ...]
     """The config's own first."""
-    rewards: Mapping[str, Variances]
-    """Variances of each reward alone, sampled as configured."""
     cost: Cost
-    clock: Clock
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
     """Seconds of this probe."""
@@ -100,14 +551,12 @@ class Findings:
                 "prompts": design.prompts,
                 "starts": design.seeds,
                 "children": CHILDREN,
-                "readings": [AS_TRAINED, *self.readings],
+                "readings": list(self.readings),
                 "samples": design.samples,
                 "budget": design.budget,
             },
-            "candidates": [_candidate(finding) for finding in self.candidates],
-            "rewards": {name: _levels(variances) for name, variances in self.rewards.items()},
+            "candidates": [finding.document() for finding in self.candidates],
             "cost": asdict(self.cost),
-            "clock": asdict(self.clock),
             "notes": list(self.notes),
             "seconds": dict(self.seconds),
         }
@@ -124,7 +573,7 @@ def probe(
 
     Args:
         config: the run.
-        options: the budget, and what to compare.
+        options: the budget and the candidates.
         advance: called with the number of samples so far and of all samples.
 
     Raises:
@@ -134,55 +583,28 @@ def probe(
     config = builders.checked_config(config, {})
     train, _, _ = builders.read_prompts(config)
     configured = configured_sampler(config)
-    readings = readings_of(config, options.judge_repeats, edits=any(prompt.sources for prompt in train))
+    work = work_of(config, world=1)
+    readings = readings_of(config, edits=any(prompt.sources for prompt in train))
     design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
 
+    drawn = 0
+    findings = []
     with opened(config, design, train, readings) as models:
-        design = _possible_sizes(design, models, options)
-        draws = list[Drawn]()
         for candidate in design.candidates:
-            draws.append(draw(models, candidate, configured, seeds=design.seeds))
-            advance(sum(drawn.images for drawn in draws), design.samples)
-        times = clock(models, configured, draws)
+            score_BJ = draw(models, candidate, configured, seeds=design.seeds)
+            findings.append(_finding(config, configured, design, candidate, score_BJ))
+            drawn += len(score_BJ)
+            advance(drawn, design.samples)
+        cost = epoch_cost(models, work, images=drawn)
 
-    weights = {reward.key: reward.weight for reward in config.rewards}
-    findings = [_finding(config, configured, design, drawn, weights) for drawn in draws]
-    alone = {key: _finding(config, configured, design, draws[0], {key: 1.0}).variances for key in weights}
-    return Findings(
-        design,
-        readings,
-        tuple(findings),
-        alone,
-        epoch_cost(config, configured, times),
-        times,
-        tuple(_notes(design, findings[0])),
-        {"probe": time.perf_counter() - started, **models.seconds},
-    )
-
-
-def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> Design:
-    """Leave out default sizes that the generator cannot make."""
-    possible = list[Candidate]()
-    left_out = list(design.left_out)
-    for candidate in design.candidates:
-        try:
-            models.policy.check_size(candidate.size)
-            possible.append(candidate)
-        except ValueError as refusal:
-            if options.sizes:
-                raise
-            left_out.append(f"{candidate.name}: {refusal}")
-    return replace(design, candidates=tuple(possible), left_out=tuple(left_out))
+    notes = _notes(design, findings[0])
+    seconds = {"probe": time.perf_counter() - started, **models.seconds}
+    return Findings(design, readings, tuple(findings), cost, tuple(notes), seconds)
 
 
 def _finding(
-    config: PolicyConfig, configured: Sampler, design: Design, drawn: Drawn, weights: Mapping[str, float]
+    config: PolicyConfig, configured: Sampler, design: Design, candidate: Candidate, score_BJ: Floats
 ) -> Finding:
-    candidate = drawn.candidate
-    score_BJ = _weighted(drawn, weights)
-    shape = (design.prompts, design.seeds, *[CHILDREN] * len(candidate.sde_steps), score_BJ.shape[1])
-    score_PSMJ = score_BJ.reshape(shape)
-
     # Nested draws need whole groups.
     whole_P = np.isfinite(score_BJ).reshape(design.prompts, -1).all(1)
     if not whole_P.any():
@@ -190,33 +612,25 @@ def _finding(
             f"every prompt of {candidate.name} lacks a score, and nested draws need whole groups; see why the rewards "
             "give none (`pacorl doctor CONFIG`)"
         )
-    score_PSMJ = score_PSMJ[whole_P]
+    shape = (design.prompts, design.seeds, *[CHILDREN] * len(candidate.sde_steps), score_BJ.shape[1])
+    score_PSMJ = score_BJ.reshape(shape)[whole_P]
 
     rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, "None"))
     names = [f"step {step}" for step in candidate.sde_steps]
     variances = nested_variances(score_PSMJ, steps=names, rng=rng)
+    counts = level_counts(config, configured, candidate, variances)
 
-    # Training reads each image once: means and likeness are of that reading alone.
+    # Training reads each image once: means and likeness come from the first reading.
     read_PG = score_PSMJ[..., 0].reshape(len(score_PSMJ), -1)
     groups = torch.arange(len(read_PG)).repeat_interleave(read_PG.shape[1])
     return Finding(
         candidate,
         float(read_PG.mean()),
         variances,
-        variances.signal(level_counts(config, configured, candidate, variances)),
+        variances.signal(counts),
         zero_std_share(torch.from_numpy(read_PG.reshape(-1)), groups),
         int((~whole_P).sum()),
     )
-
-
-def _weighted(drawn: Drawn, weights: Mapping[str, float]) -> Floats:
-    """(B, J) weighted sums of the rewards, per reading; a reward that was read once is the same in all."""
-    forms = list(dict.fromkeys(form for name, form in drawn.scores if name in weights))
-    columns = []
-    for form in forms:
-        read = {name: drawn.scores.get((name, form), drawn.scores[name, AS_TRAINED]) for name in weights}
-        columns.append(sum(weight * read[name] for name, weight in weights.items()))
-    return np.stack(columns, axis=-1)
 
 
 def level_counts(
@@ -233,43 +647,8 @@ def level_counts(
         tree = Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
     if config.advantages.among == "siblings":
         tree = replace(tree, seeds=1)
-    return {**dict(zip(variances.within, node_counts(tree), strict=False)), JUDGE: tree.group_size}
-
-
-def node_counts(tree: Tree) -> list[int]:
-    """Distinct draws per group: starts, then the noises of each stochastic step."""
-    return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
-
-
-def epoch_cost(config: PolicyConfig, configured: Sampler, clock: Clock) -> Cost:
-    """Count the work of an epoch as configured, and multiply it by the seconds of single calls."""
-    tree = configured.tree
-    batch = config.sampling.batch
-    nodes = [config.prompts_per_epoch * count for count in node_counts(tree)]
-    samples = nodes[-1]
-    node_batches = [max(1, batch // tree.leaves(level)) for level in range(len(tree.branches))]
-
-    # Nodes of a level pass the steps from the level before to their own; samples pass the suffix.
-    starts = [-1, *configured.sde_steps]
-    passed = [count * (step - before) for count, before, step in zip(nodes, starts, configured.sde_steps, strict=False)]
-    suffix = len(configured.suffix.grid(configured.sde_steps[-1] + 1, configured.steps)) - 1
-    sampling = sum(count * clock.forward(size) / size for count, size in zip(passed, node_batches, strict=True))
-    sampling += samples * (suffix * clock.forward(batch) / batch + clock.decode)
-
-    trained = [count * config.objective.inner_epochs for count in nodes[:-1]]
-    update = 0.0
-    for count, size in zip(trained, node_batches, strict=True):
-        update += count * clock.trained(size) / size
-        if config.objective.kl_weight > 0:  # the base's own forward
-            update += count * clock.forward(size) / size
-
-    questions = samples * clock.questions
-    seconds = {
-        "sampling": sampling,
-        "reward": questions * clock.question + samples * clock.rewards,
-        "update": update,
-    }
-    return Cost(sum(passed) + samples * suffix, sum(trained), round(questions), seconds)
+    nodes = [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
+    return {**dict(zip(variances.within, nodes, strict=False)), JUDGE: tree.group_size}
 
 
 def _notes(design: Design, baseline: Finding) -> list[str]:
@@ -278,41 +657,13 @@ def _notes(design: Design, baseline: Finding) -> list[str]:
     if variances.clamped:
         notes.append(f"below 0, and taken as 0: the variance of {', '.join(variances.clamped)}")
     if JUDGE not in variances.names:
-        notes.append("the judge was read once, so that its own share is within that of the last stochastic step")
+        notes.append("the judge read each image once, so that its share is within that of the last stochastic step")
     if baseline.missing_groups:
         notes.append(f"{baseline.missing_groups} of {design.prompts} groups lack a score, and are left out")
     start = variances.share(START)
     if start.high - start.low > WIDE:
         notes.append("the intervals are wide; a budget of several epochs (--epochs) narrows them")
     return notes
-
-
-def _candidate(finding: Finding) -> dict[str, Any]:
-    candidate = finding.candidate
-    return {
-        "name": candidate.name,
-        "sde_steps": list(candidate.sde_steps),
-        "noise_level": candidate.noise_level,
-        "size": [candidate.size.height, candidate.size.width],
-        "mean": finding.mean,
-        "levels": _levels(finding.variances),
-        "signal": asdict(finding.signal),
-        "groups_alike": finding.alike,
-        "groups_missing": finding.missing_groups,
-    }
-
-
-def _levels(variances: Variances) -> dict[str, Any]:
-    levels = {}
-    for name, variance, freedom in zip(variances.names, variances.unbiased_L, variances.freedom_L, strict=True):
-        levels[name] = {
-            "variance": asdict(variances.variance(name)),
-            "unbiased": float(variance),
-            "share": asdict(variances.share(name)) if name in variances.within else None,
-            "degrees_of_freedom": int(freedom),
-            "clamped": name in variances.clamped,
-        }
-    return levels
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,13 +1,13 @@
-"""Which level of a nested draw owns which share of a score's variance: the balanced random-effects analysis.
+"""Variance components of nested scores: the balanced random-effects analysis.
 
-A score is y = μ + prompt + start + step noise + … + reading, each effect drawn anew within the one before. A level's
-mean square estimates what the level and all below it add, so that its variance is the difference of two mean squares
-by the number of scores below one unit (Searle, Casella & McCulloch, Variance Components, 1992, §§ 3 and 4). These
-estimates are unbiased however few draws there are; they may fall below 0, and are taken as 0 if they do.
+A score is y = μ + prompt + start + step noise + … + reading, each effect nested in the effect before. The mean square
+of a level estimates the variance that it and all lower levels add, so that the level's own variance is the difference
+of two mean squares, divided by the number of scores below one unit (Searle, Casella & McCulloch, Variance Components,
+1992, §§ 3 and 4). These estimates are unbiased for any number of draws. Negative ones are taken as 0.
 
-Uncertainty is that of generalised confidence intervals (Weerahandi 1993): a mean square with f degrees of freedom is
-distributed as its expectation times χ²(f)/f, so that draws of mean square · f/χ²(f) stand for what the expectation may
-be, and every figure is computed of each draw.
+Intervals are generalised confidence intervals (Weerahandi 1993): a mean square with f degrees of freedom is distributed
+as its expectation times χ²(f)/f. So its expectation is drawn as mean square · f/χ²(f), and each figure is computed from
+every draw.
 
 Legend: L levels (the prompt first), D draws.
 """
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 DRAWS = 4000
-"""Of an interval: its ends then move by about a hundredth of its width from seed to seed."""
-PROMPT, START, JUDGE = "prompt", "start", "judge"
+"""Draws per interval: its ends then move by about a hundredth of its width from seed to seed."""
+PROMPT = "prompt"
+START = "start"
+JUDGE = "judge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +41,51 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Variances:
-    """What each level of a nested draw adds to the variance of a score."""
+    """Variance of a score by level."""
 
     names: tuple[str, ...]
-    """Prompt, start, one name per stochastic step, and the judge if it was read more than once."""
+    """Prompt, start, one name per stochastic step, and the judge if it read each image more than once."""
     freedom_L: Floats
     """Degrees of freedom of each mean square."""
     unbiased_L: Floats
     """Estimates that may be negative; NaN for the prompt if there is only one."""
     unbiased_DL: Floats
-    """The same of each draw."""
-
-    @property
-    def clamped(self) -> tuple[str, ...]:
-        """Levels within a prompt whose estimate fell below 0 and is taken as 0."""
-        return tuple(name for name, variance in zip(self.within, self.unbiased_L[1:], strict=True) if variance < 0)
+    """Estimates of each draw."""
 
     @property
     def within(self) -> tuple[str, ...]:
-        """The levels that tell the samples of one group apart."""
+        """Levels at which the samples of one group differ."""
         return self.names[1:]
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The levels that training moves."""
+        """Levels that training moves."""
         return tuple(name for name in self.names[2:] if name != JUDGE)
 
+    @property
+    def clamped(self) -> tuple[str, ...]:
+        """Levels within a prompt whose estimate is below 0, and taken as 0."""
+        return tuple(name for name, variance in zip(self.within, self.unbiased_L[1:], strict=True) if variance < 0)
+
     def rows(self) -> Floats:
-        """(1 + D, L) variances of at least 0: the estimate, then each draw."""
+        """Stack the estimate and all draws: (1 + D, L) variances of at least 0."""
         return np.vstack([self.unbiased_L, self.unbiased_DL]).clip(min=0)
 
     def variance(self, name: str) -> Estimate:
-        """Of one level."""
+        """Return the variance of one level."""
         return estimate(self.rows()[:, self.names.index(name)])
 
     def share(self, *names: str) -> Estimate:
-        """Of some levels in what tells the samples of a prompt apart, each with a start of its own."""
+        """Return the share of these levels in the within-prompt variance, with one start per sample."""
         rows = self.rows()
         sums = rows[:, [self.names.index(name) for name in names]].sum(1)
         return estimate(ratio(sums, rows[:, 1:].sum(1)))
 
     def signal(self, counts: Mapping[str, int]) -> Estimate:
-        """Share S/V of a group's variance that is due to the stochastic steps, the part that training can move.
+        """Return the share S/V of the stochastic steps in a group's variance, the part that training can move.
 
         Args:
-            counts: distinct draws of each level within the group; of σ²_ℓ a share 1 − 1/n_ℓ shows.
+            counts: distinct draws n_ℓ of each level within the group, which shows a share 1 − 1/n_ℓ of σ²_ℓ.
         """
         weight_L = np.array([1 - 1 / counts[name] for name in self.within])
         rows_XL = self.rows()[:, 1:] * weight_L
@@ -98,38 +100,43 @@ def nested_variances(
 
     Args:
         score_PSMJ: prompts × starts × one axis of children per stochastic step × readings of the judge.
-        steps: what the stochastic steps are called, one per axis.
-        rng: draws the intervals.
-        draws: how many.
+        steps: names of the stochastic steps, one per axis.
+        rng: generator of the intervals' draws.
+        draws: number of draws per interval.
 
     Raises:
-        ValueError: if a level has a single unit, so that its variance cannot be told.
+        ValueError: if a level has a single unit, so that its variance is undefined.
     """
     read_often = score_PSMJ.shape[-1] > 1
     names = (PROMPT, START, *steps, *([JUDGE] if read_often else []))
     y = without_reading_shift(score_PSMJ) if read_often else score_PSMJ[..., 0]
     if len(names) != y.ndim or min(y.shape[1:]) < 2:
         raise ValueError(f"{names} of {y.shape} draws: each level below the prompt needs two draws")
+
     square_L, freedom_L = mean_squares(y)
-    if read_often:  # the shift of each reading was estimated too, and it takes its degrees of freedom
+    if read_often:  # the estimated shift of each reading takes its degrees of freedom
         lost = y.shape[0] * (y.shape[-1] - 1)
         square_L[-1] *= freedom_L[-1] / (freedom_L[-1] - lost)
         freedom_L[-1] -= lost
-    # A single prompt has no freedom and a mean square of NaN, which stays NaN whatever is drawn.
-    drawn_DL = square_L * np.maximum(freedom_L, 1) / rng.chisquare(np.maximum(freedom_L, 1), (draws, len(names)))
+
+    # A single prompt has no freedom, and its mean square of NaN stays NaN in all draws.
+    freedom = np.maximum(freedom_L, 1)
+    drawn_DL = square_L * freedom / rng.chisquare(freedom, (draws, len(names)))
     return Variances(names, freedom_L, _differences(square_L, y.shape), _differences(drawn_DL, y.shape))
 
 
 def without_reading_shift(score_PSMJ: Floats) -> Floats:
-    """The scores without what a reading adds to all of a prompt's: it cancels in a group's advantages."""
+    """Subtract the shift that a reading adds to all scores of a prompt, which cancels in a group's advantages."""
     images = tuple(range(1, score_PSMJ.ndim - 1))
     shift = score_PSMJ.mean(axis=images, keepdims=True)
     return np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
 
 
 def mean_squares(y: Floats) -> tuple[Floats, Floats]:
-    """(L,) mean squares of a balanced nested array, one axis per level, and their degrees of freedom."""
-    squares, freedoms, above = [], [], y.mean(keepdims=True)
+    """Compute the (L,) mean squares of a balanced nested array, one axis per level, and their degrees of freedom."""
+    squares = []
+    freedoms = []
+    above = y.mean(keepdims=True)
     for level, count in enumerate(y.shape):
         mean = y.mean(axis=tuple(range(level + 1, y.ndim)), keepdims=True)
         freedom = math.prod(y.shape[:level]) * (count - 1)
@@ -141,14 +148,14 @@ def mean_squares(y: Floats) -> tuple[Floats, Floats]:
 
 
 def _differences(square_XL: Floats, shape: Sequence[int]) -> Floats:
-    """Mean squares → variances: E[MS_ℓ] = Σ_{j≥ℓ} σ²_j · (scores below a unit of level j)."""
+    """Convert mean squares to variances: E[MS_ℓ] = Σ_{j≥ℓ} σ²_j · (scores below a unit of level j)."""
     below_L = [math.prod(shape[level + 1 :]) for level in range(len(shape))]
     following = np.concatenate([square_XL[..., 1:], np.zeros_like(square_XL[..., :1])], axis=-1)
     return np.asarray((square_XL - following) / below_L)
 
 
 def ratio(numerator: Floats, whole: Floats) -> Floats:
-    """numerator/whole, 0 if the whole is."""
+    """Divide; 0 where the whole is 0."""
     return np.asarray(np.divide(numerator, whole, out=np.zeros_like(whole), where=whole > 0))
 
 
