@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
 from pacorl.dataset.folder import read_prompts
-from pacorl.dataset.llm import ChatRefusedError
 from pacorl.dataset.prompts import (
     PAPER,
     TINY,
@@ -25,6 +24,7 @@ from pacorl.dataset.prompts import (
     write_all,
 )
 from pacorl.io.documents import object_within, read_jsonl, typed
+from pacorl.judge.http.chat import ChatRefusedError
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)

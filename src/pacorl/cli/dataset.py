@@ -27,7 +27,7 @@ from pacorl.config.options import (
 )
 
 if TYPE_CHECKING:
-    from pacorl.dataset.llm import ChatModel
+    from pacorl.judge.http.chat import ChatModel
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ class ChatOptions:
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
-        from pacorl.dataset.llm import ChatModel
+        from pacorl.judge.http.chat import ChatModel
 
         return ChatModel(self.model, base_url=self.endpoint, key_variable=self.key_env)
 

@@ -18,9 +18,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
-from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
+from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.documents import Journal, read_journal, read_yaml, write_jsonl
+from pacorl.judge.http.chat import ChatError, ChatModel
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Grid
 
