@@ -185,7 +185,7 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
         )
     panels = tuple(f"{shown}, {item}" if shown else item for item in items)
-    return PanelDraft(theme or request.text.strip(), panels, _criteria(bool(shown), progress), note)
+    return PanelDraft(theme or ", ".join(items), panels, _criteria(bool(shown), progress), note)
 
 
 def _quotations(content: str) -> tuple[str, list[str]]:
