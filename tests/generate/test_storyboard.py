@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.generate.storyboard import pages, read_storyboard, spoken
@@ -105,3 +106,17 @@ def test_the_case_studies_can_be_asked_for(path):
 def test_there_are_case_studies():
     assert {"dentist", "cafe_menus", "portrait"} <= {path.stem for path in CASES}
     assert sum(path.stem.startswith("tiny") for path in CASES) >= 3
+
+
+def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):
+    folder = tmp_path / "characters" / "ann"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "00.png")
+    (folder / "card.yaml").write_text("description: an old cook\nkeep: {hair: grey hair}")
+    board = read_storyboard(
+        write(tmp_path, "title: x\ncharacters: [ann]\nscenes: 'two images of {ann}: she cooks, she sings'")
+    )
+    (page,) = pages(board, "some/model")
+    assert page.panels == ("An old cook, grey hair, she cooks", "An old cook, grey hair, she sings")
+    assert page.characters == ("ann",)
+    assert page.criteria["Identity"] == {"ann: hair": "Ann has the same hair in all images: grey hair."}

@@ -81,6 +81,8 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     Raises:
         ValueError: if the number of panels is not 2 to 16, the sentence contradicts it, or the writer has no answer.
     """
+    if not text.strip():
+        raise ValueError("the sentence is empty; say what the images show")
     request = read_request(text) or SetRequest(text, None, content=text)
     wanted = count or request.count or DEFAULT_COUNT
     if not 2 <= wanted <= MAX_COUNT:

@@ -53,7 +53,7 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
     """Check that a prompt has as many sources as a kind takes; `model` is what the user called the generator.
 
     Raises:
-        ValueError: It is an edit and the kind makes sets, or the other way round; or it has a source too many, or references.
+        ValueError: It is an edit and the kind makes sets, or the reverse, or it has a source too many, or references.
     """
     if prompt.references:
         raise ValueError(
