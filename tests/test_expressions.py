@@ -47,7 +47,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "mentions": storyboard.MENTION.findall,
     "control tokens": questions.CONTROL_TOKEN.search,
     "counted images": panels.read_request,
-    "listed panels": panels.write_panels,
+    "listed panels": lambda text: panels.write_panels(f"a fox{text}"),
     "words": words.WORD.findall,
     "secrets": public.find_secret,
 }

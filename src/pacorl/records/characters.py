@@ -65,7 +65,8 @@ def read_character(folder: Path) -> Character:
     for image in images:
         open_image(image)
     name = folder.resolve().name
-    return Character(name, card.description.strip(), images, dict(card.keep), tuple(card.may_change))
+    keep = {str(trait): looks for trait, looks in card.keep.items()}
+    return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
 
 
 def images_in(folder: Path) -> tuple[Path, ...]:
