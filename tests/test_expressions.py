@@ -10,9 +10,8 @@ import pytest
 
 from pacorl.config import public
 from pacorl.core import grid, questions
-from pacorl.generate import storyboard
+from pacorl.generate import panels, storyboard
 from pacorl.records import comparisons, leaks, rankings
-from pacorl.rewards import ocr
 from pacorl.tiny import words
 
 LENGTH, SECONDS = 20_000, 0.5
@@ -41,12 +40,14 @@ UNITS = (
 READERS: dict[str, Callable[[str], Any]] = {
     "layout": grid.LAYOUT.search,
     "panel tags": grid.PANEL_TAG.findall,
-    "quoted words": ocr.QUOTED.findall,
+    "quoted words": grid.QUOTED.findall,
     "themes of questions": leaks.QUOTED.findall,
     "ties": rankings.TIE.split,
     "decisions": comparisons.DECISION.match,
     "mentions": storyboard.MENTION.findall,
     "control tokens": questions.CONTROL_TOKEN.search,
+    "counted images": panels.read_request,
+    "listed panels": lambda text: panels.write_panels(f"a fox{text}"),
     "words": words.WORD.findall,
     "secrets": public.find_secret,
 }

@@ -99,7 +99,7 @@ def scores(name: str, count: int, behaviours: Sequence[str], *, seed: int, timeo
 
 def texts(name: str, count: int, behaviours: Sequence[str], *, seed: int) -> Tally:
     """`ChatModel`, one question at a time."""
-    from pacorl.dataset.llm import ChatError, ChatModel, ChatRefusedError
+    from pacorl.judge.http.chat import ChatError, ChatModel, ChatRefusedError
 
     tally, draws = Tally(name), Draws(behaviours, seed=seed)
     with impatient(), lying_elsewhere() as liar, talking_server(draws).running() as server:

@@ -66,6 +66,36 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Character:
+    """A figure that recurs over images, in words and in reference images."""
+
+    name: str
+    """How scenes mention it: `{name}`."""
+    description: str
+    """Its looks, as a panel's text describes it."""
+    images: tuple[Path, ...] = ()
+    """Reference images."""
+    keep: Mapping[str, str] = field(default_factory=dict)
+    """Trait → looks that stay the same in all images, e.g. `keep["hair"]`."""
+    may_change: tuple[str, ...] = ()
+    """Traits that may differ between images, such as the pose."""
+
+    @property
+    def text(self) -> str:
+        """The description with the kept traits that it does not mention."""
+        missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
+        return ", ".join([self.description.rstrip("."), *missing])
+
+    @property
+    def criteria(self) -> dict[str, str]:
+        """Name → what must hold over all images, one criterion per kept trait."""
+        return {
+            f"{self.name}: {trait}": f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
+            for trait, looks in self.keep.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One thing to generate: a set of panels, or an edit of `sources`.
 
@@ -86,6 +116,10 @@ class Prompt:
     """dimension → name → text, e.g. `criteria["Identity"]["Hat"]`."""
     sources: tuple[Path, ...] = ()
     """Images to edit."""
+    characters: tuple[str, ...] = ()
+    """Names of the characters that its panels describe."""
+    references: tuple[Path, ...] = ()
+    """Images of its characters, for generators that take reference images."""
     size: Size | None = None
     """The size that the record asks for, if it does."""
     category: str = ""

@@ -129,3 +129,101 @@ def test_help_asks_for_nothing_heavy():
     code = "import sys; from pacorl.cli import generate, serve; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "diffusers", "transformers", "fastapi", "numpy"} & set(loaded)
+
+
+# --- sets from one sentence, and characters ----------------------------------------------------------------------
+
+SENTENCE = "Four images of a red round hero with a crown at night: waving by a flag, jumping by a boat, "
+SENTENCE += "standing by a tree and waving by a lamp"
+
+
+def test_a_sentence_makes_a_set_and_shows_its_panels(tmp_path):
+    result = run(SENTENCE, *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / "set-1.png") as grid:
+        assert grid.info["layout"] == "2x2"
+        assert "jumping, boat" in grid.info["panels"]
+    assert "2. a red round hero with a crown at night, jumping by a boat" in result.stderr
+
+
+def test_a_sentence_without_a_list_is_named_and_own_panels_win(no_weights):
+    words = ("Generate four images of the same dentist in scrubs", "--model", "some/model", "--dry-run", "--json")
+    written = run(*words)
+    assert "does not list what each panel shows" in written.stderr
+    assert json.loads(written.stdout)["panels"][0] == "The same dentist in scrubs, seen from the front"
+    own = run(*words, "--panel", "reads", "--panel", "waves")
+    assert (json.loads(own.stdout)["panels"], own.stderr) == (["reads", "waves"], "")
+
+
+def test_a_layout_decides_how_many_panels_a_sentence_has(no_weights):
+    words = ("Generate four images of a fox", "--model", "some/model", "--dry-run", "--json")
+    assert len(json.loads(run(*words, "--layout", "1x3").stdout)["panels"]) == 3
+    assert json.loads(run(*words, "--layout", "1x1").stdout)["panels"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("twenty-one cats", "--character", "nobody"), "there is no character 'nobody'"),
+        (("Generate 20 images of a fox",), "a set has 2 to 16 panels"),
+        (("Generate two images of a fox", "--writer", "http://127.0.0.1:9/v1"), "give one with --writer-model"),
+        (("a fox", "--writer", "nowhere"), "there is no nowhere"),
+        (("a fox", "--write", "board.yaml"), "goes with a --prompt that asks for several images"),
+        (("--record", "x.jsonl:1", "--character", "x"), "--character goes with --prompt"),
+        (("four images of {ann}: a, b, c, d",), "names 'ann', who is none of no characters"),
+    ],
+)
+def test_faults_of_sentences_and_characters(no_weights, words, fault):
+    assert fault in refused(*words)
+
+
+@pytest.fixture
+def hero(tmp_path, monkeypatch) -> Path:
+    """A working folder with characters/hero."""
+    folder = tmp_path / "characters" / "hero"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (32, 32), "red").save(folder / "front.png")
+    (folder / "card.yaml").write_text("description: a red round hero\nkeep: {outfit: crown, palette: night}\n")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
+    result = run(*SET[:1], "an evening", *SET[2:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "no generator takes reference images yet" in result.stderr
+    with Image.open(tmp_path / "out" / "set-1.png") as grid:
+        assert json.loads(grid.info["characters"]) == ["hero"]
+        assert grid.info["prompt"].count("red round hero, crown, night, ") == 4
+    (plan,) = [
+        run("four images: it runs, it eats, {hero} sleeps, it hides", "--character", hero, "--dry-run", "--json")
+    ]
+    panels = json.loads(plan.stdout)["panels"]
+    assert panels[0] == "A red round hero, crown, night, it runs"
+    assert panels[2] == "A red round hero, crown, night sleeps"
+
+
+def test_a_storyboard_to_edit(hero, tmp_path):
+    words = (
+        "four images: waving by a flag, jumping by a boat, standing by a tree, waving by a lamp",
+        "--character",
+        hero,
+    )
+    assert run(*words, "--write", "board.yaml").exit_code == 0
+    assert "board.yaml exists" in refused(*words, "--write", "board.yaml")
+    text = (tmp_path / "board.yaml").read_text()
+    assert "- '{hero}, jumping by a boat'" in text
+    Path("board.yaml").write_text(text.replace("boat", "house"))
+    assert run("--storyboard", "board.yaml", *SMALL, "--out", tmp_path / "out").exit_code == 0
+    with Image.open(tmp_path / "out" / "page-1.png") as grid:
+        assert "jumping, house" in grid.info["prompt"]
+
+
+def test_vistorybenchs_characters_are_imported_by_the_dataset_command(tmp_path):
+    story = tmp_path / "01"
+    (story / "image" / "ann").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(story / "image" / "ann" / "00.jpg")
+    (story / "story.json").write_text(json.dumps({"Characters": {"ann": {"prompt_en": "an old cook"}}}))
+    result = CliRunner().invoke(app, ["dataset", "characters", str(story), str(tmp_path / "characters"), "--json"])
+    assert json.loads(result.stdout)["characters"] == 1
+    assert (tmp_path / "characters" / "01-ann" / "card.yaml").is_file()

@@ -144,7 +144,7 @@ def completion(text: str) -> bytes:
 @pytest.fixture
 def llm():
     """Makes chat models that talk to a stub server."""
-    from pacorl.dataset.llm import ChatModel
+    from pacorl.judge.http.chat import ChatModel
 
     opened = []
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pacorl.dataset.llm import ChatError
+from pacorl.judge.http.chat import ChatError
 
 
 @pytest.mark.parametrize("indices", [[1, 0], [0, 1], [1], []])

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
 from pacorl.dataset.folder import read_prompts
-from pacorl.dataset.llm import ChatRefusedError
 from pacorl.dataset.prompts import (
     PAPER,
     TINY,
@@ -23,8 +22,11 @@ from pacorl.dataset.prompts import (
     read_taxonomy,
     tiny_writer,
     write_all,
+    write_sentences,
 )
 from pacorl.io.documents import object_within, read_jsonl, typed
+from pacorl.judge.http.chat import ChatRefusedError
+from pacorl.records.prompts import load_prompts
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)
@@ -286,3 +288,20 @@ def test_unknown_writers_and_no_model(llm):
     model.model = ""
     with pytest.raises(ValueError, match="give --model"):
         make_writer("llm", count=1, seed=0, chat=model)
+
+
+def test_sentences_become_records(tmp_path):
+    source = tmp_path / "sentences.txt"
+    source.write_text("Two images of one fox: it runs, it sleeps\n\nA 3-step recipe: boil, steep, pour\n")
+    folder = tmp_path / "set"
+    assert write_sentences(folder, source, dry_run=True) == {"records": 2}
+    assert not (folder / "prompts.jsonl").exists()
+    assert write_sentences(folder, source) == {"records": 2}
+    fox, recipe = load_prompts(folder / "prompts.jsonl")
+    assert (str(fox.grid), str(recipe.grid)) == ("1x2", "1x3")
+    assert fox.theme == "one fox"
+    assert recipe.criteria["Logic"]
+    assert write_sentences(folder, source) == {"records": 2}
+    source.write_text("Two images of a fox\nAll 99 images of a fox\n\n40 images of a fox\n")
+    with pytest.raises(ValueError, match=r"sentences\.txt:4: '40 images of a fox' asks for 40"):
+        write_sentences(folder, source)

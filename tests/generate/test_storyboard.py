@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.generate.storyboard import pages, read_storyboard, spoken
@@ -65,7 +66,8 @@ def test_the_last_page_is_laid_out_in_what_is_left(tmp_path, scenes, layouts):
         ("scenes: [a]", "title must be a text, got None"),
         ("title: x\nlayout: wide\nscenes: [a]", "no layout such as '2x2'"),
         ("title: x\nlayout: 9x9\nscenes: [a]", "81 panels a page; give at most 16"),
-        ("title: x\ncharacters: [ann]\nscenes: [a]", "characters must map names to texts"),
+        ("title: x\ncharacters: ann\nscenes: [a]", "characters must map names to texts"),
+        ("title: x\ncharacters: [ann]\nscenes: [a]", "there is no character 'ann'"),
         ("title: x\ncharacters: {ann: 3}\nscenes: [a]", "characters.ann must be a text, got 3"),
         ("title: x\ncharacters: {ann: a cook}\nscenes: ['{bob} runs']", "names 'bob', who is none of ann"),
         ("title: x\ncriteria: {Identity: same}\nscenes: [a]", "criteria.Identity must map names to texts"),
@@ -104,3 +106,17 @@ def test_the_case_studies_can_be_asked_for(path):
 def test_there_are_case_studies():
     assert {"dentist", "cafe_menus", "portrait"} <= {path.stem for path in CASES}
     assert sum(path.stem.startswith("tiny") for path in CASES) >= 3
+
+
+def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):
+    folder = tmp_path / "characters" / "ann"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / "00.png")
+    (folder / "card.yaml").write_text("description: an old cook\nkeep: {hair: grey hair}")
+    board = read_storyboard(
+        write(tmp_path, "title: x\ncharacters: [ann]\nscenes: 'two images of {ann}: she cooks, she sings'")
+    )
+    (page,) = pages(board, "some/model")
+    assert page.panels == ("An old cook, grey hair, she cooks", "An old cook, grey hair, she sings")
+    assert page.characters == ("ann",)
+    assert page.criteria["Identity"] == {"ann: hair": "Ann has the same hair in all images: grey hair."}

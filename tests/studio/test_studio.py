@@ -408,6 +408,21 @@ def test_a_set_is_queued_or_refused_at_once(server):
     assert client.get("/images/2/none.png").status_code == 404
 
 
+def test_panels_are_written_from_a_sentence_and_can_be_made(server):
+    client, studio = server
+    sentence = "Four images of a red round hero with a crown at night: waving by a flag, jumping by a boat, "
+    sentence += "standing by a tree and waving by a lamp"
+    assert client.post("/api/panels", json={"text": sentence}).status_code == 401
+    enter(client)
+    draft = client.post("/api/panels", json={"text": sentence}).json()
+    assert (len(draft["panels"]), draft["note"]) == (4, "")
+    sampled(client, studio, "/api/sets", {"theme": draft["theme"], "panels": draft["panels"]})
+    vague = client.post("/api/panels", json={"text": "four images of a fox"}).json()
+    assert "does not list what each panel shows" in vague["note"]
+    answer = client.post("/api/panels", json={"text": "99 images of a fox"})
+    assert (answer.status_code, "2 to 16 panels" in answer.json()["error"]) == (422, True)
+
+
 def sampled(client, studio, path, form) -> dict:
     return result_of(client, studio, client.post(path, json=form))["result"]["sampling"]
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from pacorl.dataset.explain import explain_pair
 from pacorl.dataset.folder import LabelledPair
-from pacorl.dataset.llm import ChatModel
 from pacorl.io.documents import read_jsonl
+from pacorl.judge.http.chat import ChatModel
 from pacorl.tiny.characters import Panel, draw
 from pacorl.types import Comparison, Question, Verdict
 

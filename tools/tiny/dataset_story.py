@@ -25,7 +25,6 @@ from pacorl.dataset.diversify import diversify
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
 from pacorl.dataset.grids import generate, image_source, pair
-from pacorl.dataset.llm import ChatModel
 from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
 from pacorl.grpo.policy_config import PolicyConfig, recipe
@@ -33,6 +32,7 @@ from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
+from pacorl.judge.http.chat import ChatModel
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.judge import Judge
 from pacorl.judge.local import TINY_JUDGE, LocalJudge

@@ -27,7 +27,7 @@ from pacorl.config.options import (
 )
 
 if TYPE_CHECKING:
-    from pacorl.dataset.llm import ChatModel
+    from pacorl.judge.http.chat import ChatModel
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ class ChatOptions:
     workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
-        from pacorl.dataset.llm import ChatModel
+        from pacorl.judge.http.chat import ChatModel
 
         return ChatModel(self.model, base_url=self.endpoint, key_variable=self.key_env)
 
@@ -133,6 +133,9 @@ def prompts(
     count: int = typer.Option(2000, min=1, max=LARGEST, help="How many records."),
     writer: str = typer.Option("llm", help="llm, or tiny for the tiny world (no network)."),
     taxonomy: Path | None = typer.Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
+    sentences: Path | None = typer.Option(
+        None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line; no model."
+    ),
     layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
     chat: ChatOptions,
@@ -140,9 +143,20 @@ def prompts(
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
-    from pacorl.dataset.prompts import PAPER, TINY, TOKENS_PER_RECORD, make_writer, read_taxonomy, write_all
+    from pacorl.dataset.prompts import (
+        PAPER,
+        TINY,
+        TOKENS_PER_RECORD,
+        make_writer,
+        read_taxonomy,
+        write_all,
+        write_sentences,
+    )
     from pacorl.io.documents import read_text
 
+    if sentences:
+        step.perform("writing", partial(write_sentences, folder, sentences))
+        return
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
     model, price = None if step.dry_run else chat.connect(), chat.price or (0.0, 0.0)
@@ -286,6 +300,20 @@ def annotate(
         return
     run = partial(routes.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=echo)
     run(renew=split_names(renew), adjudicators=split_names(adjudicators))
+
+
+@app.command()
+def characters(
+    source: Path = typer.Argument(help="ViStoryBench's folder of stories, or one story."),
+    out: Path = typer.Argument(help="Where each character gets a folder, e.g. characters."),
+    *,
+    output: JsonOption,
+) -> None:
+    """Import ViStoryBench's characters as folders that `pacorl generate --character` reads."""
+    from pacorl.records.characters import import_vistorybench
+
+    folders = import_vistorybench(source, out)
+    print_counts({"characters": len(folders), "folder": str(out)}, as_json=output.as_json)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import typer
 
-from pacorl.cli.shared import echo, echo_errors, echo_json, print_json, progress
+from pacorl.cli.shared import echo, echo_errors, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     MEMORY,
     STRONGEST,
+    TEMPLATE,
     FrugalJudge,
     GeneratorOptions,
     JudgeOptions,
+    WriterOptions,
     inherited,
     one_of,
     option,
@@ -27,6 +30,7 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage, SavedImage
     from pacorl.generate.generator import Generator
+    from pacorl.generate.storyboard import Storyboard
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
@@ -40,18 +44,23 @@ PDF_MARK = "pacorl".encode("utf-16-be")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions:
+class RequestOptions(WriterOptions):
     """What is to be generated: one of a prompt, a record, a storyboard, an edit."""
 
     panel: ClassVar[str] = "Request"
 
-    prompt: str = option("", "What all panels share, or a whole prompt with panel tags.")
+    prompt: str = option(
+        "", "One image, a sentence that asks for several, what all panels share, or a whole prompt with panel tags."
+    )
     panels: list[str] = option([], "What one panel shows; repeat it, row by row.", flags=("--panel",))
     layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
     record: str = option("", "A T2IS record, as FILE.jsonl:IDX (or a line number).")
     storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
     images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", flags=("--image",))
     instruction: str = option("", "What to change in it.")
+    characters: list[str] = option(
+        [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,7 @@ class OutputOptions:
     out: Path = option(Path("generated"), "The folder for the images.")
     report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
     pdf: Path | None = option(None, "Also write the grid images as a PDF.")
+    write: Path | None = option(None, "Write the panels as a storyboard YAML to edit, and generate nothing.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     dry_run: bool = option(
         False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
@@ -109,7 +119,7 @@ class GenerationRequest:
 
     title: str
     prompts: list[Prompt]
-    board: Any = None
+    board: Storyboard | None = None
 
 
 def generate(
@@ -123,7 +133,10 @@ def generate(
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
     request = with_prompt(request, text)
     if output.dry_run:
-        _dry_run(generator, choice, edits=bool(request.images), as_json=output.as_json)
+        _dry_run(generator, choice, shown_panels(request), edits=bool(request.images), as_json=output.as_json)
+    if output.write:
+        _write_storyboard(request, output.write)
+        return
     # Everything that can be wrong with the words is said before torch and weights are loaded.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
@@ -208,6 +221,8 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
         raise ValueError(f"--panel goes with --prompt, not with {flags[0]}")
     if options.layout and not options.prompt:
         raise ValueError(f"--layout goes with --prompt; {flags[0]} says its own")
+    if options.characters and not options.prompt:
+        raise ValueError(f"--character goes with --prompt, not with {flags[0]}; a storyboard lists its own characters")
     if bool(options.images) != bool(options.instruction):
         raise ValueError("an edit needs both --image and --instruction")
     if options.storyboard:
@@ -223,10 +238,14 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
 def _prompt(options: RequestOptions, model: str) -> Prompt:
     from pacorl.core.grid import parse_layout
     from pacorl.generate.compose import check_for, find_record, prompt_from
+    from pacorl.generate.storyboard import board_prompt
     from pacorl.io.images import open_image
     from pacorl.types import Prompt
 
     if options.prompt:
+        board = written_storyboard(options)
+        if board:
+            return board_prompt(board, model)
         grid = parse_layout(options.layout) if options.layout else None
         return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
     for path in options.images:
@@ -237,6 +256,61 @@ def _prompt(options: RequestOptions, model: str) -> Prompt:
         prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
     check_for(model, prompt)
     return prompt
+
+
+def written_storyboard(options: RequestOptions) -> Storyboard | None:
+    """A prompt's panels as a storyboard of one page, if they are to be written, saved or given characters.
+
+    What the writer wrote is shown on the error stream.
+    """
+    from pacorl.core.grid import parse_layout
+    from pacorl.generate.panels import PanelDraft, read_request, write_panels
+    from pacorl.generate.storyboard import storyboard_of
+    from pacorl.records.characters import find_character
+
+    layout = parse_layout(options.layout) if options.layout else None
+    characters = [find_character(name) for name in options.characters]
+    asks_for_set = options.writer != TEMPLATE or read_request(options.prompt) is not None
+    if options.panels:
+        draft = PanelDraft(options.prompt, tuple(options.panels))
+    elif asks_for_set and (layout is None or layout.count > 1):
+        count = layout.count if layout else None
+        draft = write_panels(options.prompt, count=count, writer=options.writer, model=options.writer_model)
+        lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
+        echo_errors(f"{len(lines)} panels (change them with --panel, or with --write and --storyboard):", *lines)
+        echo_errors(draft.note)
+    else:
+        draft = PanelDraft(options.prompt, (options.prompt,))
+
+    if characters:
+        echo_errors("characters act by their descriptions: no generator takes reference images yet")
+    elif options.panels or len(draft.panels) == 1:
+        return None
+    return storyboard_of(draft, characters, layout=layout)
+
+
+def shown_panels(options: RequestOptions) -> list[str]:
+    """The text of each panel, before a model reads it; empty for one image, an edit or a record."""
+    from pacorl.core.grid import panel_texts
+    from pacorl.generate.storyboard import read_storyboard, spoken
+
+    if options.storyboard:
+        board: Storyboard | None = read_storyboard(options.storyboard)
+    else:
+        board = written_storyboard(options) if options.prompt else None
+    if board is None:
+        return options.panels or list(panel_texts(options.prompt))
+    return [spoken(scene, board.characters) for scene in board.scenes]
+
+
+def _write_storyboard(options: RequestOptions, path: Path) -> None:
+    from pacorl.generate.storyboard import save_storyboard
+
+    board = written_storyboard(options) if options.prompt else None
+    if board is None:
+        raise ValueError(f"--write {path} goes with a --prompt that asks for several images, or with --character")
+    save_storyboard(board, path)
+    echo(f"{path}: edit it, then run pacorl generate --storyboard {path}")
 
 
 def _judge_source(choice: ChoiceOptions, model: str) -> str:
@@ -292,7 +366,9 @@ def _check_models(
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, as_json: bool) -> NoReturn:
+def _dry_run(
+    options: GeneratorOptions, choice: ChoiceOptions, panels: list[str], *, edits: bool, as_json: bool
+) -> NoReturn:
     from pacorl.judge import JUDGES, backend_of
     from pacorl.judge.judge import BackendOptions
     from pacorl.lab.plan.plan import plan_generation, print_plan
@@ -312,7 +388,10 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, a
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
-    echo_json(plan.to_json()) if as_json else print_plan(plan)
+    if as_json:
+        print_json({"panels": panels} | json.loads(plan.to_json()))
+    else:
+        print_plan(plan)
     raise typer.Exit(plan.exit_code)
 
 

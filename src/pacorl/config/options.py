@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 from pacorl.types import TINY, Size
 
+TEMPLATE = "template"
+"""The panel writer that needs no model."""
 LARGEST = 1_000_000
 """Of a count: what is beyond it is a slip, and lists of so many fill the memory before anything can be said."""
 WORKERS = 256
@@ -161,8 +163,20 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudioModels(ModelOptions, FrugalJudge):
-    """The generator and the judge of the studio's page."""
+class WriterOptions:
+    """The writer of a set's panels from one sentence (`generate.panels`)."""
+
+    panel: ClassVar[str] = "Panel writer"
+
+    writer: str = option(
+        TEMPLATE, "template, or a language model: an OpenAI-compatible URL (key: OPENAI_API_KEY), a folder or hub name."
+    )
+    writer_model: str = option("", "The language model's name at its server.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
+    """The generator, the judge and the panel writer of the studio's page."""
 
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
 

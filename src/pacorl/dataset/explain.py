@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.dataset.export import label
 from pacorl.dataset.folder import LabelledPair
-from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
+from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.documents import Journal, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
+from pacorl.judge.http.chat import ChatError, ChatModel
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)

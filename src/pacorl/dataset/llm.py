@@ -1,135 +1,16 @@
-"""Asking a language model over an OpenAI-compatible API, with answers checked before anyone uses them.
-
-The key is read from an environment variable and never logged. Transport faults are retried with
-backoff; an answer that is no JSON or breaks its schema is sent back with its fault.
-"""
+"""A dataset step's questions to a language model: their cost, and the journal that keeps their answers."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 from pacorl.dataset.manifest import Progress
-from pacorl.io.documents import Journal, object_within, typed
-from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, blocking, service_url
-from pacorl.io.outage import ask
-from pacorl.judge.http.messages import only_choice
+from pacorl.io.documents import Journal
+from pacorl.judge.http.chat import Usage
 
-OPENAI_URL = "https://api.openai.com/v1"
-
-Message = dict[str, Any]
-Reply = TypeVar("Reply", bound=BaseModel)
 Item = TypeVar("Item")
-
-
-class ChatError(ValueError):
-    """One question remains without a usable answer; others may fare better."""
-
-
-class ChatRefusedError(ValueError):
-    """No question will be answered: unknown model, refused key, no such server."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """The requests so far, and what they took."""
-
-    calls: int = 0
-    malformed: int = 0
-    """Answers that had to be asked for again: no JSON, or not by the schema."""
-    contradicted: int = 0
-    failed: int = 0
-    """Questions that ended without a usable answer."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def with_cost(self, price: tuple[float, float]) -> dict[str, float]:
-        """The counts, and their cost in the currency of `price`, which is per million prompt and completion tokens."""
-        cost = (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6
-        return asdict(self) | {"cost": cost}
-
-
-@dataclass(slots=True)
-class ChatModel:
-    """A model behind an endpoint. Safe to use from several threads."""
-
-    model: str
-    base_url: str = ""
-    """Empty for OPENAI_BASE_URL, or OpenAI's own."""
-    key_variable: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key; servers without keys need none."""
-    timeout_seconds: float = 120.0
-    retries: int = 5
-    """Of transport faults (time-outs, 429, 5xx)."""
-    usage: Usage = field(default_factory=Usage)
-    _circuit: Circuit = field(init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self._circuit = Circuit(self.timeout_seconds)
-
-    def ask(self, messages: Sequence[Message]) -> str:
-        """The model's answer. Raises ChatError if no usable one comes, ChatRefusedError if no retry helps."""
-        # No temperature or the like: servers differ in what they take.
-        document = {"model": self.model, "messages": list(messages)}
-        base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-        url = f"{service_url(base, name='endpoint').rstrip('/')}/chat/completions"
-        key = os.environ.get(self.key_variable, "")
-        options: dict[str, Any] = {"tries": self.retries + 1, "seconds": self.timeout_seconds, "key": key}
-        options["circuit"] = self._circuit
-        try:
-            return blocking(ask(url, document, self._read, **options))
-        except TransientError as fault:
-            raise ChatError(f"no answer: {fault}") from None
-
-    def _read(self, answer: Answer) -> str:
-        # These answer every question alike; other faults are of one question, or of the moment.
-        if answer.status in (401, 403, 404) or answer.redirect:
-            hint = f"; redirects are not followed, name {answer.redirect} if it is yours" if answer.redirect else ""
-            raise ChatRefusedError(f"the server refuses {self.model!r}: {answer.fault()}{hint}")
-        if answer.status != 200:
-            raise ChatError(str(answer.fault()))
-        try:
-            document = answer.document()
-            used, text = document.get("usage") or {}, only_choice(document)["message"]["content"]
-            tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
-        except MALFORMED as fault:
-            raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
-        self.count(calls=1, **tokens)
-        if not isinstance(text, str) or not text:
-            raise ChatError("the answer is empty")
-        return text
-
-    def ask_json(
-        self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
-    ) -> Reply:
-        """An answer by `schema` that passes `check` (which raises ValueError); its faults are sent back."""
-        # Only the last faulty answer is sent back: a growing conversation costs more each time.
-        talk, fault = list(messages), ""
-        for _ in range(attempts):
-            text = self.ask(talk)
-            try:
-                answer = typed(object_within(text), schema)
-                check(answer)
-                return answer
-            except ValueError as error:
-                fault = str(error)
-            self.count(malformed=1)
-            plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
-            talk = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
-        raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
-
-    def count(self, **counts: int) -> None:
-        """Adds to the usage, e.g. `count(failed=1)`."""
-        with self._lock:
-            for name, number in counts.items():
-                setattr(self.usage, name, getattr(self.usage, name) + number)
 
 
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:

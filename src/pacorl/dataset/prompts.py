@@ -17,10 +17,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pacorl.config.options import TEMPLATE
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
-from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
+from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.io.documents import Journal, read_journal, read_yaml, write_jsonl
+from pacorl.generate.compose import prompt_from
+from pacorl.generate.panels import write_panels
+from pacorl.io.documents import Journal, blamed_on, read_journal, read_yaml, text_lines, write_jsonl
+from pacorl.judge.http.chat import ChatError, ChatModel
+from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Grid
 
@@ -261,6 +266,32 @@ def write_all(
     by_category = Counter(record["category"] for record in written.values())
     counts = {"records": len(written), "failed": failed, "by_category": dict(sorted(by_category.items()))}
     return counts if failed else step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
+
+
+def write_sentences(
+    folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
+) -> dict[str, Any]:
+    """Fill prompts.jsonl with one record per line of `source`, each a sentence that asks for several images.
+
+    The template writer (`generate.panels`) writes the panels.
+    """
+    step = DatasetStep(folder, "prompts", inputs=[source], options={"writer": TEMPLATE})
+    finished = step.counts_if_done()
+    if finished is not None:
+        return finished
+    lines = list(text_lines(source, fix="name a file of sentences, one a line"))
+    prompts = []
+    for number, line in lines:
+        with blamed_on(f"{source}:{number}"):
+            draft = write_panels(line)
+            prompt = prompt_from("", theme=draft.theme, panels=draft.panels, criteria=draft.criteria, number=number)
+        prompts.append(prompt)
+        progress(len(prompts), len(lines))
+    counts = {"records": len(prompts)}
+    if dry_run:
+        return counts
+    save_prompts(prompts, folder / "prompts.jsonl")
+    return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
 
 
 def _write_missing(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 
 from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts
+from pacorl.generate.panels import read_request, write_panels
 from pacorl.io.documents import read_jsonl
 from pacorl.models.policies import tiny_spec
 from pacorl.records.prompts import load_prompts, text_prompt
 from pacorl.types import TINY, Grid, Prompt
+
+logger = logging.getLogger(__name__)
 
 _NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
 
@@ -28,13 +32,19 @@ def prompt_from(
     """The prompt for a model: a set if there are panels, else one image.
 
     Args:
-        theme: what the panels share; a text that already has panel tags is taken as it is.
+        theme: what the panels share; a text that already has panel tags is taken as it is, and without `panels` the
+            template writer (`generate.panels`) writes those of a sentence that asks for several images.
         grid: the squarest that fits, if left out.
         number: the prompt's id.
 
     Raises:
         ValueError: if panels and layout do not fit, or the tiny generator does not know a word.
     """
+    if not panels and (grid is None or grid.count > 1) and read_request(theme):
+        draft = write_panels(theme, count=grid.count if grid else None)
+        if draft.note:
+            logger.warning("%s: %s", theme[:60], draft.note)
+        theme, panels, criteria = draft.theme, draft.panels, criteria or draft.criteria
     if panels:
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))

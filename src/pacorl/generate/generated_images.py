@@ -115,7 +115,10 @@ class SavedImage:
 
 
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
-    """The PNG text chunks of an image, which `io.images.png_texts` reads; `panels` and `sources` are JSON lists."""
+    """The PNG text chunks of an image, which `io.images.png_texts` reads.
+
+    `panels`, `sources` and `characters` are JSON lists.
+    """
     prompt, recipe, judged = image.prompt, image.recipe, image.judged
     score = judged.score if judged else None
     texts = {
@@ -124,6 +127,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "layout": str(prompt.grid),
         "panels": json.dumps(list(prompt.panels), ensure_ascii=False),
         "sources": json.dumps([path.name for path in prompt.sources], ensure_ascii=False) if prompt.sources else None,
+        "characters": json.dumps(list(prompt.characters), ensure_ascii=False) if prompt.characters else None,
         "seed": str(recipe.seed),
         "model": recipe.model,
         "adapter": recipe.adapter or None,

@@ -16,6 +16,8 @@ import torch
 from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
+from pacorl.generate.compose import prompt_from
+from pacorl.generate.panels import read_request
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.lora.adapters import adapter_off, load_lora, lora_scaled
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 SIZE = Size(1024, 1024)
 
 Prompts = Prompt | str | Sequence[Prompt | str]
-"""One or several; a text is a prompt of one image, or of the panels that it has tags for."""
+"""One or several; a text is a prompt of one image, or of the panels that it has tags for or asks for."""
 AnySize = Size | tuple[int, int] | None
 """A size in pixels, or its height and width; None for the default."""
 Step = Callable[[int], None]
@@ -178,6 +180,8 @@ class Generator:
     def _read(self, prompt: Prompt | str, number: int) -> Prompt:
         if isinstance(prompt, Prompt):
             return prompt
+        if read_request(prompt):
+            return prompt_from(self.model, theme=prompt, number=number)
         read = text_prompt(prompt, number)
         if self._tiny:
             self._tiny.check(read)

@@ -10,23 +10,28 @@
     criteria:                       # optional, as T2IS records have them
       Identity: {Face: The dentist has the same face in all images.}
 
-A character's first mention in a scene becomes its description, later ones `the dentist`. Scenes beyond a page go on the
-next; the candidates of a later page are also judged beside the panels of the pages before it.
+`characters` may also be a list of character folders (`records.characters`), and `scenes` one sentence that asks for
+several images (`generate.panels`). A character's first mention in a scene becomes its description, later ones `the
+dentist`. Scenes beyond a page go on the next; the candidates of a later page are also judged beside the panels of the
+pages before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import parse_layout
-from pacorl.generate.compose import prompt_from
-from pacorl.io.documents import blamed_on, read_yaml
-from pacorl.types import TINY, Grid, Prompt, Size
+from pacorl.generate.compose import layout_for, prompt_from
+from pacorl.generate.panels import MAX_COUNT, PanelDraft, write_panels
+from pacorl.io.documents import blamed_on, dump_yaml, read_yaml
+from pacorl.io.files import write_atomic
+from pacorl.records.characters import find_character
+from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
 KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
-MAX_PANELS = 16
+MAX_PANELS = MAX_COUNT
 """Of one page; more leave each panel too few pixels."""
 
 
@@ -70,11 +75,11 @@ def read_storyboard(path: Path) -> Storyboard:
     """
     document = read_yaml(path)
     with blamed_on(path):
-        return parse_storyboard(document)
+        return parse_storyboard(document, folder=path.parent)
 
 
-def parse_storyboard(document: Any) -> Storyboard:
-    """The storyboard of a document with the file's keys.
+def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard:
+    """The storyboard of a document with the file's keys; its character folders are named relative to `folder`.
 
     Raises:
         ValueError: if it cannot be used; it names key, value and fix.
@@ -84,7 +89,14 @@ def parse_storyboard(document: Any) -> Storyboard:
     unknown = [key for key in document if key not in KEYS]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
-    characters, scenes = _texts(document.get("characters"), "characters"), document.get("scenes")
+    people, scenes = document.get("characters"), document.get("scenes")
+    cards: list[Character] = []
+    if folder and isinstance(people, list):
+        cards = [find_character(_text(name, "characters"), folder) for name in people]
+        people = {card.name: card.text for card in cards}
+    characters = _texts(people, "characters")
+    if isinstance(scenes, str):
+        scenes = list(write_panels(scenes).panels)
     if not isinstance(scenes, list) or not scenes:
         raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
     layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
@@ -93,17 +105,68 @@ def parse_storyboard(document: Any) -> Storyboard:
     dimensions = document.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
+    criteria = {str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()}
     board = Storyboard(
         title=_text(document.get("title"), "title"),
         style=_text(document.get("style", ""), "style", empty=True),
         layout=layout,
         characters=characters,
         scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
-        criteria={str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()},
+        criteria=with_kept(criteria, cards),
     )
     for scene in board.scenes:
         spoken(scene, characters)  # names whoever has no description, before anything is loaded
     return board
+
+
+def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, layout: Grid | None = None) -> Storyboard:
+    """A written set as a storyboard of one page. A panel that mentions no character shows them all.
+
+    Raises:
+        ValueError: if a panel is empty, mentions an unknown character or contains a panel tag, or the layout has
+            another number of panels.
+    """
+    prompt_from("", theme=draft.theme, panels=draft.panels, grid=layout)  # raises
+    everybody = " and ".join(f"{{{character.name}}}" for character in characters)
+    scenes = [f"{everybody}, {text}" if characters and not MENTION.search(text) else text for text in draft.panels]
+    return Storyboard(
+        title=MENTION.sub(r"the \1", draft.theme),
+        scenes=tuple(scenes),
+        layout=layout or layout_for(len(scenes)),
+        characters={character.name: character.text for character in characters},
+        criteria=with_kept(draft.criteria, characters),
+    )
+
+
+def with_kept(
+    criteria: Mapping[str, Mapping[str, str]], characters: Sequence[Character]
+) -> Mapping[str, Mapping[str, str]]:
+    """The criteria, and one for each trait that a character keeps."""
+    kept: dict[str, str] = {}
+    for character in characters:
+        kept |= character.criteria
+    return {**criteria, "Identity": {**criteria.get("Identity", {}), **kept}} if kept else criteria
+
+
+def board_prompt(board: Storyboard, model: str) -> Prompt:
+    """The prompt of a storyboard of one page; one scene is one image."""
+    if len(board.scenes) > 1:
+        return pages(board, model)[0]
+    scene = spoken(board.scenes[0], board.characters)
+    prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
+    return replace(prompt, characters=tuple(board.characters))
+
+
+def save_storyboard(board: Storyboard, path: Path) -> None:
+    """Write a storyboard as YAML, to be edited; an existing file is not replaced.
+
+    Raises:
+        ValueError: if the file exists.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists; name another file, or remove it")
+    document = {key: getattr(board, key) for key in KEYS} | {"layout": str(board.layout), "scenes": list(board.scenes)}
+    write_atomic(path, dump_yaml({key: value for key, value in document.items() if value}))
 
 
 def pages(board: Storyboard, model: str) -> list[Prompt]:
@@ -126,7 +189,7 @@ def pages(board: Storyboard, model: str) -> list[Prompt]:
             criteria=board.criteria,
             number=number,
         )
-        prompts.append(prompt)
+        prompts.append(replace(prompt, characters=tuple(board.characters)))
     return prompts
 
 

@@ -5,7 +5,6 @@ pip install 'pacorl[ocr]'        RapidOCR, which brings its models; or a `tesser
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,17 +13,13 @@ from typing import Literal
 
 from PIL.Image import Image
 
-from pacorl.core.grid import split
+from pacorl.core.grid import QUOTED, split
 from pacorl.io.images import png_bytes
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
 Reader = Callable[["Image"], str]
 """An image → the text on it."""
-
-# What stands between quotation marks; a single one counts only if no letter touches its outside (not in "dog's").
-# Nothing quoted holds its own opening mark, else a text of 20,000 of them takes 20 s.
-QUOTED = re.compile(r"\"([^\"]+)\"|“([^“”]+)”|「([^「」]+)」|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^‘’]+)’(?!\w)")
 
 
 class Ocr:

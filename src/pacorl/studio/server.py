@@ -3,6 +3,7 @@
     GET    /join/TOKEN             opens the page as the owner of the token
     GET    /api/state              models, words, limits, what is under way
     GET    /api/example            something to ask for
+    POST   /api/panels             {text} → the theme and panels of a sentence, to be edited before they are generated
     POST   /api/sets               {theme, panels, …} → a job that generates and ranks candidates
     POST   /api/edits              {instruction, sources, …} → the same from pictures
     POST   /api/storyboards        {title, characters, scenes, …} → a job that generates pages
@@ -28,7 +29,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,7 @@ from pydantic import Field
 
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
+from pacorl.generate.panels import write_panels
 from pacorl.studio import models
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
@@ -100,6 +102,10 @@ class SetForm(SamplingForm):
     theme: Text
     panels: Annotated[list[Text], Field(max_length=16)]
     layout: Annotated[forms.Text, Field(max_length=9)] = ""
+
+
+class SentenceForm(Form):
+    text: Text
 
 
 class EditForm(SamplingForm):
@@ -217,6 +223,7 @@ def make_app(state: AppState) -> FastAPI:
     routes: list[Route] = [
         ("GET", "/api/state", page_state),
         ("GET", "/api/example", give_example),
+        ("POST", "/api/panels", write_set),
         ("POST", "/api/sets", make_set),
         ("POST", "/api/edits", make_edit),
         ("POST", "/api/storyboards", make_storyboard),
@@ -317,6 +324,10 @@ def image(name: str, file: str, state: State, browser: Browser) -> Response:
 
 
 # --- making ----------------------------------------------------------------------------------------------------
+
+
+def write_set(form: SentenceForm, state: State) -> dict[str, Any]:
+    return asdict(write_panels(form.text, writer=state.names.writer, model=state.names.writer_model))
 
 
 def make_set(form: SetForm, state: State, browser: Browser) -> dict[str, Any]:

@@ -53,8 +53,13 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
     """Check that a prompt has as many sources as a kind takes; `model` is what the user called the generator.
 
     Raises:
-        ValueError: It is an edit and the kind makes sets, or the other way round, or has a source too many.
+        ValueError: It is an edit and the kind makes sets, or the reverse, or it has a source too many, or references.
     """
+    if prompt.references:
+        raise ValueError(
+            f"{model} takes no reference images of characters, and {len(prompt.references)} are given; leave them out, "
+            "the characters' descriptions in the prompt act alone"
+        )
     if not prompt.sources and not spec.sets:
         raise ValueError(f"{model} edits images, and there is none; give one with --image")
     if prompt.sources and not spec.edits:

@@ -281,6 +281,17 @@ async function generate() {
   }
 }
 
+async function writePanels() {
+  say("formError", "");
+  try {
+    const draft = await call("POST", "/api/panels", { text: $("sentence").value });
+    fill(draft);
+    say("panelNote", draft.note);
+  } catch (error) {
+    say("formError", error.message);
+  }
+}
+
 function watchSet(id) {
   $("generate").disabled = true;
   follow("set", id, {
@@ -635,6 +646,7 @@ for (const tab of Object.keys(TABS)) {
 $("form").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
 $("judgeForm").addEventListener("submit", (event) => { event.preventDefault(); judge(); });
 $("form").addEventListener("focusin", (event) => { if (event.target.matches("#theme, #panels textarea")) lastField = event.target; });
+$("writePanels").addEventListener("click", writePanels);
 $("addPanel").addEventListener("click", () => addRow("panels", "Panel").focus());
 $("addScene").addEventListener("click", () => addRow("scenes", "Scene").focus());
 $("addCharacter").addEventListener("click", () => addCharacter().focus());

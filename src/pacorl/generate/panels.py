@@ -1,0 +1,251 @@
+"""Panel writers: one sentence that asks for several images → the texts of a set's panels.
+
+    draft = write_panels("Generate four images of the same dentist: reading an X-ray, cleaning teeth, …")
+    draft.theme, draft.panels, draft.note
+
+template     reads counts, lists and quotations from the sentence; needs no model
+server       asks a language model behind an OpenAI-compatible URL
+local        asks a language model in this process, a checkpoint's folder or hub name
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pacorl.config.options import TEMPLATE
+from pacorl.config.table import Table
+from pacorl.core.grid import QUOTED, panel_texts
+from pacorl.io.net import is_url
+
+DEFAULT_COUNT = 4
+"""Panels of a request without a number, such as "several images"."""
+MAX_COUNT = 16
+NUMBERS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetRequest:
+    """A sentence that asks for several images."""
+
+    text: str
+    """The whole sentence."""
+    count: int | None
+    """Number of panels; None if the sentence names none."""
+    unit: str = "image"
+    """Singular noun of the counted things, such as "stage"."""
+    content: str = ""
+    """The sentence behind its count: the subject, and a list if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelDraft:
+    """The texts of one set, to be shown to a person before anything is generated."""
+
+    theme: str
+    """What all panels share."""
+    panels: tuple[str, ...]
+    """One text per panel, row-major."""
+    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """dimension → name → what must hold over all panels."""
+    note: str = ""
+    """What the writer could not read from the sentence, and the remedy; empty if nothing is missing."""
+
+
+PanelWriter = Callable[[SetRequest, int, str, str], PanelDraft]
+"""(request, number of panels, source, the model's name at a server) → the draft."""
+
+WRITERS: Table[PanelWriter] = Table(
+    "panel writer",
+    {
+        TEMPLATE: "pacorl.generate.panels:write_by_template",
+        "server": "pacorl.generate.language_writers:write_by_server",
+        "local": "pacorl.generate.language_writers:write_by_checkpoint",
+    },
+)
+
+
+def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE, model: str = "") -> PanelDraft:
+    """Write the panels of a request.
+
+    Args:
+        text: the sentence.
+        count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
+        writer: `template`, the URL of an OpenAI-compatible server, or a language model's folder or hub name.
+        model: its name at the server.
+
+    Raises:
+        ValueError: if the number of panels is not 2 to 16, the sentence contradicts it, or the writer has no answer.
+    """
+    if not text.strip():
+        raise ValueError("the sentence is empty; say what the images show")
+    request = read_request(text) or SetRequest(text, None, content=text)
+    wanted = count or request.count or DEFAULT_COUNT
+    if not 2 <= wanted <= MAX_COUNT:
+        raise ValueError(f"{text[:60]!r} asks for {wanted} images; a set has 2 to {MAX_COUNT} panels")
+    name = "server" if is_url(writer) else "local"
+    return WRITERS[TEMPLATE if writer == TEMPLATE else name](request, wanted, writer, model)
+
+
+# --- reading a request -----------------------------------------------------------------------------------------
+
+COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS[1:])})"
+VERB = r"(?:(?:please|generate|create|make|draw|paint|design|produce|show|render|illustrate|give|me|us)\s+){0,4}"
+SEVERAL = r"(?:multiple|several|various|different|many|some|a\s+few)"
+COLLECTION = r"(?:an?\s+)?(?:[\w-]+\s+){0,2}(?:set|series|sequence|collection|sheet|storyboard|strip|comic)\s+of\s+"
+GAP = r"(?P<adjectives>(?:(?!(?:of|in|on|at|with|for|and|the|an?)\b)[\w'’-]+\s+){0,4}?)"
+UNIT = (
+    r"(?P<unit>image|picture|panel|photo|photograph|shot|scene|frame|still|view|variation|version|drawing|illustration|"
+    r"painting|sketch|portrait|poster|page|card|sign|display|mockup|logo|icon|sticker|menu|stage|step|phase|part|slide|"
+    r"render|design|banner|cover|label)"
+)
+LEADING = re.compile(rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?(?:{COUNT}|{SEVERAL})\s+{GAP}{UNIT}s\b", re.I)
+"""`Generate four café menu displays`, `a series of 3 photos`, `several images`."""
+PLURAL = re.compile(rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?P<unit>image|picture|panel|photo)s\b", re.I)
+"""`Images of …`, a plural without a number."""
+WITHIN = re.compile(
+    rf"\b(?:in|into|as|over|across)\s+{COUNT}\s+(?:[\w-]+\s+)?"
+    r"(?P<unit>image|picture|panel|scene|stage|step|phase|frame)s\b",
+    re.I,
+)
+"""`A dentist in four scenes`."""
+HYPHENED = re.compile(rf"\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I)
+"""`a 3-step guide`, `a four-panel comic`."""
+GENERAL_UNITS = frozenset(
+    "image picture panel photo photograph shot scene frame still view variation version stage step phase part".split()  # noqa: SIM905
+)
+"""Nouns that do not describe a panel: "four images of a fox" shows foxes, "four menus of a café" shows menus."""
+
+
+def read_request(text: str) -> SetRequest | None:
+    """Read how many images a sentence asks for; None if it asks for one, or already contains panel tags."""
+    if panel_texts(text):
+        return None
+    leading = LEADING.match(text) or PLURAL.match(text)
+    found = leading or HYPHENED.search(text) or WITHIN.search(text)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    unit, adjectives = parts["unit"].lower(), (parts.get("adjectives") or "").strip()
+    content = text[found.end() :] if leading or found.re is HYPHENED else text[: found.start()] + text[found.end() :]
+    if leading and (adjectives or unit not in GENERAL_UNITS):
+        content = " ".join(filter(None, [adjectives, unit, content.strip()]))
+    count = parts.get("count")
+    return SetRequest(text, _number(count) if count else None, unit, content) if count != "one" else None
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else NUMBERS.index(word.lower())
+
+
+# --- the template ----------------------------------------------------------------------------------------------
+
+OPENING = re.compile(
+    r"\W{0,9}(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
+    re.I,
+)
+"""Words before the subject."""
+LIST_MARK = re.compile(r"[:(—]|\b(?:showing|depicting|featuring|including|such as|namely)\b", re.I)
+"""Opens a list."""
+LABEL = re.compile(r"reading|saying|labelled|labeled|titled", re.I)
+LIST_WORD = re.compile(rf"\b(?:{LABEL.pattern}|featuring|showing|including|with|such as|namely)$", re.I)
+"""The last word before quotations."""
+COMMA = re.compile(r"[,;]\s*(?:and\s)?")
+COMMA_OR_AND = re.compile(r"[,;]\s*(?:and\s)?|\sand\s")
+VAGUE = re.compile(rf",?\s(?:(?:in|with|from|at|for)\s+(?:{SEVERAL}|(?!one\b){COUNT})\s|each\s).{{1,80}}$", re.I)
+"""`in various medical scenarios`, `each image …`: said of the set, and not of one panel."""
+PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution)\b", re.I)
+ACTION = re.compile(r"\s(?=\w+ing\b)")
+VIEWS = ("seen from the front", "seen from the side", "in a close-up", "in a wide view")
+MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
+EDGES = " ,;:.(—"
+
+
+def write_by_template(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
+    """Write panels from the sentence alone; without a list in it they differ by stage or view."""
+    content = OPENING.sub("", request.content, count=1)
+    subject, items = _quotations(content)
+    if not items:
+        subject, items = _listed(content, count)
+    if items and request.count is None:
+        count = len(items)
+    if items and len(items) != count:
+        raise ValueError(f"{request.text[:60]!r} asks for {count} images and lists {len(items)}; make them agree")
+
+    theme = subject.strip(EDGES)
+    shown = VAGUE.sub("", theme)
+    progress = PROGRESS.search(request.text) is not None
+    note = ""
+    if not items:
+        items = _stages(request.unit, count) if progress else _views(count)
+        note = (
+            f"The text does not list what each panel shows, so panels differ by {'stage' if progress else 'view'} "
+            "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
+        )
+    panels = tuple(f"{shown}, {item}" if shown else item for item in items)
+    return PanelDraft(theme or ", ".join(items), panels, _criteria(bool(shown), progress), note)
+
+
+def _quotations(content: str) -> tuple[str, list[str]]:
+    """The subject and the quoted texts, if there are two or more."""
+    quotations = list(QUOTED.finditer(content))
+    if len(quotations) < 2:
+        return content, []
+    subject = content[: quotations[0].start()].rstrip(EDGES)
+    texts = ["".join(filter(None, quotation.groups())) for quotation in quotations]
+    introduction = LIST_WORD.search(subject)
+    word = introduction[0] if introduction else ""
+    subject = subject.removesuffix(word)
+    # Capitals and "reading" announce words written in the image; other quotations describe a panel.
+    if LABEL.fullmatch(word) or all(text[0].isupper() for text in texts):
+        return subject, [f"{word or 'with'} '{text}'" for text in texts]
+    return subject, texts
+
+
+def _listed(content: str, count: int) -> tuple[str, list[str]]:
+    """The subject and a list of `count` items; no items if there is no such list."""
+    # The last five: each is followed by all the rest of the text, and a text of colons would take minutes.
+    for mark in reversed(list(LIST_MARK.finditer(content))[-5:]):
+        listed = content[mark.end() :]
+        items = _split(COMMA, listed)
+        if len(items) != count:
+            items = _split(COMMA_OR_AND, listed)
+        if len(items) == count or (mark[0] == ":" and len(items) > 1):
+            return content[: mark.start()], items
+    items = _split(COMMA_OR_AND, content)
+    # "before and during a storm" is no list.
+    if "," in content and len(items) == count + 1:
+        return items[0], items[1:]
+    if "," not in content or len(items) != count:
+        return content, []
+    # "the same dentist reading an X-ray, cleaning teeth": the subject precedes the first action.
+    subject, *action = ACTION.split(items[0], maxsplit=1)
+    return (subject, [*action, *items[1:]]) if action else ("", items)
+
+
+def _split(separator: re.Pattern[str], text: str) -> list[str]:
+    items = (item.strip(EDGES) for item in separator.split(text.strip(" .)")))
+    return [item for item in items if item]
+
+
+def _stages(unit: str, count: int) -> list[str]:
+    noun = unit if unit in {"step", "phase"} else "stage"
+    states = ["just begun", *["further along"] * (count - 2), "finished"]
+    return [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
+
+
+def _views(count: int) -> list[str]:
+    return [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]
+
+
+def _criteria(one_subject: bool, progress: bool) -> dict[str, dict[str, str]]:
+    criteria = {"Style": {"Style": "All images share one style, palette and light."}}
+    if one_subject:
+        criteria["Identity"] = {"Subject": "The same subject appears in all images."}
+    if progress:
+        criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
+    return criteria

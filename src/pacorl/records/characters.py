@@ -1,0 +1,116 @@
+"""Characters as folders: `characters/NAME/` with `card.yaml` and 1 to 14 images.
+
+description: a young dentist in light-blue scrubs
+keep: {face: round glasses, hair: black hair in a low bun}     # any of face, hair, outfit, palette
+may_change: [pose, expression]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pacorl.io.documents import blamed_on, dump_yaml, read_object, read_yaml, text_field, typed
+from pacorl.io.files import read_bytes, write_atomic
+from pacorl.io.images import IMAGE_TYPES, open_image
+from pacorl.types import Character
+
+FOLDER = "characters"
+CARD = "card.yaml"
+MAX_IMAGES = 14
+
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class Card(BaseModel):
+    """The content of card.yaml."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: Text
+    keep: dict[Literal["face", "hair", "outfit", "palette"], Text] = {}
+    may_change: list[Text] = []
+
+
+def find_character(name: str, folder: Path = Path()) -> Character:
+    """Read the character of a name in `folder`/characters, or of a folder.
+
+    Raises:
+        ValueError: if there is none, or it cannot be used; it names the characters that are there.
+    """
+    for path in (folder / FOLDER / name, folder / name):
+        if (path / CARD).is_file():
+            return read_character(path)
+    names = sorted(card.parent.name for card in (folder / FOLDER).glob(f"*/{CARD}"))
+    there = f"there are {', '.join(names)}" if names else f"make a folder with a {CARD} and images"
+    raise ValueError(f"there is no character {name!r}, neither {folder / FOLDER / name} nor {folder / name}; {there}")
+
+
+def read_character(folder: Path) -> Character:
+    """Read a character's folder.
+
+    Raises:
+        ValueError: if its card or an image cannot be used; it names the file.
+    """
+    path = folder / CARD
+    document = read_yaml(path)
+    with blamed_on(path):
+        card = typed(document, Card)
+    images = images_in(folder)
+    if not 1 <= len(images) <= MAX_IMAGES:
+        raise ValueError(f"{folder} has {len(images)} images; a character has 1 to {MAX_IMAGES}")
+    for image in images:
+        open_image(image)
+    name = folder.resolve().name
+    keep = {str(trait): looks for trait, looks in card.keep.items()}
+    return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
+
+
+def images_in(folder: Path) -> tuple[Path, ...]:
+    """The image files of a folder, by name."""
+    return tuple(sorted(path for path in folder.glob("*") if path.suffix.lower() in IMAGE_TYPES))
+
+
+def import_vistorybench(source: Path, out: Path) -> list[Path]:
+    """Copy the characters of a ViStoryBench folder, or of one of its stories, as `out`/STORY-CHARACTER.
+
+    Raises:
+        ValueError: if a story cannot be read, an image is unusable, or a folder exists already.
+    """
+    stories = (
+        [source] if (source / "story.json").is_file() else sorted(path.parent for path in source.glob("*/story.json"))
+    )
+    if not stories:
+        raise ValueError(f"{source} has no story.json, nor has a folder in it; name ViStoryBench's folder of stories")
+    return [folder for story in stories for folder in _import_story(story, out)]
+
+
+def _import_story(story: Path, out: Path) -> Iterator[Path]:
+    path = story / "story.json"
+    characters = read_object(path).get("Characters")
+    if not isinstance(characters, dict):
+        raise ValueError(f"{path}: 'Characters' must map names to descriptions, got {characters!r}")
+    for name, entry in characters.items():
+        with blamed_on(f"{path}: {name}"):
+            yield _import_character(story, name, entry, out / f"{story.resolve().name}-{name}")
+
+
+def _import_character(story: Path, name: str, entry: Any, folder: Path) -> Path:
+    if Path(name).name != name:
+        raise ValueError("the name of a character is no name of a folder")
+    if not isinstance(entry, dict) or not (description := text_field(entry, "prompt_en")):
+        raise ValueError("'prompt_en' is missing; give the character's description")
+    if folder.exists():
+        raise ValueError(f"{folder} exists; name another folder, or remove it")
+    images = images_in(story / "image" / name)[:MAX_IMAGES]
+    if not images:
+        raise ValueError(f"there is no image in {story / 'image' / name}")
+    for image in images:
+        content = read_bytes(image)
+        open_image(content, name=str(image))
+        write_atomic(folder / image.name, content)
+    write_atomic(folder / CARD, dump_yaml({"description": description}))
+    return folder

@@ -1,0 +1,115 @@
+"""One sentence becomes the texts of a set's panels; no model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pacorl import prompt_from
+from pacorl.core.grid import panel_texts
+from pacorl.generate.panels import read_request, write_panels
+
+EXAMPLES = yaml.safe_load((Path(__file__).parents[2] / "examples" / "sentences.yaml").read_text("utf-8"))
+THE_DENTIST = "Generate four images depicting the same dentist in scrubs in various medical scenarios"
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_example_becomes_a_set_of_its_number(kind):
+    text, count = EXAMPLES[kind]["text"], EXAMPLES[kind]["panels"]
+    draft = write_panels(text)
+    assert len(set(draft.panels)) == count
+    prompt = prompt_from("some/model", theme=text)
+    assert prompt.grid.count == len(panel_texts(prompt.text)) == count
+    assert prompt.criteria["Identity"]
+
+
+def test_the_articles_dentist_is_in_every_panel_and_the_note_names_what_is_missing():
+    draft = write_panels(THE_DENTIST)
+    assert draft.theme == "the same dentist in scrubs in various medical scenarios"
+    assert all(panel.startswith("the same dentist in scrubs, ") for panel in draft.panels)
+    assert "does not list what each panel shows" in draft.note
+    assert "language model" in draft.note
+    assert "Logic" not in draft.criteria
+
+
+@pytest.mark.parametrize(
+    ("text", "panels"),
+    [
+        ("Three images of one fox: it runs, it sleeps, and it hides.", ["it runs", "it sleeps", "it hides"]),
+        ("2 photos of one fox, at rest and at play", ["at rest", "at play"]),
+        ("a fox in three scenes (running; sleeping; eating)", ["running", "sleeping", "eating"]),
+        ("A set of 3 images of one fox running, sleeping and eating", ["running", "sleeping", "eating"]),
+        ("Several pictures of one fox, featuring: 'it runs', 'it sleeps'", ["it runs", "it sleeps"]),
+        ("Two signs in one font reading 'open' and 'closed'", ["reading 'open'", "reading 'closed'"]),
+        ("Two signs in one font: 'Open' and 'Closed'", ["with 'Open'", "with 'Closed'"]),
+        ("A 3-step recipe: boil, steep, pour", ["boil", "steep", "pour"]),
+    ],
+)  # fmt: skip
+def test_lists_are_read(text, panels):
+    draft = write_panels(text)
+    subject = draft.theme
+    assert list(draft.panels) == [f"{subject}, {panel}" for panel in panels]
+    assert draft.note == ""
+
+
+def test_a_list_of_subjects_has_no_subject_in_common():
+    draft = write_panels("Four images of a fox, a bear, a wolf and an owl")
+    assert draft.panels == ("a fox", "a bear", "a wolf", "an owl")
+    assert "Identity" not in draft.criteria
+
+
+def test_progress_without_a_list_is_told_in_stages():
+    draft = write_panels(EXAMPLES["progress"]["text"])
+    assert draft.panels[0].endswith("stage 1 of 4, just begun")
+    assert draft.panels[3].endswith("stage 4 of 4, finished")
+    assert "Logic" in draft.criteria
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("two images of a fox", 2),
+        ("Please generate sixteen pictures of a fox", 16),
+        ("a series of 7 photos of a fox", 7),
+        ("a four-panel comic of a fox", 4),
+        ("multiple images of a fox", 4),
+        ("Images of a fox", 4),
+    ],
+)
+def test_numbers_in_words_and_digits(text, count):
+    assert len(set(write_panels(text).panels)) == count
+    assert len(write_panels(text, count=5).panels) == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "two cats on a sofa",
+        "a red round hero",
+        "Generate one image of a fox",
+        "TWO-PANEL Images with a 1x2 grid layout of a fox. [1]-[1]: It runs. [1]-[2]: It sleeps.",
+    ],
+)
+def test_other_texts_ask_for_one_image_or_have_their_panels(text):
+    assert read_request(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Generate 17 images of a fox", "asks for 17 images; a set has 2 to 16 panels"),
+        ("Four images of one fox: it runs, it sleeps, it eats", "asks for 4 images and lists 3; make them agree"),
+        (" ", "the sentence is empty"),
+    ],
+)
+def test_what_cannot_be_a_set_is_refused(text, fault):
+    with pytest.raises(ValueError, match=fault):
+        write_panels(text)
+
+
+def test_the_python_interface_names_what_it_could_not_read(caplog):
+    prompt = prompt_from("some/model", theme=THE_DENTIST)
+    assert prompt.grid.count == 4
+    assert "does not list what each panel shows" in caplog.text

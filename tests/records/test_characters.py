@@ -1,0 +1,115 @@
+"""Characters as folders: read, found, refused in one line, and imported from ViStoryBench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.records.characters import find_character, import_vistorybench, read_character
+
+CARD = """
+description: a red round hero
+keep: {outfit: crown, palette: night}
+may_change: [pose]
+"""
+
+
+def make(folder: Path, card: str = CARD, images: int = 1) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "card.yaml").write_text(card, encoding="utf-8")
+    for number in range(images):
+        Image.new("RGB", (8, 8)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def test_a_folder_is_a_character(tmp_path):
+    hero = find_character("hero", make(tmp_path / "characters" / "hero", images=14).parents[1])
+    assert (hero.name, len(hero.images), hero.may_change) == ("hero", 14, ("pose",))
+    assert hero.text == "a red round hero, crown, night"
+    assert hero.criteria["hero: outfit"] == "Hero has the same outfit in all images: crown."
+
+
+def test_a_kept_trait_that_the_description_has_is_not_repeated(tmp_path):
+    card = "description: a hero with a Crown.\nkeep: {outfit: crown}"
+    assert read_character(make(tmp_path / "hero", card)).text == "a hero with a Crown"
+
+
+@pytest.mark.parametrize(
+    ("card", "images", "fault"),
+    [
+        (CARD, 0, "has 0 images; a character has 1 to 14"),
+        (CARD, 15, "has 15 images; a character has 1 to 14"),
+        ("keep: {face: round}", 1, "card.yaml: description"),
+        ("description: x\nkeep: {shoes: red}", 1, "card.yaml: keep.shoes"),
+        ("description: x\ncolour: red", 1, "card.yaml: colour"),
+        ("description: [x", 1, "not valid YAML"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path, card, images, fault):
+    folder = make(tmp_path / "hero", card, images)
+    with pytest.raises(ValueError, match=fault) as caught:
+        read_character(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_an_image_that_is_none_is_named(tmp_path):
+    folder = make(tmp_path / "hero")
+    (folder / "letter.png").write_text("Dear Sir")
+    with pytest.raises(ValueError, match=r"letter\.png: not an image"):
+        read_character(folder)
+
+
+def test_an_unknown_name_lists_the_characters(tmp_path):
+    for name in ("ann", "bob"):
+        make(tmp_path / "characters" / name)
+    with pytest.raises(ValueError, match=r"there is no character 'eve'.*; there are ann, bob"):
+        find_character("eve", tmp_path)
+
+
+@pytest.fixture
+def vistorybench(tmp_path) -> Path:
+    story = tmp_path / "ViStory" / "01"
+    characters = {
+        "Old Ann": {"name_en": "Old Ann", "prompt_en": "an old cook", "tag": "human", "num_of_appearances": 3}
+    }
+    for number in range(2):
+        path = story / "image" / "Old Ann" / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    (story / "story.json").write_text(json.dumps({"Shots": [], "Characters": characters}))
+    return story.parent
+
+
+@pytest.mark.parametrize("story", ["", "01"])
+def test_vistorybenchs_characters_are_imported(vistorybench, tmp_path, story):
+    (folder,) = import_vistorybench(vistorybench / story, tmp_path / "characters")
+    ann = find_character("01-Old Ann", tmp_path)
+    assert folder == tmp_path / "characters" / "01-Old Ann"
+    assert (ann.description, len(ann.images)) == ("an old cook", 2)
+    with pytest.raises(ValueError, match="exists; name another folder"):
+        import_vistorybench(vistorybench, tmp_path / "characters")
+
+
+@pytest.mark.parametrize(
+    ("characters", "fault"),
+    [
+        ([], "'Characters' must map names"),
+        ({"../ann": {"prompt_en": "x"}}, "no name of a folder"),
+        ({"ann": {}}, "ann: 'prompt_en' is missing"),
+        ({"ann": {"prompt_en": "x"}}, "there is no image in"),
+    ],
+)
+def test_a_story_that_cannot_be_used_is_named(vistorybench, tmp_path, characters, fault):
+    path = vistorybench / "01" / "story.json"
+    path.write_text(json.dumps({"Characters": characters}))
+    with pytest.raises(ValueError, match=fault) as caught:
+        import_vistorybench(vistorybench, tmp_path / "out")
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_without_stories_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has no story\.json"):
+        import_vistorybench(tmp_path, tmp_path / "out")
