@@ -69,7 +69,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         sampler,
         samples,
         nodes,
-        node_batch=max(1, config.sampling.batch // tree.leaves(len(levels) - 2)) if tree.branches else 0,
+        node_batch=tree.nodes_of_batch(config.sampling.batch, len(tree.branches) - 1) if tree.branches else 0,
         suffix_steps=suffix_steps,
         forwards_per_image={
             "sampling": passes * (trunk + nodes[-1] * suffix_steps) / samples,
