@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[1]
 LAUNCHED = "8 GPUs, 7 of them train"
 RECIPES = {
     "flux_t2is": LAUNCHED,
-    "flux_t2is_fast": LAUNCHED,
+    "flux_t2is_fast": "8 GPUs, 6 of them train",
     "flux_t2is_1gpu": "1 GPU, with the judge",
+    "flux_t2is_own": "1 GPU, with the judge",
     "flux_t2is_24gb": "1 GPU, with the judge",
     "flux_t2is_12gb": "1 GPU, with the judge",
     "kontext_edit": LAUNCHED,
@@ -27,6 +28,7 @@ RECIPES = {
     "klein_edit_16gb": "1 GPU, with the judge",
     "qwen_edit": LAUNCHED,
     "qwen_edit_1gpu": "1 GPU, with the judge",
+    "qwen_edit_24gb": "1 GPU, with the judge",
 }
 """A config's name → how many devices it is written for."""
 CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 141)
@@ -38,7 +40,7 @@ INTRODUCTION = """# Hardware
 
 After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
 `pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
-the largest phase and 1 GiB of CUDA's own; of eight GPUs each of the seven that train. `pacorl doctor RECIPE` holds your
+the largest phase and 1 GiB of CUDA's own; of eight GPUs each of those that train. `pacorl doctor RECIPE` holds your
 own changes against your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.

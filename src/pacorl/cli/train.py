@@ -117,10 +117,6 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 
         _ = run.generator.pipeline_type
     use_cores()
-    if run.model.gradient_checkpointing == AUTO:
-        from pacorl.lab.plan.plan import decided, device
-
-        run = decided(run, card_bytes=device()[1])
     with config_errors(config, run):
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say

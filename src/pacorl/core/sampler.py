@@ -49,6 +49,10 @@ class Tree:
         """Samples below one node of a level."""
         return math.prod(self.branches[level:])
 
+    def nodes_of_batch(self, batch: int, level: int) -> int:
+        """Nodes of a level that pass the transformer together: no more than a batch of samples descends from."""
+        return max(1, batch // self.leaves(level))
+
     def node_of(self, row: int, level: int) -> int:
         """The node of a level above the sample of a global row."""
         return row - row % self.leaves(level)

@@ -167,7 +167,7 @@ class Trunk:
     def _node_batches(self, level: int) -> list[list[int]]:
         """The distinct nodes of a level, in batches that are no larger than what a batch of samples descends from."""
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
-        count = max(1, self.draw.batch // self.tree.leaves(level))
+        count = self.tree.nodes_of_batch(self.draw.batch, level)
         return [nodes[start : start + count] for start in range(0, len(nodes), count)]
 
     def _start(self, following: int) -> dict[int, Tensor]:

@@ -19,6 +19,7 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import learning_rate
 from pacorl.grpo import builders
+from pacorl.grpo.activations import AUTO, decide_checkpointing
 from pacorl.grpo.checkpoint import (
     Changes,
     TrainedWeights,
@@ -181,10 +182,25 @@ class Run:
             batch=config.sampling.batch,
             max_norm=config.optimizer.max_grad_norm,
         )
+        if config.model.gradient_checkpointing == AUTO:
+            self._decide_checkpointing()
         # Copies are made of what the launcher left: its weights may be sharded now.
         averaging = config.optimizer
         self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
         self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
+
+    def _decide_checkpointing(self) -> None:
+        config, sampler, batch = self.config, self.sampler, self.config.sampling.batch
+        if sampler.stochastic:  # a forward of training has nodes; for an objective of the endpoint, samples
+            batch = sampler.tree.nodes_of_batch(batch, len(sampler.stochastic_steps) - 1)
+
+        prompt = self.train_prompts[0]
+        size = self.policy.size_of(prompt, Size(*config.sampling.size))
+        conditioning = self.cache.batch([prompt], size)
+
+        checkpointed = decide_checkpointing(config, self.policy, conditioning, size, batch=batch, runtime=self.runtime)
+        if self.runtime.is_main:
+            logger.info("model.gradient_checkpointing: auto is %s", "on" if checkpointed else "off")
 
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config, device, processes = self.config, self.runtime.device, self.runtime.world

@@ -80,7 +80,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         sampler,
         samples,
         tuple(nodes),
-        node_batch=max(1, config.sampling.batch // tree.branches[-1]) if tree.branches else 0,
+        node_batch=tree.nodes_of_batch(config.sampling.batch, len(tree.branches) - 1) if tree.branches else 0,
         passes=passes,
         forwards_per_image={
             "sampling": passes * sampled / samples,

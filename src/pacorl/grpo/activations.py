@@ -1,0 +1,98 @@
+"""`model.gradient_checkpointing: auto`, decided on the card once everything else is on it.
+
+Checkpointing computes the activations of each block again in the backward: a third more work in training for much less
+memory. It is needless where a batch's activations fit the memory that is still free.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.models.policies.policy import Policy
+    from pacorl.runtime.processes import Runtime
+    from pacorl.types import Conditioning, Size
+
+AUTO = "auto"
+FREE_MARGIN = 2 * 2**30
+"""Bytes of a card to leave free: gradients in flight, the optimizer's step and the allocator's fragments."""
+
+
+def decide_checkpointing(
+    config: PolicyConfig, policy: Policy, conditioning: Conditioning, size: Size, *, batch: int, runtime: Runtime
+) -> bool:
+    """Turn gradient checkpointing off if all ranks can do without, and on otherwise. All ranks call it.
+
+    One forward counts the activations of one image and keeps none of them. Models that take turns on the device keep
+    checkpointing: the memory that is free now is another model's in a moment.
+
+    Args:
+        config: of the run.
+        policy: on the device, as it is trained.
+        conditioning: of one image.
+        size: of that image.
+        batch: images in the largest forward of training.
+        runtime: of the run.
+
+    Returns:
+        Whether it is on.
+    """
+    transformer = runtime.unwrap(policy.transformer)
+    if config.in_turns:
+        return True
+
+    transformer.disable_gradient_checkpointing()
+    needed = batch * activation_bytes(policy, conditioning, size)
+    fits = needed + FREE_MARGIN <= free_bytes(runtime.device)
+
+    if all(runtime.gather(fits)):
+        return False
+    transformer.enable_gradient_checkpointing()
+    return True
+
+
+def activation_bytes(policy: Policy, conditioning: Conditioning, size: Size) -> int:
+    """Count what the backward of one forward keeps beyond the weights. Nothing is kept meanwhile.
+
+    A tensor that several operations keep counts for each of them, so the count errs on the safe side.
+
+    Args:
+        policy: with a trainable adapter.
+        conditioning: of a batch.
+        size: of its images.
+    """
+    tensors = (*policy.transformer.parameters(), *policy.transformer.buffers())
+    weights = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    counted = 0
+
+    def count(tensor: torch.Tensor) -> None:
+        nonlocal counted
+        if tensor.untyped_storage().data_ptr() not in weights:
+            counted += tensor.nbytes
+
+    with torch.enable_grad(), _saved_by(count):
+        x_BNC = policy.noise([0] * len(conditioning), size)
+        sigma_B = torch.full((len(x_BNC),), 0.5, device=x_BNC.device)
+        policy.velocity(x_BNC, sigma_B, conditioning, size)
+    return counted
+
+
+def _saved_by(count: torch.autograd.graph._SavePackHook) -> AbstractContextManager[None]:
+    return torch.autograd.graph.saved_tensors_hooks(count, _never)
+
+
+def _never(packed: object) -> torch.Tensor:
+    raise RuntimeError("activations were counted here, not kept: this forward has no backward")
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that a tensor could still get on a device; without limit on the CPU."""
+    if device.type != "cuda":
+        return float("inf")
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(free + unused)
