@@ -24,6 +24,8 @@ CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
 OMP_NUM_THREADS ?= $(CORES)
 export OMP_NUM_THREADS
+# Tests start many processes, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 

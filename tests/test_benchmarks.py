@@ -38,6 +38,7 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
             assert [name for name in absent if not importlib.util.find_spec(f"{node.module}.{name}")] == []
 
 
+@pytest.mark.slow
 def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     # A process of its own: after it, transformers left the position ids of a CLIP that it loaded without values.
     file = ROOT / "qa" / "fullsize" / "full_width_day.py"

@@ -73,8 +73,8 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
 
 def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     arguments = (
-        t2is_folder, "--model", "tiny", "--steps", 2, "--out", tmp_path / "run", "--aesthetics", "jpeg_size",
-        "--aesthetics-scale", 0.5, "--json", "--limit", 3,
+        t2is_folder, "--model", "tiny", "--steps", 2, "--size", "64x64", "--out", tmp_path / "run",
+        "--aesthetics", "jpeg_size", "--aesthetics-scale", 0.5, "--json", "--limit", 3,
     )  # fmt: skip
     done = command(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
@@ -97,6 +97,7 @@ def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.png")} == files
 
 
+@pytest.mark.slow
 def test_on_a_small_card_generator_and_judge_are_packed(t2is_folder: Path, tmp_path: Path) -> None:
     arguments = (t2is_folder, "--model", "tiny", "--steps", 1, "--limit", 1, "--size", "64x64", "--json", "--memory")
     streamed, packed = (command(*arguments, memory, "--out", tmp_path / memory) for memory in ("lowest", "low"))

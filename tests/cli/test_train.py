@@ -107,6 +107,7 @@ def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:
         assert process.wait(30) == 75
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_run_loads_ends_it_to_be_started_again(tmp_path: Path) -> None:
     slow, began = tmp_path / "slow.py", tmp_path / "began"
     slow.write_text(

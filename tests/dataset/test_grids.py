@@ -175,6 +175,7 @@ def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
     assert sum(seen is not None for seen in Oracle().read(panels)) >= 20
 
 
+@pytest.mark.slow
 def test_a_policy_generates(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch

@@ -235,7 +235,16 @@ def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
     assert [one.score for one in lowest] == pytest.approx([0, 127 / 255])
 
 
-@pytest.mark.parametrize("form", ["", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+        ),
+    ],
+)
 def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     worn = Generator.from_pretrained("tiny", adapter=str(adapter / form))
     options = {"seed": 2, "size": SIZE, "steps": STEPS}

@@ -144,6 +144,7 @@ def run_at(folder: Path, **settings: Any) -> PolicyConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,13 +98,13 @@ class Work:
     ("overrides", "forwards"),
     [
         ([], (4, 2, 0)),
-        (["objective.name=grpo_guard"], (4, 2, 0)),
-        (["objective.name=diffusion_nft"], (4, 2, 2)),
-        (["objective.name=awm"], (4, 2, 0)),
+        pytest.param(["objective.name=grpo_guard"], (4, 2, 0), marks=pytest.mark.slow),
+        pytest.param(["objective.name=diffusion_nft"], (4, 2, 2), marks=pytest.mark.slow),
+        pytest.param(["objective.name=awm"], (4, 2, 0), marks=pytest.mark.slow),
         (["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2)),
-        (["objective.kl_weight=0.1"], (4, 2, 2)),
+        pytest.param(["objective.kl_weight=0.1"], (4, 2, 2), marks=pytest.mark.slow),
         (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
-        (["objective.inner_epochs=2"], (4, 4, 0)),
+        pytest.param(["objective.inner_epochs=2"], (4, 4, 0), marks=pytest.mark.slow),
         (["sampling.window.kind=random"], (4, 1, 0)),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def run(out: Path, reward: Brightness, *settings: str, resume: bool = False) -> 
     return PolicyTrainer(config, rewards={"brightness": reward}, resume=resume).train()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs that nothing disturbs, by `judge.overlap`."""
+
+    @cache
+    def made(overlap: str) -> Path:
+        return run(tmp_path_factory.mktemp("whole"), Brightness(), f"judge.overlap={overlap}")
+
+    return made
+
+
 def same(first: Path, second: Path) -> bool:
     """Bit for bit: the log, but for the time limit that changed, and the hashes of samples, scores and weights."""
     return measured(first) == measured(second) and epochs(first) == epochs(second)
@@ -88,9 +100,18 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize(("place", "overlap"), [*((place, "true") for place in WHERE), ("later batch", "false")])
+@pytest.mark.parametrize(
+    ("place", "overlap"),
+    [
+        pytest.param("first batch", "true", marks=pytest.mark.slow),
+        ("later batch", "true"),
+        pytest.param("evaluation", "true", marks=pytest.mark.slow),
+        ("first evaluation", "true"),
+        ("later batch", "false"),
+    ],
+)
 def test_a_reward_that_hangs_ends_the_run_saved(
-    tmp_path: Path, hanging: Callable[..., Brightness], place: str, overlap: str
+    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[str], Path], place: str, overlap: str
 ) -> None:
     call, finished, batch = WHERE[place]
     overlaps = f"judge.overlap={overlap}"
@@ -103,20 +124,27 @@ def test_a_reward_that_hangs_ends_the_run_saved(
     assert stop.value.exit_code == 75
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{2 * finished:06d}"
     run(tmp_path / "run", Brightness(), overlaps, resume=True)
-    assert same(tmp_path / "run", run(tmp_path / "whole", Brightness(), overlaps))
+    assert same(tmp_path / "run", whole(overlap))
 
 
-@pytest.mark.parametrize("place", ["later batch", "evaluation"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ("later batch", signal.SIGTERM),
+        pytest.param("later batch", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("evaluation", signal.SIGTERM, marks=pytest.mark.slow),
+        ("evaluation", signal.SIGINT),
+    ],
+)
 def test_the_first_signal_ends_the_wait_for_a_reward(
-    tmp_path: Path, hanging: Callable[..., Brightness], place: str, number: signal.Signals
+    tmp_path: Path, hanging: Callable[..., Brightness], whole: Callable[[str], Path], place: str, number: signal.Signals
 ) -> None:
     call, finished, _ = WHERE[place]
     reward = hanging(hangs_in=call, first=lambda: os.kill(os.getpid(), number))
     with pytest.raises(Interrupted, match=rf"^stopped after epoch {finished}, and saved; go on with --resume auto$"):
         run(tmp_path / "run", reward)
     run(tmp_path / "run", Brightness(), resume=True)
-    assert same(tmp_path / "run", run(tmp_path / "whole", Brightness()))
+    assert same(tmp_path / "run", whole("true"))
 
 
 def test_rewards_that_take_turns_with_the_generator_are_bounded_too(

@@ -45,19 +45,18 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 CASES = [(twin, dtype) for twin in TWINS for dtype in DTYPES]
-# One of them in every check: all together take a minute.
-MARKED = [case if case == ("flux", "fp64") else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+# All take minutes: `test_update.py` compares the same gradients of the toy generator in every check.
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize(("twin", "dtype"), MARKED)
+@pytest.mark.parametrize(("twin", "dtype"), CASES)
 def test_one_process(folder: Path, twin: str, dtype: str, tree: str) -> None:
     ours = node_gradients(world(twin, dtype, folder), TREES[tree])
     for objective in PATHS:
         assert difference(ours[objective], reference(twin, dtype, tree, folder)[objective]) < TOLERANCE[dtype]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("twin", "dtype"), CASES)
 def test_two_processes(two_processes: Path, twin: str, dtype: str, tree: str) -> None:

@@ -183,7 +183,7 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
     assert told[1].startswith(f"judge judge at {url} answers again after ")
 
 
-@pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["refused", *(pytest.param(way, marks=pytest.mark.slow) for way in ("503", "hangs"))])
 def test_a_run_that_gives_up_resumes_with_the_missing_questions(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -316,8 +316,8 @@ def test_a_second_outage_loses_nothing_either(tmp_path: Path, whole: Whole) -> N
     ("harm", "note"),
     [
         ("a byte", "update-00001.safetensors is damaged: it is not what was written"),
-        ("a file", "update-00001.safetensors is missing"),
-        ("the mark", "pending.json"),
+        pytest.param("a file", "update-00001.safetensors is missing", marks=pytest.mark.slow),
+        pytest.param("the mark", "pending.json", marks=pytest.mark.slow),
         ("another checkpoint", "is not of the checkpoint that the run goes on from"),
     ],
 )

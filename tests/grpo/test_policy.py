@@ -107,7 +107,7 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     assert held == [True]
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
     """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""
     config = toy_config(tmp_path / "run", "epochs=4", "evaluation.every=1", "keep_checkpoints=9")

@@ -178,15 +178,15 @@ class Counting:
 @pytest.mark.parametrize(
     "case",
     [
-        (Tree(4, (1,)), (1,), 4, [4, 4, 4, 4]),
+        pytest.param((Tree(4, (1,)), (1,), 4, [4, 4, 4, 4]), marks=pytest.mark.slow),
         (Tree(4, (1,)), (1,), 2, [2, 2, 2, 2, 2, 2, 2, 2]),
         (Tree(1, (4,)), (2,), 4, [1, 1, 1, 4]),
-        (Tree(1, (4,)), (2,), 1, [1, 1, 1, 1, 1, 1, 1]),
+        pytest.param((Tree(1, (4,)), (2,), 1, [1, 1, 1, 1, 1, 1, 1]), marks=pytest.mark.slow),
         (Tree(2, (2,)), (0,), 4, [2, 4, 4, 4]),
-        (Tree(2, (2,)), (0,), 1, [1, 1, *[1] * 12]),
-        (Tree(1, (2, 2)), (0, 2), 4, [1, 2, 2, 4]),
+        pytest.param((Tree(2, (2,)), (0,), 1, [1, 1, *[1] * 12]), marks=pytest.mark.slow),
+        pytest.param((Tree(1, (2, 2)), (0, 2), 4, [1, 2, 2, 4]), marks=pytest.mark.slow),
         (Tree(1, (2, 2)), (0, 1), 2, [1, 1, 1, 2, 2, 2, 2]),
-        (Tree(2, (1, 2)), (1, 2), 4, [2, 2, 2, 4]),
+        pytest.param((Tree(2, (1, 2)), (1, 2), 4, [2, 2, 2, 4]), marks=pytest.mark.slow),
     ],
 )
 def test_each_distinct_latent_passes_once(
@@ -210,10 +210,10 @@ def test_each_distinct_latent_passes_once(
 @pytest.mark.parametrize(
     ("tree", "steps", "suffix", "latents"),
     [
-        (Tree(16, (1,)), 10, Suffix(), 10 * 16),
-        (Tree(1, (16,)), 10, Suffix(), 8 * 16 + 2),
+        pytest.param(Tree(16, (1,)), 10, Suffix(), 10 * 16, marks=pytest.mark.slow),
+        pytest.param(Tree(1, (16,)), 10, Suffix(), 8 * 16 + 2, marks=pytest.mark.slow),
         (Tree(1, (16,)), 10, Suffix(steps=4), 4 * 16 + 2),
-        (Tree(1, (16,)), 10, Suffix(steps=4, solver="ab2"), 4 * 16 + 2),
+        pytest.param(Tree(1, (16,)), 10, Suffix(steps=4, solver="ab2"), 4 * 16 + 2, marks=pytest.mark.slow),
         (Tree(4, (4,)), 10, Suffix(steps=4), 4 * 16 + 4 * 2),
         (Tree(1, (12,)), 6, Suffix(steps=2, solver="ab2"), 2 * 12 + 2),
     ],
@@ -310,9 +310,15 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
     assert sum(encoded) == 2
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
-@pytest.mark.parametrize("tree", [OWN, SHARED, Tree(1, (2, 1), antithetic=True)])
+@pytest.mark.parametrize(
+    ("checkpointing", "kernel", "tree"),
+    [
+        pytest.param(*case, marks=[] if number in {0, 5, 10} else [pytest.mark.slow])
+        for number, case in enumerate(
+            product([False, True], ["flow_sde", "cps"], [OWN, SHARED, Tree(1, (2, 1), antithetic=True)])
+        )
+    ],
+)
 def test_before_an_update_the_ratio_is_exactly_one(
     policy: FluxPolicy, checkpointing: bool, kernel: str, tree: Tree
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_run_whose_groups_are_all_alike_changes_nothing_and_goes_on(tmp_path: 
     assert [line["updates/empty"] for line in metrics(tmp_path / "run", "epoch")] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_with_selection_resumes_as_it_would_have_gone_on(tmp_path: Path) -> None:
     settings = [*SETTINGS, "selection.min_std=0.01", "save_every=1"]
     with toy_world():

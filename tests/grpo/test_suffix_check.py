@@ -126,6 +126,7 @@ def _count(patch: pytest.MonkeyPatch, owner: type, name: str, counts: dict[str, 
     patch.setattr(owner, name, counted)
 
 
+@pytest.mark.slow
 def test_a_stopped_and_resumed_run_checks_alike(tmp_path: Path) -> None:
     settings = [*CHEAP, "sampling.suffix.check_every=2"]
     whole = line(train_policy(toy_config(tmp_path / "whole", *settings, "epochs=4")))

@@ -14,6 +14,7 @@ import pacorl
 from pacorl import PolicyTrainer
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = textwrap.dedent(inspect.getdoc(PolicyTrainer).partition("Example:\n")[2])  # type: ignore[union-attr]
     monkeypatch.chdir(tmp_path)

@@ -113,7 +113,14 @@ def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
     assert not +waits.counted
 
 
-@pytest.mark.parametrize("tree", [Tree(2, (1, 1)), Tree(1, (2, 1)), Tree(1, (2, 1), antithetic=True)])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        pytest.param(Tree(2, (1, 1)), marks=pytest.mark.slow),
+        pytest.param(Tree(1, (2, 1)), marks=pytest.mark.slow),
+        Tree(1, (2, 1), antithetic=True),
+    ],
+)
 def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: ConditioningCache, tree: Tree) -> None:
     sampler = Sampler(size=SIZE, steps=4, sde_steps=(0, 2), tree=tree, keeps_means=True)
     rows = [Row(PROMPTS[number // 2], number) for number in range(4)]
@@ -128,7 +135,13 @@ def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: Conditio
     assert not any(tensor.is_meta for nodes in samples.nodes for tensor in (nodes.latents_VNC, nodes.log_prob_B))
 
 
-@pytest.mark.parametrize("options", [GrpoClip(clip_range=1e-4, kl_weight=0.1), GrpoGuard(clip_range=1e-4)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        GrpoClip(clip_range=1e-4, kl_weight=0.1),
+        pytest.param(GrpoGuard(clip_range=1e-4), marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_reads_the_card_once(policy: FluxPolicy, cache: ConditioningCache, options: Any) -> None:
     sampler = Sampler(size=SIZE, steps=4, sde_steps=(0, 2), tree=Tree(4, (1, 1)), keeps_means=True)
     rows = [Row(PROMPTS[0], number) for number in range(4)]

@@ -237,7 +237,14 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
     assert [one.key for one in found.absences] == ["evaluation.judge.adapter"]
 
 
-@pytest.mark.parametrize("named", [UNREACHABLE, "judge=none", "judge={checkpoint: lab/judge}"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param(UNREACHABLE, marks=pytest.mark.slow),
+        "judge=none",
+        pytest.param("judge={checkpoint: lab/judge}", marks=pytest.mark.slow),
+    ],
+)
 def test_the_doctor_finds_a_run_without_a_judge_fine(
     named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_drawings_are_inside(domain: Domain, measure: ModuleType) -> None:
         assert sum(domain.outside(images)) == 0, kind
 
 
+@pytest.mark.slow
 def test_what_generators_paint_is_inside_however_little_they_have_learned(domain: Domain, measure: ModuleType) -> None:
     trained, spoiled = (FLUX.from_pretrained("tiny", **TRAINED_WITH) for _ in range(2))
     random_adapter(spoiled.transformer, spoiled.lora_targets, spread=0.15, seed=99)

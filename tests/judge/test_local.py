@@ -57,7 +57,9 @@ def grid_questions(images: list[Image.Image]) -> list[Question]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), pytest.param(torch.float32, 1e-6, marks=pytest.mark.slow)]
+)
 def test_p_yes_is_the_plain_forwards(
     processor: ImageTextProcessor, family: str, dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -191,7 +191,7 @@ def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     return seen.steps
 
 
-@pytest.mark.parametrize(("batch", "micro"), [(4, 1), (6, 2)])
+@pytest.mark.parametrize(("batch", "micro"), [(4, 1), pytest.param(6, 2, marks=pytest.mark.slow)])
 def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
     """4×1 is one batch of 4, and 3×2 one of 6."""
     limit = ["data.workers=0", "optimizer.lr=1e-9", "optimizer.max_grad_norm=0", f"optimizer.batch={batch}"]
@@ -408,7 +408,7 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
         assert [line[name] for line in other] == pytest.approx([line[name] for line in one], rel=1e-4), name
 
 
-@pytest.mark.parametrize("target", ["label", "token"])
+@pytest.mark.parametrize("target", [pytest.param("label", marks=pytest.mark.slow), "token"])
 def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=3", "optimizer.lr=3e-3", "optimizer.batch=6")
     JudgeTrainer(config).train()
@@ -548,6 +548,7 @@ def test_rows_open_their_images_in_order(data: Path) -> None:
     assert [image.tobytes() for image in rows[0].images] == [image.tobytes() for image in rows[1].images[::-1]]
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     example = textwrap.dedent((JudgeTrainer.__doc__ or "").split("Example:\n")[1])

@@ -63,6 +63,7 @@ def test_what_is_trained_and_where_it_lies_stays() -> None:
         assert pointer == new.data_ptr()
 
 
+@pytest.mark.slow
 def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
     config = tiny_run(
         [

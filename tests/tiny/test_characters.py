@@ -128,7 +128,7 @@ def test_redrawn_changes_kept_attributes_alone() -> None:
 # --- the oracle ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_oracle_reads_drawings(oracle: Oracle, size: int) -> None:
     panels = some_panels(300)
     assert oracle.read([draw(panel, size) for panel in panels]) == panels

@@ -36,6 +36,7 @@ class Numbers:
         return len(PANELS)
 
 
+@pytest.mark.slow
 def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
     files = draw_edits(tmp_path)
     assert [path.name for path in files] == ["train.jsonl", "dev.jsonl", "test.jsonl"]

@@ -65,6 +65,7 @@ def test_shuffled_blocks_are_the_grids_own() -> None:
         assert set(after.flatten().tolist()) <= set(before.flatten().tolist())
 
 
+@pytest.mark.slow
 def test_an_earlier_generator_is_not_changed_by_later_steps(vae: AutoencoderKL) -> None:
     steps = early_generators(vae, [0, 1], seed=0)
     first = next(steps)
@@ -81,6 +82,7 @@ def test_a_random_adapter_has_its_spread() -> None:
     assert second.std().item() == pytest.approx(0.3, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_classifier_learns_a_world_from_what_is_outside(tmp_path: Path) -> None:
     """A quick one, of a few drawings and textures."""
     rng = random.Random(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -30,6 +31,7 @@ def planned(*overrides: str, world: int = 1) -> Plan:
     return plan_policy(load(PolicyConfig, None, settings), world=world)
 
 
+@cache
 def balance(*overrides: str, world: int = 1) -> Balance:
     balanced = planned(*overrides, world=world).balance
     assert balanced
@@ -48,7 +50,7 @@ def test_the_balance_follows_the_questions_and_the_forwards() -> None:
 
 
 def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
-    for world in (1, 2, 6):
+    for world in (1, 6):
         several = balance(world=world)
         assert several.trainers == world
         assert several.judge_cards == -(-world * several.judge_tflop // several.trainer_tflop)

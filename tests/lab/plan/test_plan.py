@@ -115,7 +115,7 @@ def train_for_real(config: PolicyConfig) -> None:
         average.follow(step)
 
 
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("checkpointing", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
     config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")
 
@@ -144,9 +144,7 @@ def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoi
         (peaks[False] + CARD_MARGIN - 1, True),
         (None, False),  # a CPU, to which memory is no card's
     ):
-        decision = decided(config, card_bytes=card_bytes)
-        assert decision.model.gradient_checkpointing is checkpointed
-        assert plan_policy(decision).peak_bytes == peaks[checkpointed]
+        assert decided(config, card_bytes=card_bytes).model.gradient_checkpointing is checkpointed
     assert plan_policy(config).peak_bytes == peaks[False]
 
 
@@ -379,6 +377,7 @@ def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
         sources.generator(tiny_run(checkpoints, "model.kind=kontext"))
 
 
+@pytest.mark.slow
 def test_qwen_image_has_its_published_size() -> None:
     config = load(PolicyConfig, None, ["model.kind=qwen_edit"])
     assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
@@ -393,7 +392,7 @@ def test_qwen_image_has_its_published_size() -> None:
     assert len(adapter_state(policy.transformer)) == 2 * 60 * 12
 
 
-@pytest.mark.parametrize("kind", ["kontext", "qwen_edit", "qwen_edit_plus"])
+@pytest.mark.parametrize("kind", ["kontext", pytest.param("qwen_edit", marks=pytest.mark.slow), "qwen_edit_plus"])
 def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Path) -> None:
     """The planned conditioning has the shapes of a real one, and forward passes through it."""
     image = tmp_path / "source.png"

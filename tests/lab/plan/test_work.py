@@ -33,23 +33,31 @@ NFT = "objective.name=diffusion_nft"
 
 FORMS = [
     ([*PAPER], (10, 1, 0)),
-    ([*PAPER, ONE_START], (8 + 2 / 16, 1 / 16, 0)),
-    ([*PAPER, ONE_START, "sampling.batch=4"], (8 + 2 / 16, 1 / 16, 0)),
+    pytest.param([*PAPER, ONE_START], (8 + 2 / 16, 1 / 16, 0), marks=pytest.mark.slow),
+    pytest.param([*PAPER, ONE_START, "sampling.batch=4"], (8 + 2 / 16, 1 / 16, 0), marks=pytest.mark.slow),
     ([*PAPER, ONE_START, "sampling.suffix={solver: ab2, steps: 4}"], (4 + 2 / 16, 1 / 16, 0)),
-    ([*PAPER, "sampling.suffix.steps=4"], (4 + 2, 1, 0)),
-    ([*PAPER, "sampling.tree={seeds: 4}"], (8 + 8 / 16, 4 / 16, 0)),
+    pytest.param([*PAPER, "sampling.suffix.steps=4"], (4 + 2, 1, 0), marks=pytest.mark.slow),
+    pytest.param([*PAPER, "sampling.tree={seeds: 4}"], (8 + 8 / 16, 4 / 16, 0), marks=pytest.mark.slow),
     ([*PAPER, "sampling.tree={seeds: 2, antithetic: true}"], (8 + 4 / 16, 2 / 16, 0)),
     ([*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", TWO_STEPS], (7 + (2 + 4) / 16, 5 / 16, 0)),
-    ([*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", "sampling.sde_steps=[1,4]"], (5 + 14 / 16, 5 / 16, 0)),
+    pytest.param(
+        [*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", "sampling.sde_steps=[1,4]"],
+        (5 + 14 / 16, 5 / 16, 0),
+        marks=pytest.mark.slow,
+    ),
     ([*PAPER, ONE_START, "objective.kl_weight=0.1"], (8 + 2 / 16, 1 / 16, 1 / 16)),
-    ([*PAPER, ONE_START, "objective.inner_epochs=2"], (8 + 2 / 16, 2 / 16, 0)),
+    pytest.param([*PAPER, ONE_START, "objective.inner_epochs=2"], (8 + 2 / 16, 2 / 16, 0), marks=pytest.mark.slow),
     ([*PAPER, ONE_START, "sampling.sde_steps=[9]"], (10 / 16, 1 / 16, 0)),
-    ([*PAPER, NFT, TWO_STEPS], (10, 2, 2)),
+    pytest.param([*PAPER, NFT, TWO_STEPS], (10, 2, 2), marks=pytest.mark.slow),
     ([*PAPER, NFT, "objective.kl_weight=0.1"], (10, 1, 2)),
     ([*PAPER, "objective.name=awm", "objective.inner_epochs=2"], (10, 2, 1.5)),
-    ([*QUICKSTART], (6, 1, 0)),
-    ([*QUICKSTART, ONE_START], (4 + 2 / 12, 1 / 12, 0)),
-    ([*QUICKSTART, ONE_START, "sampling.suffix={solver: ab2, steps: 2}"], (2 + 2 / 12, 1 / 12, 0)),
+    pytest.param([*QUICKSTART], (6, 1, 0), marks=pytest.mark.slow),
+    pytest.param([*QUICKSTART, ONE_START], (4 + 2 / 12, 1 / 12, 0), marks=pytest.mark.slow),
+    pytest.param(
+        [*QUICKSTART, ONE_START, "sampling.suffix={solver: ab2, steps: 2}"],
+        (2 + 2 / 12, 1 / 12, 0),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

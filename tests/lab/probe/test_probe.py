@@ -206,6 +206,7 @@ def run(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.output + str(result.exception or "")
 
 
+@pytest.mark.slow
 def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     """The real classes in small, from the config to table, document and plot."""
     settings = ["prompts_per_epoch=2", "group_size=4", "sampling.size=[32,32]", "sampling.steps=3"]

@@ -264,8 +264,15 @@ def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     assert fused_form(layers[1]) is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing"),
+    [
+        pytest.param(torch.float32, False, marks=pytest.mark.slow),
+        (torch.float32, True),
+        (torch.bfloat16, False),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_ratio_before_an_update_is_exactly_one(flux16: FluxPolicy, dtype: torch.dtype, checkpointing: bool) -> None:
     """With base and adapter in one product at the steps without noise."""
     transformer: Any = flux16.transformer

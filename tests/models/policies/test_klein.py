@@ -58,8 +58,18 @@ def diffusers_latents(policy: KleinPolicy, prompts: list[Prompt], size: Size, *,
     return (pack(codes) - vae.bn.running_mean) / (vae.bn.running_var + vae.config.batch_norm_eps).sqrt()
 
 
-@pytest.mark.parametrize(("scale", "negative"), [(1.0, ""), (4.0, ""), (4.0, "a red hat")])
-@pytest.mark.parametrize(("steps", "size"), [(4, Size(64, 96)), (10, Size(32, 32))], ids=str)
+@pytest.mark.parametrize(
+    ("scale", "negative", "steps", "size"),
+    [
+        (1.0, "", 4, Size(64, 96)),
+        pytest.param(4.0, "", 4, Size(64, 96), marks=pytest.mark.slow),
+        pytest.param(4.0, "a red hat", 4, Size(64, 96), marks=pytest.mark.slow),
+        pytest.param(1.0, "", 10, Size(32, 32), marks=pytest.mark.slow),
+        pytest.param(4.0, "", 10, Size(32, 32), marks=pytest.mark.slow),
+        (4.0, "a red hat", 10, Size(32, 32)),
+    ],
+    ids=str,
+)
 def test_sets_without_noise_are_the_pipeline_s(
     pipeline: Any, scale: float, negative: str, steps: int, size: Size
 ) -> None:

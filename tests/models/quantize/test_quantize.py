@@ -157,7 +157,7 @@ def small(overrides: Sequence[str]) -> list[str]:
 
 
 @EACH
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(name: str, checkpointing: bool, tmp_path: Path) -> None:
     if name != "int8" and checkpointing:
         pytest.skip("one form shows that checkpointing unpacks the same")

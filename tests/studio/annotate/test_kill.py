@@ -34,6 +34,7 @@ def slots_of(instance, name):
     return [(number + step) % 4 for step in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "kills"),
     [
