@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks.gpu_day import kernels, measuring, page, runner
 from benchmarks.gpu_day.parts import PARTS
 from benchmarks.gpu_day.results import Results

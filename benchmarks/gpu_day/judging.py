@@ -73,7 +73,7 @@ def both(score: Work, sample: Work) -> Work:
 def random_judge(device: torch.device, *, tiny: bool) -> LocalJudge:
     """The published 7B judge's shape with random weights, or the committed tiny one."""
     if tiny:
-        return LocalJudge.from_pretrained("tiny")
+        return LocalJudge.from_pretrained("tiny", device=device)
     processor = image_text_processor(
         tokenizer=qwen_tokenizer_of([THEME] * 9), image_options=JUDGE_PARTS["processor"], chat_template=CHAT_TEMPLATE
     )

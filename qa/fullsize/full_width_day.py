@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from benchmarks.gpu_day import forms, judging
+from benchmarks.gpu_day.runner import arguments
 from pretended import pretended
 from traced import handed_on
 
-from benchmarks.gpu_day import forms, judging
-from benchmarks.gpu_day.runner import arguments
 from pacorl.models.policies.flux import FLUX
 from pacorl.models.twins import META
 
