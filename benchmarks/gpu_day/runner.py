@@ -14,6 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -25,7 +26,7 @@ NEEDS = (
     "torch>=2.11", "accelerate", "diffusers", "einops", "httpx2", "jinja2", "peft", "pillow", "pydantic", "pyyaml",
     "rich", "safetensors", "tensorboard", "transformers", "typer",
 )  # fmt: skip
-"""Packages that the parts import. All are pure Python but torch, numpy, pillow, pydantic, safetensors and tokenizers."""
+"""Packages that the parts import. Compiled are torch, numpy, pillow, pydantic-core, safetensors and tokenizers."""
 FAULTS = ("oom", "hang", "kill", "pass")
 """Injected in place of a part's work, after one record: an out-of-memory error, a hang, a kill, or nothing."""
 SKIPPED = 5
@@ -185,10 +186,8 @@ def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit:
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a part and the processes that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -16,7 +16,7 @@ def twin(
     folder: Path = typer.Argument(help="Where the checkpoint is written; a new folder."),
     *,
     width: str = typer.Option("published", help="published: the released shapes in bf16; tiny: the tiny twin's."),
-    depth: int = typer.Option(None, min=1, help="Blocks of each model; all by default."),
+    depth: int = typer.Option(None, min=1, help="Blocks of the transformer or the judge; all by default."),
 ) -> None:
     """Write a checkpoint of random weights. It makes noise, at the released model's cost in memory and time."""
     from pacorl.judge import JUDGES

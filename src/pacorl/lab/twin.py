@@ -38,7 +38,7 @@ def write_generator(spec: PolicySpec, folder: Path, *, width: Width, depth: int 
         spec: the kind of generator.
         folder: a new one.
         width: the published shapes, or the tiny twin's.
-        depth: blocks of each kind in each model, and twice as many single ones; None for all.
+        depth: double blocks of the transformer, which then has at most twice as many single ones; None for all.
 
     Raises:
         ValueError: there is something at `folder`.
@@ -50,7 +50,9 @@ def write_generator(spec: PolicySpec, folder: Path, *, width: Width, depth: int 
     for name, component in pipeline.components.items():
         if isinstance(component, nn.Module):
             config = spec.parts[name] if width == "published" else own_config(component)
-            write_model({**config, **special_ids(config, pipeline.tokenizer)}, folder / name, depth=depth)
+            # Text encoders keep their depth: a generator may read hidden layers by their numbers.
+            blocks = depth if name == "transformer" else None
+            write_model({**config, **special_ids(config, pipeline.tokenizer)}, folder / name, depth=blocks)
         elif component is not None:
             if width == "published" and name in WITHOUT_WEIGHTS:
                 component = published_component(name, component, spec.parts)  # noqa: PLW2901
@@ -130,9 +132,11 @@ def at_depth(config: Mapping[str, Any], depth: int | None) -> dict[str, Any]:
     """A config with at most `depth` blocks; single blocks are twice as many."""
     if depth is None:
         return dict(config)
-    fewer = {name: min(depth, config[name]) for name in DEPTHS if name in config}
+    fewer: dict[str, Any] = {name: min(depth, config[name]) for name in DEPTHS if name in config}
     if "num_single_layers" in config:
         fewer["num_single_layers"] = min(2 * depth, config["num_single_layers"])
+    if "layer_types" in config:
+        fewer["layer_types"] = config["layer_types"][:depth]
     nested = {name: at_depth(value, depth) for name, value in config.items() if isinstance(value, Mapping)}
     return {**config, **nested, **fewer}
 
