@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-vllm test-deepspeed test-versions check lattice clean distclean
+.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-gpu test-vllm test-deepspeed test-versions check lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ check: lint  ## what must hold before a commit: lint and the fast tests
 
 test: $(READY)  ## all tests but the campaign's and those that need a real vLLM
 	$(PYTEST) -m "not campaign and not vllm" $(ARGS)
+
+test-gpu: $(READY)  ## what only a card can show, on the tiny models: three minutes; skipped without a card
+	$(BIN)/python -c 'import torch; torch.cuda.is_available() or print("no CUDA device is here: every test is skipped")'
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 0 -rs -m gpu tests/gpu $(ARGS)
 
 campaign: $(READY)  ## long trials of what must survive anything, attack included; its summary has counts and minutes
 	$(PYTEST) -m campaign $(ARGS)

@@ -27,7 +27,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
-from gpu_day import matmul_peak
+from gpu_day.rates import matmul_peak
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.core.grid import join

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -28,11 +27,11 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: str(path.relative_to(BENCHMARKS)))
 def test_what_a_benchmark_imports_is_there(path: Path) -> None:
     """Most are run by hand alone, so that a name that moves would be missed for long."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "pacorl":
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and str(node.module).partition(".")[0] == "pacorl":
             names = {alias.name for alias in node.names}
             absent = names - {*dir(importlib.import_module(node.module))}
             assert [name for name in absent if not importlib.util.find_spec(f"{node.module}.{name}")] == []
@@ -45,27 +44,6 @@ def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_the_gpu_day_measures_everything_on_a_cpu(tmp_path: Path) -> None:
-    sections = ["policy", "epoch", "judge", "ratio", "launchers"]  # compiling takes a minute
-    line = [sys.executable, str(BENCHMARKS / "gpu_day.py"), "--tiny", "--repeats", "1", "--steps", "2"]
-    line += ["--out", str(tmp_path / "day"), "--sections", *sections]
-    subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
-    day = json.loads((tmp_path / "day.json").read_text())
-    assert [(row["side"], row["phase"]) for row in day["phases"]] == [
-        (side, phase) for side in (32, 64) for phase in ("sample", "decode", "train")
-    ]
-    assert all(row["flops"] > 0 and 0 < row["share_of_peak"] <= 1 for row in day["phases"])
-    figures = day["figures"]
-    assert {name: value for name, value in figures.items() if name.startswith("ratio")} == {
-        f"ratio's deviation, {form}": 0.0
-        for form in ("as it is", "without checkpointing", "int8", "int8, streamed", "fp8")
-    }
-    assert {f"trained step at 32, {form}, s" for form in ("alone", "DDP", "FSDP2")} < figures.keys()
-    assert all(value > 0 for name, value in figures.items() if name.endswith((" s", "/s")))
-    assert "| epoch at 32, images/s | " in (tmp_path / "day.md").read_text()
 
 
 def test_an_epoch_is_judged_by_its_count_and_not_by_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

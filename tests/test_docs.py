@@ -51,8 +51,11 @@ OTHERS_OPTIONS = {
     "--strict",
     "--no-python",
     "--nproc_per_node",
+    "--no-deps",
+    "--needs",
+    "--tiny",
 }
-"""Of accelerate, torchrun, hf, mypy and vLLM."""
+"""Of accelerate, torchrun, hf, mypy, vLLM, pip and `benchmarks.gpu_day`."""
 FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 

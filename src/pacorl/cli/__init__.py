@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, verify
+from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, twin, verify
 from pacorl.cli.shared import Commands, echo, echo_errors
 from pacorl.io.terminal import PrintableFormatter, printable
 
@@ -42,6 +42,7 @@ app.command("adapter")(files.adapter)
 app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.command("twin")(twin.twin)
 for group in (dataset.app, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 

@@ -10,11 +10,12 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pacorl.io.documents import parse_json, read_object, read_text
 
@@ -57,6 +58,40 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
     for tensor in model.state_dict(keep_vars=True).values():
         tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)
     return model.requires_grad_(False).eval()
+
+
+NOISE = 2**20 - 1
+"""Distinct random values of `random_weight`: an odd number, so that the rows of a matrix differ."""
+
+
+def random_weight(name: str, like: Tensor) -> Tensor:
+    """A small random weight on the CPU, zero for a bias and an index, one for a norm's weight and a variance.
+
+    Outputs stay finite at any depth. Values repeat, because drawing 12 billion of them takes minutes.
+
+    Args:
+        name: of the weight in its model.
+        like: a tensor of its shape and type, on any device.
+    """
+    if not like.is_floating_point() or name.endswith(("bias", "mean")):
+        return torch.zeros(like.shape, dtype=like.dtype)
+    if like.dim() <= 1:
+        return torch.ones(like.shape, dtype=like.dtype)
+    values = _noise(like.dtype)
+    return values.repeat(-(-like.numel() // NOISE))[: like.numel()].view(like.shape)
+
+
+@cache
+def _noise(dtype: torch.dtype) -> Tensor:
+    return torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(dtype)
+
+
+def place_random(module: nn.Module, device: torch.device) -> None:
+    """Put a model without weights on a device, with those of `random_weight`."""
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(random_weight(name, tensor))
 
 
 def tiny_vae() -> AutoencoderKL:

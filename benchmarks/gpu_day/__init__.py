@@ -1,0 +1,17 @@
+"""One day with a GPU: what FLUX.1-dev and its 7B judge take on the card that is here.
+
+    python -m benchmarks.gpu_day --out day.jsonl                  # 25 minutes, in order of value per second
+    python -m benchmarks.gpu_day --resume day.jsonl               # go on with the parts that are left
+    python -m benchmarks.gpu_day --slice 9 --resume day.jsonl     # end after 9 minutes
+    python -m benchmarks.gpu_day --depth 4+8                      # a card of 12 GB: costs per block, extrapolated
+    python -m benchmarks.gpu_day --parts rates form-bf16          # these parts alone
+    python -m benchmarks.gpu_day --tiny                           # all of it on a CPU, on the tiny shapes
+    python -m benchmarks.gpu_day --needs                          # packages that a bare machine needs
+
+It runs from the root of the source tree without an installation. Every part is a process with a time limit. A part's
+records are appended to the JSONL file and synced to disk as they are made, so an error, a hang or a kill costs one
+part. A Markdown page beside that file shows all records.
+
+All weights are random and of the published shapes. The measured functions are the project's own: `denoise`, `decode`,
+`collect`, `update_policy` with its optimizer step, `LocalJudge.verdicts` and the command `pacorl train-policy`.
+"""

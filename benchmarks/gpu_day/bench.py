@@ -1,0 +1,232 @@
+"""A generator of random weights with its adapter, moving average and optimizer, as a run has them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from pacorl.config import base as configs
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
+from pacorl.grpo.rows import Row
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.lab.plan import sources
+from pacorl.lab.plan.components import policy_on_meta, training_rows
+from pacorl.lab.plan.plan import Plan
+from pacorl.lab.plan.work import work_of
+from pacorl.models.lora.adapters import MovingAverage, add_lora
+from pacorl.models.lora.layers import FusedLora, fuse_lora
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.models.policies.policy import Parts, Policy
+from pacorl.models.quantize import NONE
+from pacorl.models.quantize.linear import quantize_model
+from pacorl.models.twins import META, place_random
+from pacorl.runtime.compiled import compile_blocks
+from pacorl.runtime.processes import Runtime
+from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
+
+NOISE_STEP = 1
+"""The stochastic step."""
+PROMPT = Prompt(id=0, text="drawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of the generator's weights and code."""
+
+    quantize: str = NONE
+    stream: bool = False
+    compiled: bool = False
+    fused: bool = False
+    """Whether the adapter is computed together with the weights in sampling."""
+
+
+FORMS: Mapping[str, Form] = {
+    "bf16": Form(),
+    "fused": Form(fused=True),
+    "int8": Form(quantize="int8"),
+    "fp8": Form(quantize="fp8"),
+    "nf4": Form(quantize="nf4"),
+    "streamed": Form(quantize="int8", stream=True),
+    "compiled": Form(compiled=True),
+    "compiled-int8": Form(quantize="int8", compiled=True),
+}
+
+
+def device_of(options: argparse.Namespace) -> torch.device:
+    """The CPU for the tiny shapes, else the card.
+
+    Raises:
+        RuntimeError: there is no card.
+    """
+    if options.tiny:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device is here; --tiny runs the same code on a CPU")
+    return torch.device("cuda")
+
+
+def run_of(side: int, options: argparse.Namespace, *, batch: int = 1) -> PolicyConfig:
+    """The recipe at one size, with the judge elsewhere."""
+    tiny = {"model.checkpoint": "tiny", "model.dtype": "float32", "model.max_sequence_length": 48}
+    settings = {
+        **(tiny if options.tiny else {}),
+        "adapter.rank": options.rank,
+        "adapter.alpha": 2 * options.rank,
+        "sampling.size": f"[{side},{side}]",
+        "sampling.batch": batch,
+        "sampling.steps": options.steps,
+        "sampling.sde_steps": f"[{NOISE_STEP}]",
+        "sampling.fuse_lora": "false",
+        "evaluation.size": f"[{side},{side}]",
+        "evaluation.batch": batch,
+        "judge": "{backend: http, checkpoint: 'http://127.0.0.1:1/v1', model: none}",
+        "rewards": "[{name: jpeg_size}]",
+    }
+    return configs.load(PolicyConfig, None, [f"{key}={value}" for key, value in settings.items()])
+
+
+def parts_at(config: PolicyConfig, blocks: int | None) -> Parts:
+    """The configs of the generator's parts, with so many double blocks and twice as many single ones, or its own."""
+    parts = dict(sources.generator(config).configs)
+    if blocks is not None:
+        parts["transformer"] = {**parts["transformer"], "num_layers": blocks, "num_single_layers": 2 * blocks}
+    return parts
+
+
+class RandomConditioning:
+    """Conditioning of the right shapes from a generator of noise, in place of a cache of encoded prompts."""
+
+    def __init__(self, policy: PipelinePolicy, device: torch.device) -> None:
+        self._policy, self._device = policy, device
+        self._batches: dict[tuple[int, Size], Conditioning] = {}
+
+    def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
+        """The same tensors for the same number of prompts and size: training must replay sampling."""
+        key = (len(prompts), size)
+        if key not in self._batches:
+            shapes = self._policy.conditioning_on_meta(size, batch=len(prompts)).tensors
+            tensors = {
+                name: torch.randn(shape.shape, dtype=shape.dtype, device=self._device) for name, shape in shapes.items()
+            }
+            self._batches[key] = Conditioning(tensors)
+        return self._batches[key]
+
+
+class Bench:
+    """A generator on the device, in one form and at one depth."""
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        options: argparse.Namespace,
+        device: torch.device,
+        *,
+        form: Form = FORMS["bf16"],
+        blocks: int | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.device, self.form, self.options, self.runtime = device, form, options, Runtime()
+        self.generator = policy_on_meta(config, parts_at(config, blocks))
+        self.policy = cast(Policy, self.generator)
+        transformer: Any = self.generator.pipeline.transformer
+        # Weights come from main memory, as a checkpoint's do: a card need not hold them unpacked.
+        home = META if device == META else torch.device("cpu")
+        for part in (transformer, self.generator.pipeline.vae):
+            place_random(part, home)
+        self.generator.pipeline.vae.to(device)
+        quantize_model(transformer, form.quantize, device=device, stream=form.stream)
+        add_lora(transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=self.policy.lora_targets)
+        transformer.to(device)
+        if form.compiled:
+            compile_blocks(transformer)
+        self.checkpoint_gradients(enabled=config.model.gradient_checkpointing)
+        transformer.train()
+        self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=config.optimizer.lr)
+        self.average = MovingAverage(transformer, decay=0.9, interval=1)
+        self.cache = cast(ConditioningCache, RandomConditioning(self.generator, device))
+
+    def checkpoint_gradients(self, *, enabled: bool) -> None:
+        """Switch gradient checkpointing on or off."""
+        transformer: Any = self.generator.pipeline.transformer
+        if enabled:
+            transformer.enable_gradient_checkpointing()
+        else:
+            transformer.disable_gradient_checkpointing()
+
+    def sampler(self, side: int, batch: int) -> Sampler:
+        size = self.generator.nearest_size(Size(side, side))
+        return Sampler(size=size, steps=self.options.steps, sde_steps=(NOISE_STEP,), tree=Tree(batch, (1,)))
+
+    def fused(self) -> FusedLora | None:
+        """The adapter in its fused form, if this form has one."""
+        return fuse_lora(self.policy.transformer, enabled=self.form.fused)
+
+    def collect(self, side: int, batch: int) -> Samples:
+        """Draw a batch of training samples."""
+        draw = Draw(
+            self.policy,
+            self.sampler(side, batch),
+            self.cache,
+            seed=0,
+            epoch=0,
+            batch=batch,
+            fused=self.fused(),
+            as_trained=self.form.compiled,
+        )
+        return collect(draw, [Row(PROMPT, number) for number in range(batch)])
+
+    @torch.no_grad()
+    def sample(self, side: int, batch: int, fused: FusedLora | None) -> None:
+        """Run all sampling steps, with the moving average in place of the trained adapter."""
+        sampler = self.sampler(side, batch)
+        prompts = [PROMPT] * batch
+        with self.average.swapped_in():
+            denoise(
+                self.policy,
+                range(batch),
+                size=sampler.size,
+                conditioning=self.cache.batch(prompts, sampler.size),
+                sigmas=sigmas_of(self.policy, sampler, PROMPT),
+                fused=fused,
+            )
+
+    def decode(self, samples: Samples, side: int) -> None:
+        """Decode the endpoints of some samples."""
+        final = samples.rollouts[0].final_BNC.to(self.device)
+        self.policy.decode(final, self.sampler(side, len(final)).size)
+
+    def train(self, samples: Samples, side: int, *, steps: bool = True) -> dict[str, float]:
+        """Run one optimizer step on one micro-batch; without `steps` compute its gradient alone."""
+        count = len(samples.rollouts[0])
+        learner = PolicyLoss(
+            self.policy, self.sampler(side, count), self.cache, options=OBJECTIVES["grpo_clip"].options()
+        )
+        advantages = torch.linspace(-1, 1, count) if count > 1 else torch.ones(1)
+        values = Advantages(advantages, torch.ones(count, dtype=torch.bool), {})
+        metrics = update_policy(learner, samples, values, runtime=self.runtime, draw=(0,))
+        if steps:
+            self.runtime.step(self.optimizer, self.trained, max_norm=1.0)
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    def ratio_deviation(self, side: int, batch: int) -> float:
+        """Deviation of the importance ratio from 1 before an update; a run's is 0."""
+        metrics = self.train(self.collect(side, batch), side, steps=False)
+        return metrics[f"{RATIO_DEVIATION}/{NOISE_STEP}"]
+
+
+def planned(config: PolicyConfig) -> Plan:
+    """The plan of the same run, as `--dry-run` makes it."""
+    policy = policy_on_meta(config, sources.generator(config).configs)
+    components = training_rows(config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=())
+    return Plan(components, (), (), "", None)

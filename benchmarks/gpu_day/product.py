@@ -1,0 +1,78 @@
+"""The product itself: `pacorl train-policy` on checkpoints of random weights in the published shapes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+from .parts import Record
+from .runner import ROOT
+
+RECIPE = ROOT / "configs" / "flux_t2is_24gb.yaml"
+SETTINGS = (
+    "epochs=1", "save_every=1", "trackers=[]", "prompts_per_epoch=2", "group_size=4", "prompts.train=tiny:train:4",
+    "prompts.evaluation=tiny:test:2", "sampling.batch=2", "evaluation.size=[512,512]", "evaluation.steps=4",
+    "evaluation.compare_sizes=false", "evaluation.compare_trained=false", "rewards=[{name: consistency}]",
+)  # fmt: skip
+"""One short epoch of the recipe on the tiny world's prompts, with the judge as its only reward."""
+TINY_SETTINGS = (
+    "model.dtype=float32", "model.max_sequence_length=48", "judge.dtype=float32", "sampling.size=[64,64]",
+    "sampling.steps=6", "sampling.suffix.steps=2", "evaluation.size=[64,64]",
+)  # fmt: skip
+
+
+def measure_product(options: argparse.Namespace) -> Iterator[Record]:
+    """Seconds of writing both checkpoints and of the run, and all metrics that the run logged."""
+    folder = Path(mkdtemp(prefix="gpu-day-"))
+    try:
+        width = ["--width", "tiny" if options.tiny else "published"]
+        depth = ["--depth", str(options.depth)] if options.depth else []
+        for kind in ("flux", "judge"):
+            seconds = run("twin", kind, str(folder / kind), *width, *depth)
+            size = sum(path.stat().st_size for path in (folder / kind).rglob("*.safetensors"))
+            yield {"figure": f"seconds to write {kind}", "value": seconds, "bytes": size}
+        settings = [*SETTINGS, *(TINY_SETTINGS if options.tiny else ())]
+        settings += [f"model.checkpoint={folder / 'flux'}", f"judge.checkpoint={folder / 'judge'}"]
+        seconds = run("train-policy", str(RECIPE), *settings, f"out={folder / 'run'}")
+        yield {"figure": "seconds of train-policy, one epoch", "value": seconds}
+        for line in (folder / "run" / "metrics.jsonl").read_text().splitlines():
+            yield {"run": json.loads(line)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(*line: str) -> float:
+    """Run a command of pacorl; its seconds.
+
+    Raises:
+        RuntimeError: it failed; the message is the last line that it printed.
+    """
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pacorl", *line],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr)
+        raise RuntimeError(f"pacorl {line[0]} failed: {last_line(done.stderr or done.stdout)}")
+    return time.monotonic() - started
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+
+
+def last_line(text: str) -> str:
+    lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

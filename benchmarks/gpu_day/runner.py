@@ -1,0 +1,238 @@
+"""The day's schedule: each part in a process with a time limit, its outcome in the results.
+
+The standard library alone is imported here, so that the schedule holds no memory of the card and outlives whatever
+the libraries do. A part's process writes its records itself. The schedule adds one record per part with its outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from .parts import PARTS, Part, Record, SkipPart
+from .results import FINISHED, Results
+
+ROOT = Path(__file__).parents[2]
+NEEDS = (
+    "torch>=2.11", "accelerate", "diffusers", "einops", "httpx2", "jinja2", "peft", "pillow", "pydantic", "pyyaml",
+    "rich", "safetensors", "tensorboard", "transformers", "typer",
+)  # fmt: skip
+"""Packages that the parts import. Compiled are torch, numpy, pillow, pydantic-core, safetensors and tokenizers."""
+FAULTS = ("oom", "hang", "kill", "pass")
+"""Injected in place of a part's work, after one record: an out-of-memory error, a hang, a kill, or nothing."""
+SKIPPED = 5
+"""Exit code of a part that this machine cannot run."""
+LEAST = 10.0
+"""Seconds of a slice in which no part is begun any more."""
+
+
+def main(line: Sequence[str] | None = None) -> int:
+    options = arguments(line)
+    if options.needs:
+        print(f"pip install {' '.join(repr(name) for name in NEEDS)}")
+        return 0
+    use_sources(options)
+    if options.run:
+        return run_part(PARTS[options.run], options)
+    return run_day(options)
+
+
+def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a command line, by default this process's own."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_day", description="Measure a card in parts.")
+    parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="a new JSONL file of results")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the parts that FILE lacks")
+    parser.add_argument("--minutes", type=float, default=25, help="in all, over all slices")
+    parser.add_argument("--slice", type=float, metavar="MINUTES", help="end cleanly after so many minutes")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--depth", type=depth, help="two depths, the larger as DOUBLE+SINGLE blocks, such as 4+8")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="images per forward")
+    parser.add_argument("--steps", type=int, default=4, help="sampling steps that are timed")
+    parser.add_argument("--repeats", type=int, default=3, help="the fastest is recorded")
+    parser.add_argument("--rank", type=int, default=64, help="of the adapter")
+    parser.add_argument("--tiny", action="store_true", help="the tiny shapes in fp32 on the CPU")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels to import packages from")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="upper bound of every part's time limit")
+    parser.add_argument("--needs", action="store_true", help="print the packages that are needed, and end")
+    parser.add_argument(
+        "--inject", nargs="+", default=[], type=fault, metavar="PART=FAULT", help=f"FAULT is {', '.join(FAULTS)}"
+    )
+    parser.add_argument("--run", choices=PARTS, help=argparse.SUPPRESS)
+    return parser.parse_args(line)
+
+
+def depth(text: str) -> int:
+    """The number of double blocks of `4+8`, which has twice as many single ones, as the published depth has."""
+    double, _, single = text.partition("+")
+    if not (double.isdigit() and single == str(2 * int(double)) and int(double) >= 2):
+        raise argparse.ArgumentTypeError(f"{text!r}: write N+2N with N at least 2, such as 4+8 or 8+16")
+    return int(double)
+
+
+def fault(text: str) -> tuple[str, str]:
+    """(part, fault) of `rates=oom`."""
+    part, _, kind = text.partition("=")
+    if part not in PARTS or kind not in FAULTS:
+        raise argparse.ArgumentTypeError(f"{text!r}: write PART=FAULT, with a fault of {', '.join(FAULTS)}")
+    return part, kind
+
+
+def use_sources(options: argparse.Namespace) -> None:
+    """Put the source tree and carried wheels before installed packages, in this process and in all that it starts."""
+    folders = [str(ROOT / "src"), str(ROOT)]
+    if options.wheels:
+        folders.append(str(unpacked(options.wheels)))
+    sys.path[:0] = folders
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
+    if options.tiny:  # more threads than the tiny shapes need make torch many times slower
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def unpacked(wheels: Path) -> Path:
+    """Unpack every wheel of a folder into its subfolder `site`: compiled modules cannot be imported from a zip file."""
+    site = wheels / "site"
+    if not site.exists():
+        for wheel in sorted(wheels.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(site)
+    return site.resolve()
+
+
+# --- the day ---------------------------------------------------------------------------------------------------
+
+
+def run_day(options: argparse.Namespace) -> int:
+    """Run parts until all are done or the time is over; 1 if a part was lost, else 0."""
+    path = options.resume or options.out
+    if not options.resume and path.exists():
+        print(f"gpu_day: {path} exists; go on with --resume {path}, or name another --out", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running part ends too
+    results, started = Results(path), time.monotonic()
+    ends = 60 * options.minutes - results.spent()
+    ends = min(ends, 60 * options.slice) if options.slice else ends
+    waiting = left_over(options, results)
+    while waiting:
+        left = ends - (time.monotonic() - started)
+        part = next((part for part in waiting if fits(part, left, options)), None)
+        if part is None:
+            break
+        waiting.remove(part)
+        record = outcome(part, options, results, limit=min(time_limit(part, options), left))
+        results.add(record)
+        print(f"{part.name}: {record['outcome']}, {record['seconds']:.0f} s {record['reason']}", flush=True)
+        write_page(results)
+    if waiting:
+        print(f"left: {', '.join(part.name for part in waiting)}; go on with --resume {path}")
+    return int(any(record["outcome"] not in FINISHED for record in results.outcomes().values()))
+
+
+def left_over(options: argparse.Namespace, results: Results) -> list[Part]:
+    """The parts to run: those without an outcome first, then those that were lost."""
+    outcomes = results.outcomes()
+    parts = [part for name, part in PARTS.items() if not options.parts or name in options.parts]
+    lost = [part for part in parts if part.name in outcomes and outcomes[part.name]["outcome"] not in FINISHED]
+    return [part for part in parts if part.name not in outcomes] + lost
+
+
+def time_limit(part: Part, options: argparse.Namespace) -> float:
+    return min(part.limit, options.limit or part.limit)
+
+
+def fits(part: Part, left: float, options: argparse.Namespace) -> bool:
+    """Whether a part's expected seconds are left."""
+    expected = 0 if options.tiny else part.seconds
+    return left >= max(LEAST, expected)
+
+
+def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit: float) -> Record:
+    """Run a part in a process of its own; its outcome, with the last line of its errors as the reason."""
+    started = time.monotonic()
+    with NamedTemporaryFile("w+", prefix="gpu-day-", suffix=".log") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __package__, *child_line(part, options, results)],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            process_group=0,
+        )
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end_group(process)
+        log.seek(0)
+        lines = [line for line in log.read().splitlines() if line.strip()]
+    last = lines[-1][:500] if lines else ""
+    names = {0: "done", SKIPPED: "skipped", None: "timeout"}
+    record = {"part": part.name, "outcome": names.get(code, "failed"), "seconds": time.monotonic() - started}
+    if code is None:
+        return record | {"reason": f"killed after {limit:.0f} s; its last line: {last}"}
+    if code < 0:
+        return record | {"reason": f"ended by signal {-code}"}
+    return record | {"reason": last if code else "", "log": lines[-20:] if code else []}
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a part and the processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def child_line(part: Part, options: argparse.Namespace, results: Results) -> list[str]:
+    """The command line of a part's process."""
+    line = ["--run", part.name, "--out", str(results.path.resolve())]
+    line += ["--steps", str(options.steps), "--repeats", str(options.repeats), "--rank", str(options.rank)]
+    line += ["--batches", *map(str, options.batches)]
+    line += ["--tiny"] if options.tiny else []
+    line += ["--depth", f"{options.depth}+{2 * options.depth}"] if options.depth else []
+    faults = [f"{name}={kind}" for name, kind in options.inject if name == part.name]
+    return line + (["--inject", *faults] if faults else [])
+
+
+def write_page(results: Results) -> None:
+    """Write the Markdown page beside the results."""
+    from .page import page
+
+    results.path.with_suffix(".md").write_text(page(list(results.records())))
+
+
+# --- a part ----------------------------------------------------------------------------------------------------
+
+
+def run_part(part: Part, options: argparse.Namespace) -> int:
+    """Run a part in this process, and append its records as they come."""
+    results, kind = Results(options.out), dict(options.inject).get(part.name)
+    try:
+        for record in struck(kind) if kind else part.load()(options):
+            results.add({"part": part.name, **record})
+    except SkipPart as reason:
+        print(reason, file=sys.stderr)
+        return SKIPPED
+    return 0
+
+
+def struck(kind: str) -> Iterator[Record]:
+    """One record, and then an injected fault."""
+    yield {"figure": "injected", "value": 0}
+    if kind == "oom":
+        import torch
+
+        raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+    if kind == "hang":
+        while True:
+            time.sleep(60)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,35 @@
+"""`pacorl twin`: a checkpoint of random weights, to try a recipe's memory and speed without a download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from pacorl.cli.shared import echo
+
+JUDGE_NAME = "judge"
+
+
+def twin(
+    kind: str = typer.Argument(help="A model.kind (flux, kontext, qwen_edit, …), or judge."),
+    folder: Path = typer.Argument(help="Where the checkpoint is written; a new folder."),
+    *,
+    width: str = typer.Option("published", help="published: the released shapes in bf16; tiny: the tiny twin's."),
+    depth: int = typer.Option(None, min=1, help="Blocks of the transformer or the judge; all by default."),
+) -> None:
+    """Write a checkpoint of random weights. It makes noise, at the released model's cost in memory and time."""
+    from pacorl.judge import JUDGES
+    from pacorl.lab.twin import write_generator, write_judge
+    from pacorl.models.policies import POLICIES
+
+    if width not in ("published", "tiny"):
+        raise ValueError(f"--width {width}: choose published or tiny")
+    if kind == JUDGE_NAME:
+        write_judge(JUDGES["local"], folder, width=width, depth=depth)
+        key = "judge.checkpoint"
+    else:
+        write_generator(POLICIES.named(kind), folder, width=width, depth=depth)
+        key = "model.checkpoint"
+    written = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    echo(f"{folder}: {written / 2**30:.2f} GiB of random weights; try a recipe on them with {key}={folder}")

@@ -1,0 +1,213 @@
+"""The loop on a card: streams, packed weights, launchers and a killed run. `make test-gpu` runs it in minutes.
+
+Each test also runs on the CPU, in fewer variants. The long ones run there with the campaign.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu_day.bench import FORMS, Bench, run_of
+from benchmarks.gpu_day.judging import questions, random_judge
+from benchmarks.gpu_day.runner import arguments
+from torch import Tensor, nn
+
+from pacorl.grpo.scoring import torch_context
+from pacorl.grpo.start import checkpoints
+from pacorl.judge.local import LocalJudge
+from pacorl.models.quantize.linear import check_quantization, quantize_model
+
+ROOT = Path(__file__).parents[2]
+SIDE = 64
+OPTIONS = arguments(["--tiny", "--steps", "2", "--rank", "8"])
+CARD = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=CARD)]
+LONG = [pytest.param("cpu", marks=pytest.mark.campaign), pytest.param("cuda", marks=CARD)]
+SMALL = [
+    "epochs=3", "prompts_per_epoch=2", "group_size=2", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2",
+    "evaluation.size=[64,64]", "evaluation.steps=1", "optimizer.updates_per_epoch=1", "optimizer.ema_interval=1",
+]  # fmt: skip
+
+
+def bench(device: str, *, form: str = "bf16", dtype: str = "float32") -> Bench:
+    """A tiny generator in one form."""
+    config = run_of(SIDE, OPTIONS)
+    model = config.model.model_copy(update={"dtype": dtype})
+    return Bench(config.model_copy(update={"model": model}), OPTIONS, torch.device(device), form=FORMS[form])
+
+
+@pytest.fixture(scope="module")
+def judges() -> dict[str, LocalJudge]:
+    """The tiny judge by device, loaded once."""
+    return {}
+
+
+def judge_on(device: str, judges: dict[str, LocalJudge]) -> LocalJudge:
+    if device not in judges:
+        judges[device] = random_judge(torch.device(device), tiny=True)
+    return judges[device]
+
+
+@contextmanager
+def judging(judge: LocalJudge) -> Iterator[None]:
+    """Ask a judge again and again on another thread, with the context and stream that a run gives its scorer."""
+    context, ended, faults = torch_context(), threading.Event(), list[BaseException]()
+    asked = questions(1, 64)
+
+    def ask() -> None:
+        try:
+            with context():
+                while not ended.is_set():
+                    judge.verdicts(asked)
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert faults == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges: dict[str, LocalJudge]) -> None:
+    here = bench(device, dtype=dtype)
+    samples = here.collect(SIDE, 3)
+    images = samples.rollouts[0].images
+    assert {image.size for image in images} == {(SIDE, SIDE)}
+    verdicts = judge_on(device, judges).verdicts(questions(1, 64))
+    assert all(0 <= verdict.p_yes <= 1 for verdict in verdicts)
+    before = [parameter.detach().clone() for parameter in here.trained]
+    for _ in range(2):
+        metrics = here.train(samples, SIDE)
+    assert all(torch.isfinite(parameter).all() for parameter in here.trained)
+    assert not all(torch.equal(old, new) for old, new in zip(before, here.trained, strict=True))
+    assert {parameter.device.type for parameter in here.trained} == {device}
+    assert metrics
+
+
+def ratio_cases() -> Iterator[Any]:
+    """Every form, batch and judge on a card; on the CPU each of them once, and nothing that has to compile."""
+    for form, batch, concurrent in product(FORMS, (1, 3, 8), (False, True)):
+        yield pytest.param("cuda", form, batch, concurrent, marks=CARD)
+    for form in ("bf16", "fused", "int8", "fp8", "nf4", "streamed"):
+        yield pytest.param("cpu", form, 3, False)
+    yield pytest.param("cpu", "bf16", 1, True)
+    yield pytest.param("cpu", "streamed", 8, True)
+
+
+@pytest.mark.parametrize(("device", "form", "batch", "concurrent"), list(ratio_cases()))
+def test_the_ratio_is_one_before_an_update(
+    device: str, form: str, batch: int, concurrent: bool, judges: dict[str, LocalJudge]
+) -> None:
+    try:
+        check_quantization(FORMS[form].quantize)
+    except ValueError as error:
+        pytest.skip(str(error))
+    here = bench(device, form=form, dtype="bfloat16")
+    if not concurrent:
+        assert here.ratio_deviation(SIDE, batch) == 0.0
+        return
+    with judging(judge_on(device, judges)):
+        assert here.ratio_deviation(SIDE, batch) == 0.0
+
+
+WIDTH, BLOCKS = 256, 12
+
+
+def stack(device: str, *, stream: bool) -> nn.Module:
+    """Blocks of two int8 layers."""
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)) for _ in range(BLOCKS))
+    model = nn.Sequential(*blocks).requires_grad_(False).to(device)
+    quantize_model(model, "int8", device=device, stream=stream)
+    return model
+
+
+def output_and_gradient(model: nn.Module, order: Sequence[int], device: str) -> tuple[Tensor, Tensor]:
+    leaf = torch.linspace(-1, 1, 3 * WIDTH, device=device).view(3, WIDTH).requires_grad_()
+    x: Tensor = leaf
+    for number in order:
+        x = model[number](x)  # type: ignore[index]
+    x.square().sum().backward()
+    assert leaf.grad is not None
+    return x.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_streamed_weights_are_resident_ones_bit_for_bit(device: str, judges: dict[str, LocalJudge]) -> None:
+    resident, streamed = stack(device, stream=False), stack(device, stream=True)
+    draw = random.Random(0)
+    with judging(judge_on(device, judges)):
+        for _ in range(200 if device == "cuda" else 10):
+            order = [draw.randrange(BLOCKS) for _ in range(draw.randint(1, 2 * BLOCKS))]
+            expected, actual = (output_and_gradient(model, order, device) for model in (resident, streamed))
+            assert all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True)), order
+
+
+# --- whole runs, in processes of their own ---------------------------------------------------------------------
+
+
+def start(device: str, out: Path, *launcher: str, settings: Sequence[str] = (), resume: bool = False) -> Any:
+    """`pacorl train-policy configs/tiny.yaml`, by itself or by a launcher's module."""
+    line = [sys.executable, *launcher, "-m", "pacorl", "train-policy", str(ROOT / "configs" / "tiny.yaml")]
+    line += [*SMALL, *settings, f"out={out}", *(["--resume", "auto"] if resume else [])]
+    hidden = {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | hidden | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def epochs(out: Path) -> list[int]:
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [line["epoch"] for line in lines if line["kind"] == "epoch"]
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("device", LONG)
+def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
+    config = ROOT / "configs" / "launch" / f"{engine}.yaml"
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
+    process = start(device, tmp_path / "run", *launcher, settings=["epochs=1"])
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, printed[-3000:]
+    assert len(epochs(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("device", LONG)
+def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(device, out)
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        if (out / "checkpoints").is_dir() and checkpoints(out / "checkpoints"):
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -9, "the run ended before it could be killed"
+    again = start(device, out, resume=True)
+    printed, _ = again.communicate(timeout=600)
+    assert again.returncode == 0, printed[-3000:]
+    assert len(set(epochs(out))) == 3
+    assert epochs(out) == sorted(set(epochs(out)))

@@ -1,0 +1,89 @@
+"""Checkpoints of random weights: they load, and have the shapes that they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pacorl.judge import JUDGES
+from pacorl.judge.local import LocalJudge
+from pacorl.lab import twin
+from pacorl.models.policies import POLICIES
+from pacorl.models.twins import random_weight
+from pacorl.types import Question, Size
+
+KINDS = ["flux", "kontext", "qwen_edit", "klein"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
+    spec, folder = POLICIES[kind], tmp_path / kind
+    twin.write_generator(spec, folder, width="tiny", depth=1)
+    policy = spec.from_pretrained(folder, dtype="bfloat16")
+    assert len(policy.pipeline.transformer.transformer_blocks) == 1
+    stored = {
+        tensor.dtype for file in (folder / "transformer").glob("*.safetensors") for tensor in load_file(file).values()
+    }
+    assert stored == {torch.bfloat16}
+    assert all(parameter.isfinite().all() for parameter in policy.transformer.parameters())
+
+
+def test_a_judges_twin_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "judge"
+    twin.write_judge(JUDGES["local"], folder, width="tiny")
+    policy = POLICIES["flux"].from_pretrained("tiny", max_sequence_length=48)
+    size = Size(64, 64)
+    images = policy.decode(policy.noise([0, 1], size), size)
+    (verdict,) = LocalJudge.from_pretrained(folder).verdicts([Question(tuple(images), "Do they look alike?")])
+    assert 0 < verdict.p_yes < 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_published_configs_are_written_whole(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes alone: the weights of one block of each model would be gigabytes."""
+    weights: dict[str, int] = {}
+
+    def count(model: torch.nn.Module, folder: Path, stem: str) -> None:
+        weights[folder.name] = sum(tensor.numel() for shard in twin.shards_of(model) for tensor in shard.values())
+
+    monkeypatch.setattr(twin, "write_shards", count)
+    spec, folder = POLICIES[kind], tmp_path / kind
+    twin.write_generator(spec, folder, width="published")
+    assert abs(weights["transformer"] / spec.parameters - 1) < 1e-3
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    published = spec.parts["transformer"]
+    assert {name: config[name] for name in published} == published
+    assert json.loads((folder / "model_index.json").read_text())["_class_name"] == spec.pipeline
+
+
+def test_shards_are_small_and_their_index_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twin, "SHARD", 3000)
+    model = torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(4)))
+    model.append(model[0])  # tied
+    twin.write_shards(model, tmp_path, "model")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) == 4
+    stored = {name: file.name for file in files for name in load_file(file)}
+    assert stored == index["weight_map"]
+    assert set(stored) == {f"{number}.{name}" for number in range(4) for name in ("weight", "bias")}
+
+
+def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError), match="name another folder"):
+        twin.write_generator(POLICIES["flux"], tmp_path, width="tiny")
+
+
+def test_random_weights_keep_outputs_finite() -> None:
+    shape = torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
+    assert not random_weight("norm.bias", shape[0]).any()
+    assert (random_weight("norm.weight", shape[0]) == 1).all()
+    assert (random_weight("bn.running_var", shape[0]) == 1).all()
+    matrix = random_weight("linear.weight", torch.empty(3000, 1024, device="meta"))
+    assert abs(float(matrix.std()) / 0.02 - 1) < 0.01
+    assert not torch.equal(matrix[0], matrix[1024])
+    assert not random_weight("ids", torch.empty(4, dtype=torch.long)).any()

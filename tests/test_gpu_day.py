@@ -1,0 +1,179 @@
+"""The GPU benchmark's schedule loses one part to one fault, and its parts run on the tiny shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gpu_day import kernels, measuring, page, runner
+from benchmarks.gpu_day.parts import PARTS
+from benchmarks.gpu_day.results import Results
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+NAMES = list(PARTS)
+
+
+def day(out: Path, *line: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark on the tiny shapes."""
+    command = [sys.executable, "-m", "benchmarks.gpu_day", "--tiny", *line]
+    if "--resume" not in line:
+        command += ["--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+
+
+def injected(faults: Sequence[str], *, shift: int = 0) -> list[str]:
+    """Arguments that give each part one of some faults, in turn."""
+    return ["--inject", *(f"{name}={faults[(number + shift) % len(faults)]}" for number, name in enumerate(NAMES))]
+
+
+def check_outcomes(results: Results, faults: Sequence[str], *, shift: int) -> None:
+    """Every part has the outcome of its own fault, and the record that it made before it."""
+    outcomes = results.outcomes()
+    assert list(outcomes) == NAMES
+    for number, name in enumerate(NAMES):
+        fault = faults[(number + shift) % len(faults)]
+        expected, reason = {
+            "pass": ("done", ""),
+            "kill": ("failed", "ended by signal 9"),
+            "hang": ("timeout", "killed after"),
+            "oom": ("failed", "OutOfMemoryError: CUDA out of memory (injected)"),
+        }[fault]
+        assert outcomes[name]["outcome"] == expected
+        assert reason in outcomes[name]["reason"]
+    assert [record["part"] for record in results.records() if "figure" in record] == NAMES
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_kill_costs_one_part(shift: int, tmp_path: Path) -> None:
+    out, faults = tmp_path / "day.jsonl", ("kill", "pass")
+    done = day(out, *injected(faults, shift=shift))
+    assert done.returncode == 1, done.stderr
+    check_outcomes(Results(out), faults, shift=shift)
+    assert "ended by signal 9" in out.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "oom"])
+def test_a_hang_and_an_error_cost_one_part(fault: str, tmp_path: Path) -> None:
+    for shift in (0, 1):
+        out = tmp_path / f"{shift}.jsonl"
+        limit = ["--limit", "5"] if fault == "hang" else []
+        assert day(out, *limit, *injected((fault, "pass"), shift=shift)).returncode == 1
+        check_outcomes(Results(out), (fault, "pass"), shift=shift)
+
+
+def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) -> None:
+    out = tmp_path / "day.jsonl"
+    first = ["--parts", "rates", "form-bf16", "--inject", "rates=kill", "form-bf16=pass"]
+    assert day(out, *first).returncode == 1
+    with out.open("a") as handle:
+        handle.write('{"part": "judge", "fig')  # a kill of the whole machine
+    again = ["--parts", "rates", "form-bf16", "judge", "--inject", "rates=pass", "judge=pass"]
+    done = day(out, "--resume", str(out), *again)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["judge", "rates"]
+    assert {record["outcome"] for record in Results(out).outcomes().values()} == {"done"}
+    refused = day(out, *first)
+    assert (refused.returncode, "go on with --resume" in refused.stderr) == (2, True)
+
+
+def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
+    out = tmp_path / "day.jsonl"
+    done = day(out, "--slice", "0.1", *injected(("pass",)))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"left: {', '.join(NAMES)}; go on with --resume")
+
+
+def test_a_stopped_day_leaves_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "day.jsonl"
+    line = [sys.executable, "-m", "benchmarks.gpu_day", "--tiny", "--out", str(out), "--parts", "rates"]
+    process = subprocess.Popen([*line, "--inject", "rates=hang"], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not any(Results(out).records()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
+    assert all(part.seconds < 9 * 60 for part in PARTS.values())
+    assert sum(part.seconds for part in PARTS.values()) < 25 * 60
+    worth = [part.value / part.seconds for part in PARTS.values()]
+    assert worth == sorted(worth, reverse=True)
+    assert NAMES[0] == "rates"
+    options = runner.arguments([])
+    assert not runner.fits(PARTS["product"], 399, options)
+    assert runner.fits(PARTS["product"], 400, options)
+
+
+def test_carried_wheels_are_unpacked_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried/__init__.py", "VALUE = 1")
+    site = runner.unpacked(tmp_path)
+    assert (site / "carried" / "__init__.py").read_text() == "VALUE = 1"
+    assert runner.unpacked(tmp_path) == site
+
+
+def test_memory_that_does_not_suffice_is_a_record() -> None:
+    def work() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    record = measuring.measured(work, CPU, repeats=1)
+    assert record == {"error": "out of memory: CUDA out of memory. Tried to allocate 2 GiB"}
+
+
+def test_kernels_have_classes() -> None:
+    seconds = {
+        "sm90_xmma_gemm_bf16bf16_bf16f32": 1.0,
+        "nvjet_tst_128x256": 2.0,
+        "flash_fwd_kernel<...>": 4.0,
+        "Memcpy HtoD (Pinned -> Device)": 8.0,
+        "at::native::vectorized_elementwise_kernel<4>": 16.0,
+        "aten::addmm": 32.0,
+        "aten::bmm": 64.0,
+        "aten::_fused_rms_norm": 128.0,
+    }
+    assert kernels.classified(seconds) == {"attention": 4.0, "gemm": 99.0, "copy": 8.0, "norm and elementwise": 144.0}
+
+
+def test_two_depths_give_the_whole() -> None:
+    common = {"form": "int8", "batch": 1, "phase": "sample"}
+    records = [
+        {**common, "blocks": blocks, "seconds": 1 + 0.5 * blocks, "allocated": blocks * 2**30} for blocks in (2, 4)
+    ]
+    assert page.extrapolated(records) == [["int8", "1", "a forward", "0.5", "10.5", "19.00 GiB", "–"]]
+    assert runner.depth("4+8") == 4
+
+
+@pytest.mark.slow
+def test_every_part_runs_on_the_tiny_shapes(tmp_path: Path) -> None:
+    out = tmp_path / "day.jsonl"
+    # Compiling takes minutes, and the compiled forms differ from the others by a setting alone.
+    parts = [name for name in NAMES if not name.startswith("form-compiled") and name not in ("form-fp8", "form-int8")]
+    done = day(out, "--repeats", "1", "--steps", "2", "--batches", "2", "--limit", "600", "--parts", *parts)
+    records = list(Results(out).records())
+    outcomes = {name: record["outcome"] for name, record in Results(out).outcomes().items()}
+    assert done.returncode == 0, json.dumps(Results(out).outcomes(), indent=1)
+    assert set(outcomes) == set(parts)
+    assert set(outcomes.values()) <= {"done", "skipped"}
+    assert {record["ratio_deviation"] for record in records if "ratio_deviation" in record} == {0.0}
+    assert {record["wrapper"] for record in records if "wrapper" in record} == {"none", "DDP", "FSDP2"}
+    assert not [record for record in records if "error" in record]
+    text = out.with_suffix(".md").read_text()
+    for title in ("Rates", "Forms", "extrapolated", "Full depth", "Kernels", "Judge and launchers", "Figures"):
+        assert title in text
+    assert "run, epoch: seconds" in text
