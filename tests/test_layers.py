@@ -182,6 +182,16 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_no_loop_imports_fsdp() -> None:
+    """It takes a second of each start, and two processes or more alone need it."""
+    code = (
+        "import sys, pacorl.grpo.trainer, pacorl.generate.generator, pacorl.judge.local; "
+        "print([name for name in ('torch.distributed.fsdp', 'torch.distributed.tensor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_lazy_exports_resolve() -> None:
     from pacorl.records.prompts import load_prompts
 

@@ -140,7 +140,9 @@ def test_a_product_unpacks_in_the_fewest_operations(name: str) -> None:
 
     with Log(), torch.no_grad():
         packed(torch.randn(2, 192))
-    kernels = [name for name in operations if not name.startswith(("aten.randn", "aten.t.", "aten.detach", "aten.view"))]
+    kernels = [
+        name for name in operations if not name.startswith(("aten.randn", "aten.t.", "aten.detach", "aten.view"))
+    ]
     assert len(kernels) == {"int8": 2, "fp8": 3, "nf4": 2}[name], kernels
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
+
+from pacorl.models.lora.sharding import has_sharded
 
 ADAPTER = "default"
 """PEFT's name of the one adapter that a model has here."""
@@ -76,7 +77,7 @@ def compute_in_model_dtype(transformer: nn.Module) -> None:
 def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object = None) -> None:
     """Make the copies of what has changed, before a forward: once per optimizer step, and outside of compiled code."""
     # FSDP2 gathers weights into the same memory without counting a version, so a copy could not know that it is old.
-    copied = not isinstance(transformer, FSDPModule)
+    copied = not has_sharded(transformer)
     # Asked anew, since a model may be cast with its adapter on; a copy in the earlier type would round to that.
     dtype = _computing_dtype(transformer)
     with torch.inference_mode(mode=False), torch.no_grad():
