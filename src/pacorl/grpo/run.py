@@ -177,7 +177,7 @@ class Run:
         self.policy.transformer.train()
         self.policy.transformer, self.optimizer = self.runtime.prepare(
             self.policy.transformer,
-            builders.build_optimizer(config, self.policy),
+            builders.build_optimizer(config, self.policy, device=device),
             batch=config.sampling.batch,
             max_norm=config.optimizer.max_grad_norm,
         )

@@ -76,7 +76,7 @@ class _FrozenProduct(torch.autograd.Function):
 
     # No `*packed`: without gradients torch.compile passes `ctx` only if there are fewer arguments than parameters.
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd functions take no keywords
         ctx: Any, x: Tensor, bias: Tensor | None, unpack: Callable[..., Tensor], codes: Tensor, scale: Tensor
     ) -> Tensor:
         ctx.unpack = unpack
