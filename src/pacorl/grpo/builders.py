@@ -16,14 +16,17 @@ from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rollout import OdeForm
 from pacorl.grpo.rows import check_mixed_sizes
 from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
+from pacorl.models.lora.layers import fuse_lora
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.policy import Policy
 from pacorl.models.quantize import NONE
+from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
@@ -149,6 +152,11 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Polic
     if config.adapter.start:
         start_from(policy.transformer, config.adapter.start, **shape, base=config.model.checkpoint)
     return policy
+
+
+def ode_form(transformer: nn.Module, products: str, *, fuse: bool) -> OdeForm | None:
+    """The form in which a transformer computes ODE steps, by `sampling.products` and `sampling.fuse_lora`."""
+    return Int8Products(transformer) if products == "w8a8" else fuse_lora(transformer, enabled=fuse)
 
 
 def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:

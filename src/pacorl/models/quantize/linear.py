@@ -32,6 +32,10 @@ class QuantizedLinear(nn.Linear):
         self.weight, self.scale = nn.Parameter(codes, False), nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
 
+    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The codes and scales on the device."""
+        return self.weight, self.scale
+
     def unpack(self, codes: Tensor, scale: Tensor) -> Tensor:
         """The weight (out, in) that products are computed with."""
         return self.quantizer.unpack(codes, scale, torch.Size((self.out_features, self.in_features)), self.dtype)
@@ -67,8 +71,12 @@ class StreamedLinear(QuantizedLinear):
         product: Tensor = _StreamedProduct.apply(input, self.bias, fetched)  # type: ignore[no-untyped-call]
         return product
 
+    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        codes, scale = self.stream.fetch(self.parked, device)
+        return codes, scale
+
     def _fetched(self, device: torch.device) -> Tensor:
-        return self.unpack(*self.stream.fetch(self.parked, device))
+        return self.unpack(*self.packed(device))
 
 
 class _FrozenProduct(torch.autograd.Function):
