@@ -251,3 +251,11 @@ def test_on_a_card_one_kernel_steps_many_weights(device: str, fused: bool | None
         trainer.close()
     optimizer = build_optimizer(trainer.config, trainer.policy, device=torch.device(device))
     assert optimizer.defaults["fused"] is fused
+
+
+def test_what_loading_and_encoding_needed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with toy_world():
+        PolicyTrainer(toy_config(tmp_path)).close()
+    assert len(emptied) == 2

@@ -22,7 +22,7 @@ from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableE
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
-from pacorl.models.lora.layers import fuse_lora
+from pacorl.models.lora.layers import fuse_lora, place_stacks
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.policy import Policy
 from pacorl.models.quantize import NONE
@@ -184,6 +184,7 @@ def encode_prompts(
             cache.prepare(evaluation_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
     policy.free_encoders()  # before transformer and judge come, so that they never lie on the device together
+    torch.cuda.empty_cache()
     return cache
 
 
@@ -208,7 +209,10 @@ def place_transformer(
     if sharded and config.model.quantize == NONE:
         policy.place_transformer("cpu")
         return
+    if config.sampling.fuse_lora and config.model.quantize == NONE and not config.model.stream:
+        place_stacks(policy.transformer, device)
     policy.place_transformer(device)
+    torch.cuda.empty_cache()  # what packing and casting needed
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 

@@ -26,6 +26,7 @@ from pacorl.models.lora.layers import (
     fuse_lora,
     fused_form,
     lora_layers,
+    place_stacks,
     refresh_copies,
 )
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
@@ -234,6 +235,20 @@ def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
         assert stack.shape == (base.shape[0] + RANK, base.shape[1])
         assert stack.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         assert stack.untyped_storage().data_ptr() == first.copy.untyped_storage().data_ptr()
+
+
+@torch.no_grad()
+def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
+    """A stack that replaced a weight on a card would leave memory there that fits nothing."""
+    cache, transformer = ConditioningCache(flux16), flux16.transformer
+    plain = velocity(flux16, cache)
+    place_stacks(transformer, "cpu")
+    assert torch.equal(velocity(flux16, cache), plain)
+    stacks = [layer.base_layer.stack for layer in lora_layers(transformer)]
+    fused = FusedLora(transformer)
+    assert all(layer.base_layer.stack is stack for layer, stack in zip(lora_layers(transformer), stacks, strict=True))
+    with fused.swapped_in():
+        assert torch.equal(velocity(flux16, cache), plain)
 
 
 def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPolicy) -> None:

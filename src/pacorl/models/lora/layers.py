@@ -138,9 +138,7 @@ class StackedLayer:
         self.rows, rank = base.out_features, first.out_features
         stack = getattr(base, "stack", None)
         if stack is None or stack.data_ptr() != base.weight.data_ptr():
-            # The base's weight becomes a view, so that the stack takes no memory beside it.
-            base.stack = stack = torch.cat([base.weight.data, first.weight.data.to(base.weight.dtype)])
-            base.weight.data = stack[: self.rows]
+            stack = stack_weight(layer, base.weight.device)
         stack[self.rows :].copy_(first.weight)
         if first.copy is not None:
             first.copy = stack[self.rows :]
@@ -158,6 +156,26 @@ class StackedLayer:
         change: Tensor = self.layer.lora_B[ADAPTER](products[..., self.rows :])
         scaling: float = self.layer.scaling[ADAPTER]
         return products[..., : self.rows] + change * scaling
+
+
+def stack_weight(layer: Any, device: str | torch.device) -> Tensor:
+    """Move an adapted layer's weight to the upper rows of a stack [W; A] on the device; A's rows are left empty."""
+    base, rank = layer.base_layer, layer.lora_A[ADAPTER].out_features
+    stack: Tensor = base.weight.data.new_empty(base.out_features + rank, base.in_features, device=device)
+    stack[: base.out_features].copy_(base.weight.data)
+    # The base's weight becomes a view, so that the stack takes no memory beside it.
+    base.stack, base.weight.data = stack, stack[: base.out_features]
+    return stack
+
+
+def place_stacks(transformer: nn.Module, device: str | torch.device) -> None:
+    """Place the weights that `FusedLora` stacks on the device, in their stacks.
+
+    A stack is larger than the weight. If it replaced one there, the allocator could reuse no weight's memory for it.
+    """
+    for layer in lora_layers(transformer):
+        if fused_form(layer) is StackedLayer:
+            stack_weight(layer, device)
 
 
 class FusedLora:
