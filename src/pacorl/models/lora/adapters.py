@@ -63,6 +63,8 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     """Add one adapter, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    from pacorl.models.lora.adapted_linear import add_in_products
+
     config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
     inject_adapter_in_model(config, transformer)
     for name, parameter in transformer.named_parameters():
@@ -71,6 +73,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
             # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     compute_in_model_dtype(transformer)
+    add_in_products(transformer)
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:

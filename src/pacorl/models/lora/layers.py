@@ -26,10 +26,15 @@ class MasterLinear(nn.Linear):
     """Of the weight that was copied."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name
+        return F.linear(input, self.weight_in(input.dtype))
+
+    def weight_in(self, dtype: torch.dtype) -> Tensor:
+        """The weight in the type that products are computed in."""
         weight: Tensor = self.weight
         if self.copy is not None:
             weight = _Cast.apply(self.weight, self.copy)  # type: ignore[no-untyped-call]
-        return F.linear(input, weight.to(input.dtype))
+        cast: Tensor = weight.to(dtype)
+        return cast
 
     def refresh(self, dtype: torch.dtype) -> None:
         """Follow the weight with a copy of that type, if it has changed since the last one."""
@@ -54,6 +59,13 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0].to(ctx.dtype), None
+
+
+def add_change(base: Tensor, hidden: Tensor, second: MasterLinear, *, scaling: float) -> Tensor:
+    """base + scaling·B·hidden in one product, which rounds once: (…, out), (…, r) → (…, out)."""
+    weight = second.weight_in(base.dtype)
+    rows = torch.addmm(base.flatten(0, -2), hidden.flatten(0, -2), weight.t(), alpha=scaling)
+    return rows.view(*base.shape)
 
 
 def compute_in_model_dtype(transformer: nn.Module) -> None:
@@ -151,11 +163,10 @@ class StackedLayer:
         del self.layer.base_layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
-        """As PEFT's layer computes it, and so to the bit wherever the two products take the kernel of one."""
+        """As the layer apart, and so to the bit wherever the two products take the kernel of one."""
         products = F.linear(x, self.stack, self.bias)
-        change: Tensor = self.layer.lora_B[ADAPTER](products[..., self.rows :])
-        scaling: float = self.layer.scaling[ADAPTER]
-        return products[..., : self.rows] + change * scaling
+        base, hidden = products.split([self.rows, products.shape[-1] - self.rows], -1)
+        return add_change(base, hidden, self.layer.lora_B[ADAPTER], scaling=self.layer.scaling[ADAPTER])
 
 
 def stack_weight(layer: Any, device: str | torch.device) -> Tensor:

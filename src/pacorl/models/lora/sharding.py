@@ -6,7 +6,7 @@ Their import takes a second, and nothing is sharded before a launcher's accelera
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-def has_sharded(module: nn.Module) -> TypeIs[FSDPModule]:
+def has_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
     """Return whether FSDP2 shards a module's weights."""
     return isinstance(module, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
 

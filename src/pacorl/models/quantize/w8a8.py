@@ -36,7 +36,7 @@ class Int8Products:
     def swapped_in(self) -> Iterator[None]:
         """Compute within the block by `int8_product`, but for the sensitive layers."""
         for layer in self.layers:
-            layer.forward = partial(int8_product, layer)  # type: ignore[method-assign]
+            layer.forward = partial(int8_product, layer)
         try:
             yield
         finally:
@@ -64,4 +64,5 @@ def int8_product(layer: QuantizedLinear, x: Tensor) -> Tensor:
     product_TO = sums_TO * x_scale_T1 * scale_O1.t().float()
     if layer.bias is not None:
         product_TO = product_TO + layer.bias
-    return product_TO.to(x.dtype).unflatten(0, x.shape[:-1])
+    product: Tensor = product_TO.to(x.dtype).unflatten(0, x.shape[:-1])
+    return product
