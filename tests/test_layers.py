@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -178,6 +179,42 @@ def test_command_modules_open_with_light_imports(path: Path) -> None:
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, pacorl; print(sorted({'torch', 'numpy', 'PIL', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("build", "environment", "expected"),
+    [
+        ("'13.0'", {}, "expandable_segments:True None"),
+        ("None", {}, "None None"),
+        ("'13.0'", {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native None"),
+        ("'13.0'", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "None backend:native"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of other systems has fixed segments")
+def test_a_card_s_memory_grows_in_place(build: str, environment: dict[str, str], expected: str, tmp_path: Path) -> None:
+    """In front of torch's import; a build for processors is left alone, and so is what the user has set."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(f"debug = False\ncuda: Optional[str] = {build}\nhip = None\n")
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    code = f"import os, pacorl; print(*(os.environ.get(name) for name in {names}))"
+    own = {name: value for name, value in os.environ.items() if name not in names}
+    path = os.pathsep.join([str(tmp_path), str(SOURCE.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**own, **environment, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.stdout.strip() == expected
+
+
+def test_no_loop_imports_fsdp() -> None:
+    """It takes a second of each start, and two processes or more alone need it."""
+    code = (
+        "import sys, pacorl.grpo.trainer, pacorl.generate.generator, pacorl.judge.local; "
+        "print([name for name in ('torch.distributed.fsdp', 'torch.distributed.tensor') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

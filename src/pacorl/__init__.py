@@ -10,7 +10,12 @@ The names below are imported when they are first used, so `import pacorl` costs 
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,6 +70,27 @@ _HOMES = {
     "load_prompts": "pacorl.records.prompts",
     "prompt_from": "pacorl.generate.compose",
 }
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator, which reads them once: today's name, and the older one."""
+
+
+def _use_expandable_segments() -> None:
+    """Let torch's allocator grow its segments on a card, unless the environment sets the allocator.
+
+    Segments of a fixed size keep gigabytes that no later tensor fits: those of weights before they are replaced.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in ALLOCATOR):
+        return
+    torch = find_spec("torch")  # found and not imported, so that `pacorl --help` stays fast
+    if torch is None or torch.origin is None:
+        return
+    version = Path(torch.origin).with_name("version.py").read_text("utf-8")
+    if re.search(r"^cuda\b.*= *['\"]", version, re.MULTILINE):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+
+
+_use_expandable_segments()
 
 
 def __getattr__(name: str) -> object:

@@ -1,11 +1,13 @@
 """Compiled blocks: one form for sampling and training, so that the ratio before an update is exactly 1."""
 
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 from edit_twins import drawn
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.sampler import Sampler, Tree
@@ -15,6 +17,8 @@ from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.lora.adapters import adapter_state, add_lora
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
+from pacorl.models.quantize import NONE, QUANTIZERS
+from pacorl.models.quantize.linear import quantize_model
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -27,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
+needs_nf4 = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
 PROMPTS = character_prompts("train", 1)
@@ -77,6 +82,23 @@ def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolic
     assert gradients == [True, True, False]
     assert not any(nodes.next_latents_ENC.requires_grad for nodes in samples.nodes)
     assert torch.equal(samples.rollouts[0].final_BNC, plain.rollouts[0].final_BNC)
+
+
+@pytest.mark.parametrize(
+    "name", [NONE, *(pytest.param(n, marks=[needs_nf4] if n == "nf4" else []) for n in QUANTIZERS)]
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradients: bool) -> None:
+    quantize_model(policy.transformer, name, device="cpu")
+    graphs = CompileCounter()
+    torch._dynamo.reset()
+    compile_blocks(policy.transformer, backend=graphs)
+    cache = ConditioningCache(policy)
+    for _ in range(2):
+        with torch.set_grad_enabled(gradients):
+            conditioning = cache.batch(PROMPTS, SIZE)
+            policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), conditioning, SIZE)
+    assert graphs.frame_count == 2
 
 
 @pytest.mark.slow

@@ -75,6 +75,9 @@ def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, set
     with toy_world():
         PolicyTrainer(toy_config(tmp_path, *settings.split())).close()
     assert torch.backends.cuda.matmul.fp32_precision == precision
+    # Inductor asks by the older names, which raise if only the newer switch is set.
+    assert torch.backends.cuda.matmul.allow_tf32 is (precision == "tf32")
+    assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else "highest")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.models.quantize.streaming import Arena
 from pacorl.models.twins import META
 from pacorl.runtime.turns import Turns
 
@@ -61,6 +62,34 @@ def test_what_is_trained_and_where_it_lies_stays() -> None:
         assert old is new
         assert torch.equal(value, new)
         assert pointer == new.data_ptr()
+
+
+def test_on_a_card_each_tensor_keeps_its_place_in_main_memory() -> None:
+    """Pinned memory is dear to get; the processor stands for the card."""
+    generator, holder = nn.Linear(4, 4).requires_grad_(False), Holder()
+    turns = Turns(generator, device=torch.device("cpu"))
+    turns._arena = Arena(pinned=False)
+    turns.add([holder])
+    before = [parameter.clone() for parameter in generator.parameters()]
+    places = []
+    for _ in range(2):
+        with turns.scoring():
+            places.append([parameter.data_ptr() for parameter in generator.parameters()])
+        places[-1] += [parameter.data_ptr() for parameter in holder.model.parameters()]
+        assert all(torch.equal(old, new) for old, new in zip(before, generator.parameters(), strict=True))
+    assert places[0] == places[1]
+    assert len(set(places[0])) == 4
+    # All lie in one piece of the arena.
+    models = (generator, holder.model)
+    assert len({p.untyped_storage().data_ptr() for model in models for p in model.parameters()}) == 1
+
+
+def test_each_turn_gives_unused_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    with Turns(nn.Linear(4, 4), device=torch.device("cpu")).scoring():
+        assert len(emptied) == 1
+    assert len(emptied) == 2
 
 
 @pytest.mark.slow

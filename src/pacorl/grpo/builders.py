@@ -16,14 +16,17 @@ from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rollout import OdeForm
 from pacorl.grpo.rows import check_mixed_sizes
 from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
+from pacorl.models.lora.layers import fuse_lora, place_stacks
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.policy import Policy
 from pacorl.models.quantize import NONE
+from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
@@ -161,6 +164,11 @@ def add_adapter(config: PolicyConfig, policy: Policy) -> None:
     freeze_idle_layers(policy, targets=targets)
 
 
+def ode_form(transformer: nn.Module, products: str, *, fuse: bool) -> OdeForm | None:
+    """The form in which a transformer computes ODE steps, by `sampling.products` and `sampling.fuse_lora`."""
+    return Int8Products(transformer) if products == "w8a8" else fuse_lora(transformer, enabled=fuse)
+
+
 def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:
     """The suffixes of the modules that the adapter is added to."""
     return tuple(config.adapter.targets or policy.lora_targets)
@@ -186,6 +194,7 @@ def encode_prompts(
             cache.prepare(evaluation_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
     policy.free_encoders()  # before transformer and judge come, so that they never lie on the device together
+    torch.cuda.empty_cache()
     return cache
 
 
@@ -210,7 +219,10 @@ def place_transformer(
     if sharded and config.model.quantize == NONE:
         policy.place_transformer("cpu")
         return
+    if config.sampling.fuse_lora and config.model.quantize == NONE and not config.model.stream:
+        place_stacks(policy.transformer, device)
     policy.place_transformer(device)
+    torch.cuda.empty_cache()  # what packing and casting needed
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 
@@ -360,11 +372,12 @@ def build_run_rewards(
     return rewards
 
 
-def build_optimizer(config: PolicyConfig, policy: Policy) -> torch.optim.Optimizer:
-    """AdamW over the adapter's weights."""
+def build_optimizer(config: PolicyConfig, policy: Policy, *, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW over the adapter's weights; on a card one kernel updates many of them."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],
         lr=config.optimizer.lr,
         betas=config.optimizer.betas,
         weight_decay=config.optimizer.weight_decay,
+        fused=device.type == "cuda" or None,
     )

@@ -289,7 +289,6 @@ def environment_of(runtime: Runtime) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        # torch's older question raises once the run has set this, the newer of its two switches.
         "matmul": torch.backends.cuda.matmul.fp32_precision,
         "threads": torch.get_num_threads(),
         "processes": runtime.world,

@@ -6,10 +6,10 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from pacorl.core.solvers import SOLVERS, Past
 from pacorl.core.transfer import to_device
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rows import Row, one_size_batches
-from pacorl.models.lora.layers import FusedLora
 from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:
@@ -40,6 +39,13 @@ def training_sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tens
     return policy.training_sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
+class OdeForm(Protocol):
+    """Another form of the transformer's layers, faster and for ODE steps alone: a fused adapter, or int8 products."""
+
+    def swapped_in(self) -> AbstractContextManager[None]:
+        """Compute in this form within the block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What all samples of an epoch are drawn with."""
@@ -53,8 +59,8 @@ class Draw:
     """From 0; with `seed`, a step and a node it gives every draw."""
     batch: int
     """Samples per forward."""
-    fused: FusedLora | None = None
-    """The adapter in the weights at the steps without noise, and only there: what is trained must be replayed."""
+    fused: OdeForm | None = None
+    """The transformer's form at the steps without noise, and only there: what is trained must be replayed."""
     as_trained: bool = False
     """Whether SDE steps pass the graph that training passes, with gradients, which are let go. A compiled model in bf16
     differs by .8 % without."""
@@ -276,7 +282,7 @@ def sample_images(
     cache: ConditioningCache,
     seeds: Sequence[int],
     batch: int,
-    fused: FusedLora | None = None,
+    fused: OdeForm | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """One image per (prompt, seed), without noise; `progress` is called with each batch's size."""
@@ -323,7 +329,7 @@ def integrate(
     sigmas: Tensor,
     grid: Sequence[int],
     solver: str = "euler",
-    fused: FusedLora | None = None,
+    fused: OdeForm | None = None,
 ) -> Tensor:
     """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`."""
     step, past, sigma_T = SOLVERS[solver].step, None, to_device(sigmas, x_BNC.device)
@@ -342,7 +348,7 @@ def denoise(
     size: Size,
     conditioning: Conditioning,
     sigmas: Tensor,
-    fused: FusedLora | None = None,
+    fused: OdeForm | None = None,
 ) -> Tensor:
     """From noise (one seed per row) to endpoints (B, N, C), by Euler's steps without noise."""
     noise = policy.noise(seeds, size)

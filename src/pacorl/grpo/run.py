@@ -45,7 +45,6 @@ from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
 from pacorl.judge.judge import Judge, counts_of
 from pacorl.models.lora.adapters import MovingAverage, OldPolicy
-from pacorl.models.lora.layers import fuse_lora
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
@@ -178,7 +177,7 @@ class Run:
         self.policy.transformer.train()
         self.policy.transformer, self.optimizer = self.runtime.prepare(
             self.policy.transformer,
-            builders.build_optimizer(config, self.policy),
+            builders.build_optimizer(config, self.policy, device=device),
             batch=config.sampling.batch,
             max_norm=config.optimizer.max_grad_norm,
         )
@@ -431,11 +430,12 @@ class Run:
             self.old.follow(0.0)
         return self.old.swapped_in()
 
-    def draw(self, sampler: Sampler) -> Draw:
-        """Parameters of the coming epoch's rollouts."""
+    def draw(self, sampler: Sampler, *, exact: bool = False) -> Draw:
+        """Parameters of the coming epoch's rollouts; with `exact` by exact products at the ODE steps too."""
         config = self.config
+        products = "exact" if exact else config.sampling.products
         with self.clock.timed("rollout"):
-            fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
+            fused = builders.ode_form(self.transformer, products, fuse=config.sampling.fuse_lora)
         return Draw(
             self.policy,
             sampler,

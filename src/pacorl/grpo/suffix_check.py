@@ -58,13 +58,14 @@ def check_suffix(
     Raises:
         SharedFault: what a reward raised on any rank.
     """
-    suffix = run.config.sampling.suffix
-    if suffix.is_full or not suffix.check_every or run.epoch % suffix.check_every:
+    sampling = run.config.sampling
+    suffix, products = sampling.suffix, sampling.products
+    if (suffix.is_full and products == "exact") or not suffix.check_every or run.epoch % suffix.check_every:
         return {}
 
     group = rows[: run.config.group_size]
     with run.sampling_policy():
-        draw = run.draw(sampler)
+        draw = run.draw(sampler, exact=True)
         with run.clock.timed("suffix_check"):
             make = partial(Scorer, **run.scorer_options)
             full = full_scores(draw, group, samples, rewards=run.rewards, runtime=run.runtime, scorer=make)
@@ -74,11 +75,14 @@ def check_suffix(
     if agreement is None:
         return {}
     if agreement < LEAST_CORRELATION:
+        departure, fix = f"sampling.products {products}", "set sampling.products to exact"
+        if not suffix.is_full:
+            departure = f"sampling.suffix {suffix.says}"
+            fix = "give it more steps, solver ab2, or leave sampling.suffix out"
         run.warn_once(
             SUFFIX_CORRELATION,
-            f"epoch {run.epoch + 1}: with sampling.suffix {suffix.says} a group's advantages correlate by "
-            f"{agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more steps, solver ab2, "
-            "or leave sampling.suffix out",
+            f"epoch {run.epoch + 1}: with {departure} a group's advantages correlate by {agreement:.2f} with those of "
+            f"all steps, less than {LEAST_CORRELATION}; {fix}",
         )
     return {SUFFIX_CORRELATION: agreement}
 

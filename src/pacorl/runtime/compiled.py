@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -10,7 +13,7 @@ GRAPHS = 64
 would go on uncompiled, and training would not replay sampling."""
 
 
-def compile_blocks(transformer: nn.Module, *, backend: str = "inductor") -> None:
+def compile_blocks(transformer: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the repeated blocks in place, by a backend of torch; names and weights stay what they are."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     # The blocks of one kind share a graph, whose guards hold for each of them.

@@ -371,4 +371,5 @@ def destroy_process_group() -> bool:
 
 def allow_tf32(*, allowed: bool) -> None:
     """Whether a card multiplies fp32 matrices by TF32, of 10 bits, at about eight times the rate."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
+    # Not by `fp32_precision`, after which torch's older getters raise, for inductor and users' rewards too.
+    torch.set_float32_matmul_precision("high" if allowed else "highest")

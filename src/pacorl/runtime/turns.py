@@ -8,7 +8,9 @@ from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from pacorl.models.quantize.streaming import Arena
 
 
 @runtime_checkable
@@ -34,6 +36,10 @@ class Turns:
         self.generator, self.device = generator, device
         self.scorers: list[nn.Module] = []
         """In main memory, but within `scoring`."""
+        self._arena = Arena(pinned=True) if device.type == "cuda" else None
+        """Pinned memory, which a card reads and writes at two to four times the rate of pageable memory."""
+        self._places: dict[int, Tensor] = {}
+        """Id of a parameter or buffer → its place in the arena."""
 
     def add(self, holders: Iterable[object]) -> None:
         """Give turns to the models of judges and rewards; others have none, or keep them to themselves."""
@@ -47,17 +53,29 @@ class Turns:
     @contextmanager
     def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
         """Within the block the device is theirs, also of models that join the list there."""
-        self._move_generator(torch.device("cpu"))
+        self._park(self._frozen())
+        torch.cuda.empty_cache()  # else fragments of one model's weights are too small for the other's
         for model in models:
             model.to(self.device)
         try:
             yield
         finally:
             for model in models:
-                model.to("cpu")
-            self._move_generator(self.device)
+                self._park(chain(model.parameters(), model.buffers()))
+            torch.cuda.empty_cache()
+            for tensor in self._frozen():
+                tensor.data = tensor.data.to(self.device)
 
-    def _move_generator(self, device: torch.device) -> None:
-        for tensor in chain(self.generator.parameters(), self.generator.buffers()):
-            if not tensor.requires_grad:
-                tensor.data = tensor.data.to(device)
+    def _frozen(self) -> list[Tensor]:
+        tensors = chain(self.generator.parameters(), self.generator.buffers())
+        return [tensor for tensor in tensors if not tensor.requires_grad]
+
+    def _park(self, tensors: Iterable[Tensor]) -> None:
+        """Move tensors to main memory, from a card each to a place that it keeps."""
+        for tensor in tensors:
+            if self._arena is None:
+                tensor.data = tensor.data.to("cpu")
+            elif (place := self._places.get(id(tensor))) is None:
+                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)
+            else:
+                tensor.data = place.copy_(tensor.data)

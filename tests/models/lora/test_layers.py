@@ -26,6 +26,7 @@ from pacorl.models.lora.layers import (
     fuse_lora,
     fused_form,
     lora_layers,
+    place_stacks,
     refresh_copies,
 )
 from pacorl.models.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
@@ -194,6 +195,30 @@ def test_in_fp32_the_bits_are_those_of_peft(flux: FluxPolicy) -> None:
     assert all(torch.equal(mine, yours) for mine, yours in zip(*gradients, strict=True))
 
 
+@pytest.mark.parametrize("alpha", [8, 6], ids=["a power of two", "another scale"])
+def test_in_bf16_the_change_is_added_by_its_product(alpha: int) -> None:
+    """Without a kernel for the scale and one for the sum; at least as near to the exact value as PEFT's layer."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(64, 48)).to(torch.bfloat16)
+    add_lora(model, rank=RANK, alpha=alpha, targets=["0"])
+    nn.init.normal_(model[0].lora_B["default"].weight)
+    refresh_copies(model)
+    x = torch.randn(2, 7, 64, dtype=torch.bfloat16)
+    with Operations() as operations:
+        ours = model[0](x)
+    assert operations.of("mul", "add", "add_", dtype=torch.bfloat16) == 0
+
+    layer = model[0]
+    base = layer.base_layer(x)
+    theirs = base + layer.lora_B["default"](layer.lora_A["default"](x)) * layer.scaling["default"]
+    hidden = layer.lora_A["default"](x).double()
+    change = hidden @ layer.lora_B["default"].weight.bfloat16().double().T * alpha / RANK
+    exact = base.double() + change
+    # One rounding of the sum: half a unit in the last of bf16's 8 bits, and what fp32 sums lose.
+    assert ((ours - exact).abs() <= exact.abs() / 256 * 1.01 + 1e-6).all()
+    assert (ours - exact).abs().max() <= (theirs - exact).abs().max()
+
+
 def stacked(transformer: nn.Module) -> FusedLora:
     """The fused form of models in bf16, whatever the model's own type."""
     fused = FusedLora(transformer)
@@ -234,6 +259,20 @@ def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
         assert stack.shape == (base.shape[0] + RANK, base.shape[1])
         assert stack.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         assert stack.untyped_storage().data_ptr() == first.copy.untyped_storage().data_ptr()
+
+
+@torch.no_grad()
+def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
+    """A stack that replaced a weight on a card would leave memory there that fits nothing."""
+    cache, transformer = ConditioningCache(flux16), flux16.transformer
+    plain = velocity(flux16, cache)
+    place_stacks(transformer, "cpu")
+    assert torch.equal(velocity(flux16, cache), plain)
+    stacks = [layer.base_layer.stack for layer in lora_layers(transformer)]
+    fused = FusedLora(transformer)
+    assert all(layer.base_layer.stack is stack for layer, stack in zip(lora_layers(transformer), stacks, strict=True))
+    with fused.swapped_in():
+        assert torch.equal(velocity(flux16, cache), plain)
 
 
 def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPolicy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from tiny_runs import metrics, tiny_run
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
@@ -123,6 +125,25 @@ def test_no_more_than_a_layer_lies_unpacked_beside_its_like(device: str) -> None
     # Packing one takes its copy on the device and three more of its size; 24 packed ones are 6 of them.
     assert ledger.peak < before + 5 * weight
     assert ledger.live < before / 3
+
+
+@EACH
+def test_a_product_unpacks_in_the_fewest_operations(name: str) -> None:
+    """nf4 in bitsandbytes' own one: a table of its values would be copied to the card for each product."""
+    packed, _ = layer(name)
+    operations: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operations.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Log(), torch.no_grad():
+        packed(torch.randn(2, 192))
+    kernels = [
+        name for name in operations if not name.startswith(("aten.randn", "aten.t.", "aten.detach", "aten.view"))
+    ]
+    assert len(kernels) == {"int8": 2, "fp8": 3, "nf4": 2}[name], kernels
 
 
 # --- models ----------------------------------------------------------------------------------------------------

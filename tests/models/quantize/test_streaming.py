@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.models.policies.flux import FLUX
-from pacorl.models.quantize import QUANTIZERS
+from pacorl.models.quantize import QUANTIZERS, streaming
 from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.quantize.streaming import Arena, WeightStream
 from pacorl.models.twins import META
@@ -137,6 +138,27 @@ def test_an_arena_takes_few_pieces_and_nothing_lies_upon_another() -> None:
     pieces = [arena.copy_of(torch.zeros(600, dtype=torch.uint8)) for _ in range(3)]
     assert len({copy.untyped_storage().data_ptr() for copy in pieces}) == 3
     assert arena.copy_of(torch.ones(5000)).untyped_storage().nbytes() == 20224  # larger than a piece: one of its own
+
+
+def test_memory_that_cannot_be_pinned_is_pageable_after_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under WSL2."""
+    empty = torch.empty
+
+    def refuse(*shape: int, pin_memory: bool = False, **options: Any) -> Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    streaming._warn_of_pageable.cache_clear()
+    for _ in range(2):
+        tensor = torch.arange(5.0)
+        assert torch.equal(Arena(pinned=True).copy_of(tensor), tensor)
+    (record,) = caplog.records
+    assert "CUDA error: out of memory): weights lie in pageable memory" in record.getMessage()
+    assert "\n" not in record.getMessage()
 
 
 # --- models ----------------------------------------------------------------------------------------------------

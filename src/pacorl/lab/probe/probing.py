@@ -35,7 +35,6 @@ from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
 from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.lab.plan.work import Work, work_of
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
-from pacorl.models.lora.layers import fuse_lora
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import Reward
 from pacorl.runtime.processes import Runtime
@@ -373,7 +372,7 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
         seed=config.seed,
         epoch=0,
         batch=config.sampling.batch,
-        fused=fuse_lora(models.policy.transformer, enabled=config.sampling.fuse_lora),
+        fused=builders.ode_form(models.policy.transformer, config.sampling.products, fuse=config.sampling.fuse_lora),
     )
     # Each reading is a reward of its own to the scorer, so that readings wait and overlap as in training.
     readers = dict(models.rewards)

@@ -13,32 +13,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
 from pacorl.models.lora.formats import Lora, peft_options, read_lora
 from pacorl.models.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
+from pacorl.models.lora.sharding import has_sharded, is_sharded
 
 
 def materialize(module: nn.Module) -> None:
     """Reshard what a forward gathered."""
     # After a forward without backward FSDP2 leaves the root's weights unsharded, and a change of them would be lost.
     for submodule in module.modules():
-        if isinstance(submodule, FSDPModule):
+        if has_sharded(submodule):
             submodule.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The full form of a tensor that may be sharded. Every process must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     """A full tensor, which every process has, on the device of `parameter` and sharded as it is."""
     value = value.to(parameter.device, parameter.dtype)
-    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+    if is_sharded(parameter) and not is_sharded(value):
+        from torch.distributed.tensor import distribute_tensor
+
         # No source rank: each process cuts its share from what it has, and nothing is sent.
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return value
@@ -62,6 +63,8 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     """Add one adapter, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    from pacorl.models.lora.adapted_linear import add_in_products
+
     config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
     inject_adapter_in_model(config, transformer)
     for name, parameter in transformer.named_parameters():
@@ -70,6 +73,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
             # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     compute_in_model_dtype(transformer)
+    add_in_products(transformer)
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:

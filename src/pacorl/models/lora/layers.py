@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
+
+from pacorl.models.lora.sharding import has_sharded
 
 ADAPTER = "default"
 """PEFT's name of the one adapter that a model has here."""
@@ -25,10 +26,15 @@ class MasterLinear(nn.Linear):
     """Of the weight that was copied."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name
+        return F.linear(input, self.weight_in(input.dtype))
+
+    def weight_in(self, dtype: torch.dtype) -> Tensor:
+        """The weight in the type that products are computed in."""
         weight: Tensor = self.weight
         if self.copy is not None:
             weight = _Cast.apply(self.weight, self.copy)  # type: ignore[no-untyped-call]
-        return F.linear(input, weight.to(input.dtype))
+        cast: Tensor = weight.to(dtype)
+        return cast
 
     def refresh(self, dtype: torch.dtype) -> None:
         """Follow the weight with a copy of that type, if it has changed since the last one."""
@@ -55,6 +61,13 @@ class _Cast(torch.autograd.Function):
         return gradients[0].to(ctx.dtype), None
 
 
+def add_change(base: Tensor, hidden: Tensor, second: MasterLinear, *, scaling: float) -> Tensor:
+    """base + scaling·B·hidden in one product, which rounds once: (…, out), (…, r) → (…, out)."""
+    weight = second.weight_in(base.dtype)
+    rows = torch.addmm(base.flatten(0, -2), hidden.flatten(0, -2), weight.t(), alpha=scaling)
+    return rows.view(*base.shape)
+
+
 def compute_in_model_dtype(transformer: nn.Module) -> None:
     """Let PEFT's layers multiply in the type of their input; the adapter itself stays in fp32.
 
@@ -76,7 +89,7 @@ def compute_in_model_dtype(transformer: nn.Module) -> None:
 def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object = None) -> None:
     """Make the copies of what has changed, before a forward: once per optimizer step, and outside of compiled code."""
     # FSDP2 gathers weights into the same memory without counting a version, so a copy could not know that it is old.
-    copied = not isinstance(transformer, FSDPModule)
+    copied = not has_sharded(transformer)
     # Asked anew, since a model may be cast with its adapter on; a copy in the earlier type would round to that.
     dtype = _computing_dtype(transformer)
     with torch.inference_mode(mode=False), torch.no_grad():
@@ -137,9 +150,7 @@ class StackedLayer:
         self.rows, rank = base.out_features, first.out_features
         stack = getattr(base, "stack", None)
         if stack is None or stack.data_ptr() != base.weight.data_ptr():
-            # The base's weight becomes a view, so that the stack takes no memory beside it.
-            base.stack = stack = torch.cat([base.weight.data, first.weight.data.to(base.weight.dtype)])
-            base.weight.data = stack[: self.rows]
+            stack = stack_weight(layer, base.weight.device)
         stack[self.rows :].copy_(first.weight)
         if first.copy is not None:
             first.copy = stack[self.rows :]
@@ -152,11 +163,30 @@ class StackedLayer:
         del self.layer.base_layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
-        """As PEFT's layer computes it, and so to the bit wherever the two products take the kernel of one."""
+        """As the layer apart, and so to the bit wherever the two products take the kernel of one."""
         products = F.linear(x, self.stack, self.bias)
-        change: Tensor = self.layer.lora_B[ADAPTER](products[..., self.rows :])
-        scaling: float = self.layer.scaling[ADAPTER]
-        return products[..., : self.rows] + change * scaling
+        base, hidden = products.split([self.rows, products.shape[-1] - self.rows], -1)
+        return add_change(base, hidden, self.layer.lora_B[ADAPTER], scaling=self.layer.scaling[ADAPTER])
+
+
+def stack_weight(layer: Any, device: str | torch.device) -> Tensor:
+    """Move an adapted layer's weight to the upper rows of a stack [W; A] on the device; A's rows are left empty."""
+    base, rank = layer.base_layer, layer.lora_A[ADAPTER].out_features
+    stack: Tensor = base.weight.data.new_empty(base.out_features + rank, base.in_features, device=device)
+    stack[: base.out_features].copy_(base.weight.data)
+    # The base's weight becomes a view, so that the stack takes no memory beside it.
+    base.stack, base.weight.data = stack, stack[: base.out_features]
+    return stack
+
+
+def place_stacks(transformer: nn.Module, device: str | torch.device) -> None:
+    """Place the weights that `FusedLora` stacks on the device, in their stacks.
+
+    A stack is larger than the weight. If it replaced one there, the allocator could reuse no weight's memory for it.
+    """
+    for layer in lora_layers(transformer):
+        if fused_form(layer) is StackedLayer:
+            stack_weight(layer, device)
 
 
 class FusedLora:

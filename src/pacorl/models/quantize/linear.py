@@ -32,15 +32,18 @@ class QuantizedLinear(nn.Linear):
         self.weight, self.scale = nn.Parameter(codes, False), nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
 
+    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The codes and scales on the device."""
+        return self.weight, self.scale
+
     def unpack(self, codes: Tensor, scale: Tensor) -> Tensor:
         """The weight (out, in) that products are computed with."""
         return self.quantizer.unpack(codes, scale, torch.Size((self.out_features, self.in_features)), self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
-        return self._product(input, self.unpack, self.weight, self.scale)
-
-    def _product(self, x: Tensor, unpack: Callable[..., Tensor], *packed: Tensor) -> Tensor:
-        product: Tensor = _FrozenProduct.apply(x, self.bias, unpack, *packed)  # type: ignore[no-untyped-call]
+        product: Tensor = _FrozenProduct.apply(  # type: ignore[no-untyped-call]
+            input, self.bias, self.unpack, self.weight, self.scale
+        )
         return product
 
 
@@ -64,25 +67,46 @@ class StreamedLinear(QuantizedLinear):
         self.weight, self.scale = (nn.Parameter(packed.new_empty(0), False) for packed in (self.weight, self.scale))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
-        return self._product(input, partial(self._fetched, input.device))
+        fetched = partial(self._fetched, input.device)
+        product: Tensor = _StreamedProduct.apply(input, self.bias, fetched)  # type: ignore[no-untyped-call]
+        return product
+
+    def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        codes, scale = self.stream.fetch(self.parked, device)
+        return codes, scale
 
     def _fetched(self, device: torch.device) -> Tensor:
-        return self.unpack(*self.stream.fetch(self.parked, device))
+        return self.unpack(*self.packed(device))
 
 
 class _FrozenProduct(torch.autograd.Function):
     """x Wᵀ + b of a frozen W that is unpacked once more for the backward, and not kept until then."""
 
+    # No `*packed`: without gradients torch.compile passes `ctx` only if there are fewer arguments than parameters.
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, unpack: Callable[..., Tensor], *packed: Tensor) -> Tensor:
+    def forward(  # noqa: PLR0917 - autograd functions take no keywords
+        ctx: Any, x: Tensor, bias: Tensor | None, unpack: Callable[..., Tensor], codes: Tensor, scale: Tensor
+    ) -> Tensor:
         ctx.unpack = unpack
-        ctx.save_for_backward(*packed)
-        return F.linear(x, unpack(*packed), bias)
+        ctx.save_for_backward(codes, scale)
+        return F.linear(x, unpack(codes, scale), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        packed = ctx.saved_tensors
-        return gradient @ ctx.unpack(*packed), None, None, *(None for _ in packed)
+        return gradient @ ctx.unpack(*ctx.saved_tensors), None, None, None, None
+
+
+class _StreamedProduct(torch.autograd.Function):
+    """x Wᵀ + b of a frozen W that is fetched once more for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, fetched: Callable[[], Tensor]) -> Tensor:
+        ctx.fetched = fetched
+        return F.linear(x, fetched(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient @ ctx.fetched(), None, None
 
 
 def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.device, stream: bool = False) -> None:

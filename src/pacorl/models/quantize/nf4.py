@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Weights of a scale: bitsandbytes' default."""
+TYPE = "nf4"
 
 
 def check() -> None:
@@ -41,7 +42,7 @@ def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
             weight.new_empty(-(-count // 2), 1, dtype=torch.uint8),
             weight.new_empty(-(-count // BLOCK), dtype=torch.float32),
         )
-    codes, state = _functional().quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
+    codes, state = _functional().quantize_4bit(weight, blocksize=BLOCK, quant_type=TYPE)
     return codes, state.absmax
 
 
@@ -49,10 +50,9 @@ def unpack(codes: Tensor, scale: Tensor, shape: torch.Size, dtype: torch.dtype) 
     """The weight, by bitsandbytes' one kernel."""
     if codes.is_meta:
         return codes.new_empty(shape, dtype=dtype)
-    functional = _functional()
-    table = functional.get_4bit_type("nf4", device=codes.device, blocksize=BLOCK)
-    state = functional.QuantState(scale, shape=shape, code=table, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
-    weight: Tensor = functional.dequantize_4bit(codes, state)
+    # The operator, and not `functional.dequantize_4bit`: that takes a state with a table of the 16 values, which only
+    # packing reads, and which is copied to the card at each call.
+    weight: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scale, BLOCK, TYPE, shape, dtype)
     return weight
 
 

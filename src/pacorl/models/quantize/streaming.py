@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 ALIGNMENT = 256
 """Bytes: any type can be viewed from such an address on."""
@@ -93,7 +97,25 @@ class Arena:
         """The tensor, copied into the arena."""
         size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if self._free.numel() < size:
-            self._free = torch.empty(max(size, self.PIECE), dtype=torch.uint8, pin_memory=self._is_pinned)
+            self._free = self._piece(max(size, self.PIECE))
         piece, self._free = self._free.split([size, self._free.numel() - size])
         copy: Tensor = piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         return copy.copy_(tensor)
+
+    def _piece(self, size: int) -> Tensor:
+        if self._is_pinned:
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:  # WSL2 pins about half of the memory
+                _warn_of_pageable(str(error).partition("\n")[0])
+                self._is_pinned = False
+        return torch.empty(size, dtype=torch.uint8)
+
+
+@cache
+def _warn_of_pageable(reason: str) -> None:
+    logger.warning(
+        "no more memory can be pinned (%s): weights lie in pageable memory, whose copies to the card are slower; under "
+        "WSL2 raise `memory` in .wslconfig",
+        reason,
+    )
