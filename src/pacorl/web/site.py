@@ -1,7 +1,12 @@
 """The base of the project's servers: files with a strict policy, links that sign people in, errors as one line of JSON.
 
+router = APIRouter(route_class=JsonRoute)
+
+@router.get("/api/state")
+def state(): ...
+
 site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in)
-app = site.app([("GET", "/api/state", state)], state=shared)
+app = site.app(router, state=shared)
 with listening("127.0.0.1", 8767) as (listener, url):
     run(app, sockets=[listener])
 """
@@ -11,7 +16,7 @@ from __future__ import annotations
 import html
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -19,16 +24,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from pacorl.web.forms import JsonRoute, validation_message
 from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
-
-Route = tuple[str, str, Callable[..., Any]]
-"""(method, path, endpoint)."""
 
 SHARED_FILES = Path(__file__).parent / "page"
 JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -75,24 +77,26 @@ class Site:
     limits: Mapping[str, BodyLimit] = field(default_factory=dict)
     """Path → limit of a body, where it is not the usual one."""
 
-    def app(self, routes: Sequence[Route], *, state: object) -> FastAPI:
-        """The site as an application; endpoints find `state` as `request.app.state.shared`."""
+    def app(self, router: APIRouter, *, state: object) -> FastAPI:
+        """Build the application of pages and a router's API; endpoints find `state` as `request.app.state.shared`."""
         app = FastAPI(title=self.title, docs_url=None, redoc_url=None, openapi_url=None)
         app.router.route_class = JsonRoute
         app.state.shared = state
+
         limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
         app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
         app.middleware("http")(with_headers)
         app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
-        pages = sorted(self.folder.glob("*.html"))
-        addresses = {"/" if page.stem == "index" else f"/{page.stem}": page for page in pages}
-        shared: list[Route] = [("GET", address, _endpoint(page)) for address, page in addresses.items()]
-        shared += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
-        shared += [("POST", "/join", self._post_join), ("POST", "/leave", self._leave)]
-        shared.append(("GET", "/health", lambda: {"status": "ok"}))
-        for method, path, endpoint in [*shared, *routes]:
-            app.add_api_route(path, endpoint, methods=[method], response_model=None)
+
+        for page in sorted(self.folder.glob("*.html")):
+            app.get("/" if page.stem == "index" else f"/{page.stem}")(_endpoint(page))
+        app.get("/page/{name}")(self._page_file)
+        app.get("/join/{token}")(self._join)
+        app.post("/join")(self._post_join)
+        app.post("/leave")(self._leave)
+        app.get("/health")(lambda: {"status": "ok"})
+        app.include_router(router)
         return app
 
     def token(self, request: Request) -> str:
