@@ -9,11 +9,11 @@ difference estimates that of the values (Johnson and Lindenstrauss, 1984; with 6
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,9 @@ class Ledger:
         for name in self._chains:
             if self.folder and (self.folder / name).exists():
                 path = self.folder / name
-                records = list(takewhile(lambda record: _position(record) < _position(start), _readable(path)))
+                records = list(
+                    itertools.takewhile(lambda record: _position(record) < _position(start), _readable(path))
+                )
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
@@ -251,9 +253,8 @@ def sample_items(samples: Sequence[Samples]) -> dict[int, Item]:
     """
     items = {}
     for update in samples:
-        digests = {}
-        for rollout in update.rollouts:
-            digests |= {row: hashlib.sha256(str(row).encode()) for row in rollout.row_B}
+        rows = itertools.chain(*(rollout.row_B for rollout in update.rollouts))
+        digests = {row: hashlib.sha256(str(row).encode()) for row in rows}
 
         # SDE steps: the node's latents, the child's, and the log-probability of the step between them.
         for nodes in sorted(update.nodes, key=lambda nodes: nodes.step):

@@ -1,7 +1,7 @@
 """HTTP API and page of the studio (`pacorl studio`).
 
 Every address but the page requires the token, as a cookie or as `Authorization: Bearer`. Sets are written into the
-history's folder, uploads stay in memory, and the page loads nothing from other servers.
+history's folder, uploads stay in memory, and the page loads no content from other servers.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def cancel(name: str, state: State, browser: Browser) -> dict[str, Any]:
 def _job(state: AppState, name: str, browser: str) -> Job:
     job = state.jobs.find(name)
     if job is None or job.owner != browser:
-        raise RefusedError(f"there is no job {name[:20]!r}; old ones are forgotten", status=404)
+        raise RefusedError(f"there is no job {name[:20]!r}; old jobs are forgotten", status=404)
     return job
 
 
@@ -274,7 +274,7 @@ class EditForm(SamplingForm):
 
 @router.post("/api/edits")
 def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
-    """Queue an edit of uploads. Before the generator is loaded, the job itself refuses if it edits no images."""
+    """Queue an edit of uploads. A generator that is not loaded yet is checked for editing by the job."""
     prompt = models.edit_prompt(state.names, form.instruction)
     sampling = form.sampling(state.names.adapter)
     if reason := (state.host.modes or {}).get("edit"):

@@ -134,7 +134,7 @@ def _check_evaluations(run: Path, records: Sequence[Record]) -> str:
 
 
 def check_samples(run: Path, evaluation: Record) -> None:
-    """Raise ValueError, naming epoch and file, if an evaluation's records or images are not those of the ledger."""
+    """Raise ValueError, naming epoch and file, if an evaluation's records or images differ from the ledger."""
     try:
         check_digests(run, evaluation["files"])
     except (ValueError, OSError) as fault:

@@ -1,6 +1,6 @@
 """The step `pacorl dataset annotate FOLDER --annotators ann,ben`: divides the work and serves the page.
 
-The page and the API of an adjudicator are those of annotators. An adjudicator's tasks are the instances on which
+Adjudicators and annotators have one page and one API. An adjudicator's tasks are the instances on which
 people disagree, and the rankings are decisions. Images are named by instance and slot, never by path. Tokens come as a
 cookie or as `Authorization: Bearer`; the addresses below /api/admin require the administrator's.
 """
@@ -51,7 +51,7 @@ def serve(
     """Serve the page until SIGINT or SIGTERM, and announce the links (see `prepare`) when it can be reached.
 
     Raises:
-        ValueError: if another server has the database, or the folder has nothing to rank.
+        ValueError: if another server has the database, or the folder has no instances.
         OSError: if the port is taken.
     """
     database = folder / DATABASE
@@ -96,7 +96,7 @@ def prepare(
     for role in (0, ADMINISTRATOR, ADJUDICATOR):
         present |= dict.fromkeys(store.people(role=role), role)
 
-    # Links come after every check: a failed start must not make links, or end old ones.
+    # Links come after every check: a failed start must not make or end links.
     instances = check_start(folder, people, adjudicators, sharing=sharing, present=present)
     roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
     links = {
@@ -120,7 +120,7 @@ def check_start(
         The instances to be ranked, controls included.
 
     Raises:
-        ValueError: the folder has nothing to rank or lacks images, or the names do not fit.
+        ValueError: the folder has no instances or lacks images, or the names do not fit.
     """
     instances = instances_to_rank(folder, [*people, *adjudicators], sharing)
     if not people and 0 not in present.values():
@@ -258,7 +258,7 @@ def image(key: str, slot: str, state: State, person: Someone) -> Response:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
     path = image_path(state.folder, name)
-    # The images of an instance never change (the store refuses others), and an undo shows them again.
+    # The images of an instance never change (the store refuses changed instances), and an undo shows them again.
     headers = {"Cache-Control": "private, max-age=3600"}
     return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
 
