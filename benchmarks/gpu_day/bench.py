@@ -228,5 +228,7 @@ class Bench:
 def planned(config: PolicyConfig) -> Plan:
     """The plan of the same run, as `--dry-run` makes it."""
     policy = policy_on_meta(config, sources.generator(config).configs)
-    components = training_rows(config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=())
+    components = training_rows(
+        config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=()
+    )
     return Plan(components, (), (), "", None)

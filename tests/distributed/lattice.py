@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from pacorl.grpo.ledger import Record, read_ledger
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.lab.verify.recompute import Comparison, Recomputation, compare, recompute
+from pacorl.lab.verify.recompute import Comparison, compare, recompute, replay
 from pacorl.models.policies import POLICIES
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Prompt
@@ -150,9 +150,7 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
 def train_on_scores(config: PolicyConfig, records: Sequence[Record]) -> None:
     """One epoch from the seed, on the scores of another run's first one."""
     epoch = next(record for record in records if record["kind"] == "epoch")
-    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], record=epoch)
-    with closing(trainer):
-        trainer.run_epoch()
+    replay(config, config.out, checkpoint=None, start=records[0], record=epoch)
 
 
 def out_of(folder: Path, variation: str, case: str) -> Path:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -19,7 +19,7 @@ import pacorl.studio.server
 from pacorl.serve.builtin import create_app
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest
 from pacorl.web import forms
-from pacorl.web.forms import LARGE_BYTES, MOST_ENTRIES, Form, Text
+from pacorl.web.forms import LARGE_BYTES, MOST_ENTRIES, Form, JsonRoute, Text
 from pacorl.web.site import Session, Site
 
 SITE = Site("a site", Path("nowhere"), "cookie", lambda token: Session())
@@ -38,7 +38,7 @@ def annotate(tmp_path: Path) -> FastAPI:
 
 def request_models(app: FastAPI) -> list[type[BaseModel]]:
     """The models of all bodies that an application parses."""
-    fields = [route.body_field for route in app.routes if isinstance(route, APIRoute)]
+    fields = [getattr(route, "body_field", None) for route in iter_route_contexts(app.routes)]
     return [field.field_info.annotation for field in fields if field]  # type: ignore[misc]
 
 
@@ -123,8 +123,11 @@ def add_up(form: Numbers) -> int:
 
 @pytest.fixture
 def client() -> Iterator[TestClient]:
-    app = SITE.app([("POST", "/sum", add_up)], state=None)
-    with TestClient(app, base_url="http://localhost", headers={"Authorization": "Bearer token"}) as client:
+    router = APIRouter(route_class=JsonRoute)
+    router.post("/sum")(add_up)
+    with TestClient(
+        SITE.app(router, state=None), base_url="http://localhost", headers={"Authorization": "Bearer token"}
+    ) as client:
         yield client
 
 

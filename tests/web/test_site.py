@@ -12,10 +12,12 @@ import threading
 import time
 
 import pytest
+from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from pacorl.web import connections
 from pacorl.web.connections import HEADER_SECONDS, Connection
+from pacorl.web.forms import JsonRoute
 from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
 from pacorl.web.site import Session, Site, listening
 
@@ -51,10 +53,12 @@ def client(tmp_path):
     async def double(number: int) -> int:
         return 2 * number
 
-    routes = [("GET", "/whoami", whoami), ("POST", "/whoami", whoami), ("GET", "/double", double)]
+    router = APIRouter(route_class=JsonRoute)
     # The annotations of functions inside a test are texts that FastAPI cannot look up.
     whoami.__annotations__, double.__annotations__ = {"request": Request}, {"number": int}
-    with TestClient(site.app(routes, state=None), follow_redirects=False, base_url="http://localhost:8767") as client:
+    router.api_route("/whoami", methods=["GET", "POST"])(whoami)
+    router.get("/double")(double)
+    with TestClient(site.app(router, state=None), follow_redirects=False, base_url="http://localhost:8767") as client:
         yield client
 
 
@@ -219,7 +223,7 @@ def test_json_is_bounded_before_it_is_parsed(tmp_path):
     limits = {"/image": BodyLimit(2**20, marks=None)}
     site = Site("a site", tmp_path, cookie="a_cookie", sign_in=sign_in, limits=limits)
     # No such routes: whatever is refused, the guard has refused.
-    with TestClient(site.app([], state=None), base_url="http://localhost") as client:
+    with TestClient(site.app(APIRouter(), state=None), base_url="http://localhost") as client:
         for mark in (b"[", b"{", b","):
             assert post_in_chunks(client, "/whoami", mark * 2**14) == (413, 5)
         assert post_in_chunks(client, "/whoami", b"a" * 2**20) == (413, 5)
@@ -379,6 +383,8 @@ def test_large_pieces_of_a_request_are_parsed_in_turns(monkeypatch):
 
 RUNNING = """
 from pathlib import Path
+from fastapi import APIRouter
+
 from pacorl.web.connections import run
 from pacorl.web.guard import RefusedError
 from pacorl.web.site import Site, listening
@@ -388,7 +394,7 @@ def sign_in(token):
 
 with listening("127.0.0.1", 0) as (listener, url):
     print(listener.getsockname()[1], flush=True)
-    run(Site("a site", Path("."), "a_cookie", sign_in).app([], state=None), sockets=[listener])
+    run(Site("a site", Path("."), "a_cookie", sign_in).app(APIRouter(), state=None), sockets=[listener])
 """
 
 

@@ -1,20 +1,19 @@
-"""A run's ledger: hashes of each epoch and each evaluation, with which `pacorl verify` compares the run.
+"""Ledger of a run: hashes of each epoch and each evaluation, which `pacorl verify` compares with the run.
 
-`ledger.jsonl` has one record per epoch and per evaluation, `starts.jsonl` one per start, with its environment. Equal
-runs have equal ledgers, however often they were stopped. A hash only says whether two things are equal. A sketch beside
-it says how far apart they are: each of its numbers is a sum of the values under random signs, so that the mean square
-of two sketches' differences estimates the mean square of what lies behind them (Johnson and Lindenstrauss, 1984; with
-64 numbers to some 20 %).
+`ledger.jsonl` has a record per epoch and per evaluation, `starts.jsonl` a record per start, with its environment. Equal
+runs have equal ledgers, however often they were stopped. A hash shows whether two values are equal, and a sketch how
+far apart they are: each of its numbers is a sum of the values under random signs, so the mean square of two sketches'
+difference estimates that of the values (Johnson and Lindenstrauss, 1984; with 64 numbers to some 20 %).
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,31 +40,32 @@ from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Samples
 
 FILES = {"epoch": "ledger.jsonl", "evaluation": "ledger.jsonl", "start": "starts.jsonl"}
-"""A record's kind → where it stands."""
+"""Kind of a record → its file."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy", "safetensors")
-"""Whose versions may change the bits of an epoch."""
+"""Libraries whose versions may change the bits of an epoch."""
 BUCKETS = 64
 """Numbers of a sketch."""
 JUDGE_COUNTS = frozenset(f"judge/{field.name}" for field in fields(Counters))
-"""Names in metrics.jsonl of what a judge over HTTP was asked."""
+"""Names in metrics.jsonl of the request counts of a judge over HTTP."""
 WIDTH = 1024
 """Values that are summed under one row of signs."""
 
 Record = dict[str, Any]
 Item = tuple[str, float]
-"""A hash, and one projection of what is hashed."""
+"""Hash and projection of a value."""
 
 
 class Ledger:
-    """A run's ledger, written by the main process only (give `folder=None` on the others); all ranks call all of it."""
+    """Writer of a run's ledger. All ranks call all methods; ranks without a `folder` write no file."""
 
     def __init__(self, folder: Path | None, runtime: Runtime) -> None:
-        self.folder, self.runtime = folder, runtime
+        self.folder = folder
+        self.runtime = runtime
         self.hashes: dict[str, str] = {}
-        """Of the epoch that is going on, by quantity, in the order in which they come about."""
+        """Quantity of the current epoch → hash, in the order of computation."""
         self.sketches: dict[str, list[float]] = {}
         self.scores: dict[str, list[list[Any]]] = {}
-        """[row, score of each reward …] of the epoch that is going on."""
+        """"scores" → [row, score of each reward …] of the current epoch."""
         self._chains = dict.fromkeys(FILES.values(), "")
 
     def start(self, weights: TrainedWeights, *, epoch: int, step: int, evaluated: int, **facts: Any) -> None:
@@ -76,40 +76,48 @@ class Ledger:
             epoch: finished epochs.
             step: optimizer steps taken.
             evaluated: epoch of the newest evaluation; −1 before the first.
-            facts: what else is known of the start.
+            facts: further fields of the record.
         """
         start = {"kind": "start", "epoch": epoch, "step": step, "evaluated": evaluated, **facts}
         for name in self._chains:
-            if self.folder and (path := self.folder / name).exists():
-                records = list(takewhile(lambda record: _position(record) < _position(start), _readable(path)))
+            if self.folder and (self.folder / name).exists():
+                path = self.folder / name
+                records = list(
+                    itertools.takewhile(lambda record: _position(record) < _position(start), _readable(path))
+                )
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
         self._append(start | {"environment": environment_of(self.runtime)})
 
     def note_samples(self, samples: Sequence[Samples], scores: Mapping[int, Scores]) -> None:
-        """Hash this rank's samples with those of all others, and keep the scores.
+        """Hash all ranks' samples, and keep the scores.
 
         Args:
             samples: this rank's, by update.
             scores: of all ranks, by global row.
         """
         items = self.runtime.gather_rows(lambda: sample_items(samples))
-        table = self.scores["scores"] = [[row, *scores[row]] for row in sorted(scores)]
         self._note("samples", items.values())
+        table = [[row, *scores[row]] for row in sorted(scores)]
+        self.scores["scores"] = table
         self.hashes["scores"] = sha256(dump_json(table, indent=None))
 
     def note_advantages(self, values: Advantages) -> None:
-        """Hash what the scores came to."""
-        levels = [] if values.value_LB is None else [*values.value_LB]
-        selected = [] if values.kept_B is None else [values.kept_B]
-        by_sample = torch.stack([x.double() for x in (values.value_B, values.used_B, *levels, *selected)], dim=1)
+        """Hash the advantages: by sample, by level of the tree, and the samples that are trained on."""
+        columns = [values.value_B, values.used_B]
+        if values.value_LB is not None:
+            columns += [*values.value_LB]
+        if values.kept_B is not None:
+            columns.append(values.kept_B)
+        by_sample = torch.stack([column.double() for column in columns], dim=1)
         self._note("advantages", [item(str(row), x.numpy()) for row, x in enumerate(by_sample)])
 
     def note_weights(self, weights: TrainedWeights) -> None:
         """Hash the trained adapter and its average."""
-        # Shards are exchanged here, so every rank takes part before the main one hashes.
-        adapter, average = full_state(adapter_state(weights.unwrapped)), full_state(weights.average.state)
+        # Shards are exchanged here, so every rank takes part before the main process hashes.
+        adapter = full_state(adapter_state(weights.unwrapped))
+        average = full_state(weights.average.state)
         if self.folder:
             self._note("weights", weight_items(adapter, average))
 
@@ -139,9 +147,15 @@ class Ledger:
         if not self.folder:
             return
         self._note("images", [item(f"{s.prompt.id} {s.noise_seed(seed)}", np.asarray(s.image)) for s in samples])
-        files = {name: digest(self.folder / name) for name in sample_files(line["epoch"], len(samples))}
-        facts = {"metrics": line_hash(line), "score": score, "files": files}
-        self._append({"kind": "evaluation", "epoch": line["epoch"], "step": line["step"], **facts})
+        record = {
+            "kind": "evaluation",
+            "epoch": line["epoch"],
+            "step": line["step"],
+            "metrics": line_hash(line),
+            "score": score,
+            "files": {name: digest(self.folder / name) for name in sample_files(line["epoch"], len(samples))},
+        }
+        self._append(record)
 
     def _note(self, quantity: str, items: Iterable[Item]) -> None:
         self.hashes[quantity], self.sketches[quantity] = summary(items)
@@ -155,20 +169,7 @@ class Ledger:
             append_jsonl(self.folder / name, record)
 
 
-def _position(record: Record) -> tuple[int, int]:
-    """Sort key: an epoch, a start that evaluates it, its evaluation, a start that finds it evaluated."""
-    orders = {"epoch": 0, "evaluation": 2, "start": 3 if record.get("evaluated") == record["epoch"] else 1}
-    return record["epoch"], orders[record["kind"]]
-
-
-def _readable(path: Path) -> Iterable[Record]:
-    """The records up to one that a crash cut short."""
-    for line in read_text(path).splitlines():
-        try:
-            record = parse_object(line)
-        except ValueError:
-            return
-        yield record
+# --- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_ledger(run: Path) -> list[Record]:
@@ -177,84 +178,110 @@ def read_ledger(run: Path) -> list[Record]:
     Raises:
         ValueError: if there are none, or a chain is broken; the message names the line.
     """
-    records = [record for name in dict.fromkeys(FILES.values()) for record in _read_chain(run / name)]
+    records = []
+    for name in dict.fromkeys(FILES.values()):
+        path = run / name
+        if not path.is_file():
+            raise ValueError(f"{run} has no {name}: it is no policy run, has no finished epoch, or is older")
+        chain = ""
+        for number, record in enumerate(read_jsonl(path), start=1):
+            chain = chained(chain, record)
+            if record.get("chain") != chain:
+                raise ValueError(f"{path}:{number}: this record, or one before it, is not what the run wrote")
+            records.append(record)
     return sorted(records, key=_position)
 
 
-def _read_chain(path: Path) -> list[Record]:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}: it is no policy run, one without an epoch, or older")
-    records, chain = read_jsonl(path), ""
-    for number, record in enumerate(records, start=1):
-        chain = chained(chain, record)
-        if record.get("chain") != chain:
-            raise ValueError(f"{path}:{number}: this record, or one before it, is not what the run wrote")
-    return records
+def _readable(path: Path) -> Iterator[Record]:
+    """Yield the records before a line that a crash cut short."""
+    for line in read_text(path).splitlines():
+        try:
+            yield parse_object(line)
+        except ValueError:
+            return
+
+
+def _position(record: Record) -> tuple[int, int]:
+    """Sort key: an epoch, a start that evaluates it, its evaluation, a start that finds it evaluated."""
+    orders = {"epoch": 0, "evaluation": 2, "start": 3 if record.get("evaluated") == record["epoch"] else 1}
+    return record["epoch"], orders[record["kind"]]
 
 
 # --- hashes ----------------------------------------------------------------------------------------------------
 
 
 def sha256(text: str) -> str:
-    """SHA-256 of a text, in hexadecimal."""
+    """Hash a text; hexadecimal."""
     # By hashlib's own measure here: sha256 .49 GB/s, blake2b .42, since processors have instructions for the former.
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def chained(chain: str, record: Record) -> str:
-    """The hash of a record and, through `chain`, of all before it."""
+    """Hash a record and, through `chain`, all records before it."""
     return sha256(chain + dump_json({key: value for key, value in record.items() if key != "chain"}, indent=None))
 
 
 def line_hash(line: Mapping[str, Any]) -> str:
-    """Hash a line of metrics.jsonl without its times and the judge's counts, which a retried question changes."""
-    kept = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in JUDGE_COUNTS}
-    return sha256(dump_json(kept, indent=None))
+    """Hash a line of metrics.jsonl without its times and the judge's counts, which a retried request changes."""
+    fixed = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in JUDGE_COUNTS}
+    return sha256(dump_json(fixed, indent=None))
 
 
 def weight_items(adapter: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> list[Item]:
-    """Of a trained adapter and its moving average, both unsharded."""
-    states = {"adapter": adapter, "average": average}
-    return tensor_items({f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()})
+    """Hash a trained adapter and its moving average, both unsharded."""
+    named = {f"adapter/{name}": value for name, value in adapter.items()}
+    named |= {f"average/{name}": value for name, value in average.items()}
+    return tensor_items(named)
 
 
 def tensor_items(tensors: Mapping[str, Tensor]) -> list[Item]:
-    """Of each tensor with its name, in the order of names."""
+    """Hash each tensor with its name, in the order of names."""
     return [item(name, tensors[name].detach().cpu().numpy()) for name in sorted(tensors)]
 
 
 def item(name: str, values: NDArray[Any]) -> Item:
-    """Of an array with its name."""
+    """Hash an array with its name."""
     digest = hashlib.sha256(f"{name} {values.dtype} {values.shape}".encode())
     digest.update(np.ascontiguousarray(values).data)
     return digest.hexdigest(), projection(values)
 
 
 def sample_items(samples: Sequence[Samples]) -> dict[int, Item]:
-    """By global row: of the prompt, the latents around each SDE step with its log-probability, the endpoint, the image;
-    the projection is the endpoint's."""
+    """Hash each sample by global row: latents around SDE steps, log-probabilities, prompt, endpoint, image.
+
+    The projection is the endpoint's.
+    """
     items = {}
     for update in samples:
-        digests = {row: hashlib.sha256(str(row).encode()) for rollout in update.rollouts for row in rollout.row_B}
+        rows = itertools.chain(*(rollout.row_B for rollout in update.rollouts))
+        digests = {row: hashlib.sha256(str(row).encode()) for row in rows}
+
+        # SDE steps: the node's latents, the child's, and the log-probability of the step between them.
         for nodes in sorted(update.nodes, key=lambda nodes: nodes.step):
-            latents, following, log_probs = (
-                x.numpy() for x in (nodes.latents_VNC, nodes.next_latents_ENC, nodes.log_prob_B)
-            )
-            rows = zip(nodes.row_B, nodes.node_B.tolist(), nodes.child_B.tolist(), log_probs, strict=True)
-            for row, node, child, log_prob in rows:
-                for part in (latents[node], following[child], log_prob.tobytes()):
-                    digests[row].update(part)
+            latents = nodes.latents_VNC.numpy()
+            following = nodes.next_latents_ENC.numpy()
+            log_probs = nodes.log_prob_B.numpy()
+            nodes_and_children = zip(nodes.row_B, nodes.node_B.tolist(), nodes.child_B.tolist(), log_probs, strict=True)
+            for row, node, child, log_prob in nodes_and_children:
+                digests[row].update(latents[node])
+                digests[row].update(following[child])
+                digests[row].update(log_prob.tobytes())
+
+        # Results: prompt, endpoint and image.
         for rollout in update.rollouts:
-            finals = rollout.final_BNC.numpy()
-            for row, prompt, final, image in zip(rollout.row_B, rollout.prompts, finals, rollout.images, strict=True):
-                for part in (f"{prompt.id} {image.size} {image.mode}".encode(), final, image.tobytes()):
-                    digests[row].update(part)
-                items[row] = digests[row].hexdigest(), projection(final)
+            endpoints = rollout.final_BNC.numpy()
+            for row, prompt, endpoint, image in zip(
+                rollout.row_B, rollout.prompts, endpoints, rollout.images, strict=True
+            ):
+                digests[row].update(f"{prompt.id} {image.size} {image.mode}".encode())
+                digests[row].update(endpoint)
+                digests[row].update(image.tobytes())
+                items[row] = digests[row].hexdigest(), projection(endpoint)
     return items
 
 
 def summary(items: Iterable[Item]) -> tuple[str, list[float]]:
-    """One hash of all items, and their sketch."""
+    """Reduce items to one hash and their sketch."""
     digests, projections = zip(*items, strict=True)
     sketch = np.zeros(BUCKETS)
     np.add.at(sketch, np.arange(len(projections)) % BUCKETS, projections * np.resize(signs(), len(projections)))
@@ -262,7 +289,7 @@ def summary(items: Iterable[Item]) -> tuple[str, list[float]]:
 
 
 def projection(values: NDArray[Any]) -> float:
-    """The sum of an array's values under random signs, which are the product of a row's and a column's."""
+    """Sum an array's values under random signs, which are products of a row's and a column's."""
     rows = -(-values.size // WIDTH)
     padded = np.zeros(rows * WIDTH)
     padded[: values.size] = values.ravel()
@@ -271,23 +298,42 @@ def projection(values: NDArray[Any]) -> float:
 
 @cache
 def signs() -> NDArray[np.float64]:
-    """2¹⁶ random signs, the same for ever: generators of random numbers may change with their versions."""
+    """Derive 2¹⁶ random signs from a hash: random number generators may change with their versions."""
     bits = np.unpackbits(np.frombuffer(hashlib.shake_128(b"signs").digest(2**13), np.uint8))
     return 1 - 2 * bits.astype(np.float64)
 
 
-# --- the environment -------------------------------------------------------------------------------------------
+# --- the record of a start -------------------------------------------------------------------------------------
+
+
+def start_facts(
+    config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward], held_out: Mapping[str, Reward]
+) -> dict[str, Any]:
+    """Fields of a start record: resumed checkpoint, config hash, recomputable rewards."""
+    source = checkpoint and checkpoint.name
+    if checkpoint and checkpoint.parents[1].resolve() != config.out.resolve():  # another run's
+        source = str(checkpoint.resolve())
+
+    # A judge is not asked again, nor is a person, and the run has no copy of a Python function's code.
+    scorers = {**rewards, **{f"{HELD_OUT}{key}": reward for key, reward in held_out.items()}}
+    recomputed = [
+        key
+        for key, reward in scorers.items()
+        if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
+    ]
+    return {"checkpoint": source, "config": sha256(configs.dump(config)), "recomputed": recomputed}
 
 
 def environment_of(runtime: Runtime) -> dict[str, Any]:
-    """What the bits of an epoch may depend on, beside the config."""
+    """Collect everything but the config on which the bits of an epoch may depend."""
     device = runtime.device
+    is_cuda = device.type == "cuda"
     return {
         **versions(("pacorl", *LIBRARIES)),
         "source": source_hash(),
         "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
+        "cuda": torch.version.cuda if is_cuda else None,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matmul": torch.backends.cuda.matmul.fp32_precision,
         "threads": torch.get_num_threads(),
@@ -296,28 +342,11 @@ def environment_of(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def start_facts(
-    config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward], held_out: Mapping[str, Reward]
-) -> dict[str, Any]:
-    """Fields of a start record: resumed checkpoint, config hash, recomputable rewards."""
-    foreign = checkpoint is not None and checkpoint.parents[1].resolve() != config.out.resolve()
-    scorers = {**rewards, **{f"{HELD_OUT}{key}": reward for key, reward in held_out.items()}}
-    return {
-        "checkpoint": checkpoint and (str(checkpoint.resolve()) if foreign else checkpoint.name),
-        "config": sha256(configs.dump(config)),
-        # A judge is never asked again, nor is a person, and the code of a Python function is nowhere in the run.
-        "recomputed": [
-            key
-            for key, reward in scorers.items()
-            if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
-        ],
-    }
-
-
 @cache
 def source_hash() -> str:
-    """The hash of this package's code: what a version's number does not say of a checkout."""
-    folder, digest = Path(pacorl.__file__).parent, hashlib.sha256()
+    """Hash this package's code: checkouts of one version may differ."""
+    folder = Path(pacorl.__file__).parent
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]

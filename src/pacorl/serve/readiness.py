@@ -1,4 +1,4 @@
-"""Asking a judge whether it is one: what it serves, one real question either way, token ids, versions, memory."""
+"""Probe of a judge: two questions with plain answers, its models, token ids, versions and memory."""
 
 from __future__ import annotations
 
@@ -23,43 +23,49 @@ LIBRARIES = ("torch", "transformers", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class JudgeProbe:
-    """What a judge showed of itself."""
+    """Result of a probe."""
 
     judge: str
     served: dict[str, tuple[str, ...]]
     """Endpoint → model names; empty for a judge in this process."""
     token_ids: dict[str, tuple[int, ...]]
-    """Of Yes and of No; empty if a server does not tell, and its answers are read by their text."""
+    """Ids of Yes and of No; empty if a server does not list them, and its answers are read as text."""
     p_yes_same: float | None
     """P(Yes) of two images of one drawn hero."""
     p_yes_different: float | None
-    """P(Yes) of two heroes that share nothing."""
+    """P(Yes) of two heroes that share no trait."""
     seconds: float
-    """Both questions, the judge's first (a server may still warm up)."""
+    """Duration of both questions. They are the judge's first, and a server may still warm up."""
     errors: tuple[str, ...]
     versions: dict[str, str]
     memory_gib: dict[str, float]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What keeps it from being a judge; empty if nothing does."""
+        """Faults of the judge; empty for a good one."""
         if self.errors:
             return self.errors
         if self.p_yes_same is not None and self.p_yes_different is not None and self.p_yes_same > self.p_yes_different:
             return ()
-        return ("it finds two images of one hero no more consistent than images of two; is it trained as a judge?",)
+        return ("two images of one hero are no more consistent to it than images of two; is it trained as a judge?",)
 
     def to_dict(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
         return asdict(self) | {"problems": list(self.problems)}
 
 
 def probe(judge: Judge, *, name: str) -> JudgeProbe:
-    """Asks a judge two questions whose answers are plain. Raises what the judge raises if it cannot be asked."""
+    """Ask a judge two questions with plain answers.
+
+    Raises:
+        Exception: the judge's, if it cannot be asked.
+    """
     facts = judge.facts() if isinstance(judge, Inspectable) else JudgeFacts()
     # A pose is no trait: the first pair is one hero, the second shares its pose and prop alone.
     waving = Panel.parse(RED_HERO.text.replace("standing", "waving"))
     red, red_waving, blue = (draw(panel, PROBE_SIZE) for panel in (RED_HERO, waving, BLUE_HERO))
     text = same_theme(RED_HERO.subject)
+
     start = time.perf_counter()
     same, different = judge.verdicts([Question((red, red_waving), text), Question((red, blue), text)])
     return JudgeProbe(
@@ -78,13 +84,13 @@ def probe(judge: Judge, *, name: str) -> JudgeProbe:
 def _versions() -> dict[str, str]:
     versions = {"pacorl": __version__, "python": sys.version.split()[0]}
     for library in LIBRARIES:
-        with suppress(PackageNotFoundError):  # not every installation has every one
+        with suppress(PackageNotFoundError):  # an installation may lack some
             versions[library] = version(library)
     return versions
 
 
 def _memory(weight_bytes: int) -> dict[str, float]:
-    """GiB that a judge in this process takes, by what takes it; nothing for a server's."""
+    """Measure the GiB of a judge in this process; empty for a judge behind a server."""
     if not weight_bytes:
         return {}
     import torch

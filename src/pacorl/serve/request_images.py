@@ -1,4 +1,4 @@
-"""Images of requests: read whole, held to a budget by their headers, and decoded in processes of their own."""
+"""Images of requests: read whole, limited by the sizes in their headers, and decoded in other processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PIECE = 2**20
-"""Letters of base64 that are decoded at one time; a multiple of four."""
+"""Letters of base64 that one call decodes; a multiple of four."""
 FETCHES = 8
-"""URLs that are fetched at one time, for all callers; they wait in threads of their own."""
+"""Concurrent downloads for all callers, in a thread pool of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedImage:
-    """An image file and the size in its header."""
+    """Image file and the size in its header."""
 
     name: str
     content: bytes
@@ -37,7 +37,7 @@ class ReceivedImage:
 
 
 class RequestImages:
-    """Reads the images of requests within a server's limits."""
+    """Reader of request images within a server's limits."""
 
     def __init__(self, limits: Limits, *, allow_urls: bool) -> None:
         self._limits = limits
@@ -46,7 +46,7 @@ class RequestImages:
         self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
     async def receive(self, urls: Sequence[str]) -> list[ReceivedImage]:
-        """Read image files and their headers; nothing is decoded.
+        """Read image files and their headers, without decoding.
 
         Raises:
             ImageError: if there are too many, or one cannot be read; the message names it.
@@ -71,21 +71,21 @@ class RequestImages:
         Raises:
             ImageError: if they have too many pixels together, or one cannot be decoded.
         """
-        async with self._budget.reserve([one.size for one in received]):
+        async with self._budget.reserve([file.size for file in received]):
             images = []
-            for one in received:
-                # A header can lie: no more pixels are decoded than were reserved.
-                pixels = one.size.height * one.size.width
-                decoding = submit_upload(one.content, name=one.name, max_pixels=pixels, caller=caller)
+            for file in received:
+                # A header can be false: no more pixels are decoded than were reserved.
+                pixels = file.size.height * file.size.width
+                decoding = submit_upload(file.content, name=file.name, max_pixels=pixels, caller=caller)
                 images.append(await asyncio.wrap_future(decoding))
             yield images
 
     async def _content(self, url: str, name: str, *, most: int) -> bytes:
-        """Read the file of an image, fetching `most` bytes; no scheme but data, http and https is ever followed."""
+        """Read the file of an image; a download has at most `most` bytes, and schemes are data, http and https."""
         if url.startswith("data:"):
             return await asyncio.to_thread(data_of, url, name=name)
         if not net.is_url(url):
-            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if self._allow_urls else ""))
+            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) URLs" if self._allow_urls else ""))
         if not self._allow_urls:
             raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
         loop = asyncio.get_running_loop()
@@ -100,8 +100,8 @@ def data_of(url: str, *, name: str) -> bytes:
     try:
         if encoded.find("=", 0, len(encoded) - 2) >= 0:
             raise binascii.Error("padding before the end")
-        # In pieces, since other threads wait for each. Strictly: characters outside of the alphabet would be skipped,
-        # and a torn URL would pass as an image.
+        # In pieces, since each holds the interpreter's lock. Validated, or a damaged URL could pass as an image:
+        # characters outside of the alphabet would be skipped.
         starts = range(0, len(encoded), PIECE)
         return b"".join(base64.b64decode(encoded[start : start + PIECE], validate=True) for start in starts)
     except ValueError as error:

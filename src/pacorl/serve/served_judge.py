@@ -1,4 +1,4 @@
-"""A judge behind the built-in server: its queue, its one thread, and answers of one token or of many."""
+"""Judge behind the built-in server: its queue, its one thread, and answers of one token or many."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage
 from pacorl.judge.score_set import score_set
 from pacorl.judge.scores import Scores
-from pacorl.serve.schema import ChatRequest, ConsistencyRequest, ImagePart, Message, TextPart
+from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Message, TextPart
 from pacorl.types import Size
+from pacorl.web.guard import RefusedError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 WINDOW_SECONDS = 0.003
-"""How long the first question waits for company: little beside a forward, enough for the requests of one call."""
+"""Wait of a batch's first question: short against a forward, long enough for the requests of one call."""
 
 LETTERS_OF_A_TOKEN = 16
-"""More than any prose has."""
+"""Upper bound of the letters per token of any prose."""
 
 Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
 
 
-class QueueFullError(Exception):
-    """More is waiting than the server was told to hold."""
+class DeclinedError(RefusedError):
+    """Refusal of images outside of the judge's domain."""
 
-
-class DeclinedError(Exception):
-    """A request about images outside of the judge's domain."""
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=422)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What was generated, and of every position the log-probabilities of the whole vocabulary."""
+    """Generated tokens, and the log-probabilities of the whole vocabulary at each position."""
 
     ids: tuple[int, ...]
     log_probs: Tensor
-    """(tokens, vocabulary), fp64; no rows if they were not asked for."""
+    """(tokens, vocabulary), fp64; no rows unless the request has `logprobs`."""
     stopped: bool
-    """Whether the model ended by itself."""
+    """Whether the model wrote an end token."""
 
 
 class Batcher:
-    """Dynamic batching: whatever waits when the model is free goes into one forward, in the order in which it came."""
+    """Dynamic batching: all questions that wait when the model is free share a forward, in order of arrival."""
 
     def __init__(
         self,
@@ -62,25 +62,29 @@ class Batcher:
         largest: int,
         most_waiting: int,
     ) -> None:
-        self._run, self._executor, self._largest = run, executor, largest
+        self._run = run
+        self._executor = executor
+        self._largest = largest
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most_waiting)
-        self.batches = self.questions = 0
+        self.batches = 0
+        self.questions = 0
 
     @property
     def waiting(self) -> int:
+        """Length of the queue."""
         return self._queue.qsize()
 
     async def ask(self, prompt: ChatPrompt) -> Tensor:
-        """What `run` gives for the prompt. Raises QueueFullError, or what `run` raised for it alone."""
+        """Return the log-probabilities of `run`. Raises RefusedError if the queue is full, or the error of `run`."""
         future: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((prompt, future))
         except asyncio.QueueFull:
-            raise QueueFullError from None
+            raise RefusedError("too many questions are waiting; ask again", status=429) from None
         return await future
 
     async def work(self) -> None:
-        """Runs until it is cancelled."""
+        """Answer questions until the task is cancelled."""
         while True:
             batch = [await self._queue.get()]
             await asyncio.sleep(WINDOW_SECONDS)
@@ -89,33 +93,36 @@ class Batcher:
             await self._answer(batch)
 
     async def _answer(self, batch: Sequence[Waiting]) -> None:
-        # Whoever has hung up meanwhile needs no answer.
+        # A caller that has hung up needs no answer.
         batch = [(prompt, future) for prompt, future in batch if not future.done()]
         if not batch:
             return
         self.batches += 1
         self.questions += len(batch)
+
         prompts = [prompt for prompt, _ in batch]
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._run, prompts)
-        except Exception as error:  # of any kind, for whoever asked
+        except Exception as error:  # of any kind, for the caller
             if len(batch) > 1:
-                # One by one, so that a prompt that breaks the forward takes no other along.
+                # One by one: a prompt that breaks the forward must not fail the others.
                 for waiting in batch:
                     await self._answer([waiting])
             elif not batch[0][1].done():
                 batch[0][1].set_exception(error)
             return
+
         for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
 
 
 class ServedModel:
-    """One judge under its name, its queue and its thread."""
+    """Judge with its name, its queue and its thread."""
 
     def __init__(self, name: str, judge: LocalJudge, *, together: int, waiting: int) -> None:
-        self.name, self.judge = name, judge
+        self.name = name
+        self.judge = judge
         self.tokenizer: Any = judge.processor.tokenizer
         self.vocabulary: int = judge.model.get_input_embeddings().num_embeddings
         ends = judge.model.generation_config.eos_token_id
@@ -124,24 +131,38 @@ class ServedModel:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
         self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
 
+    def check_tokens(self, request: ChatRequest, most_new: int) -> None:
+        """Raise RefusedError for too many new tokens, or for ids outside of the vocabulary."""
+        if request.new_tokens > most_new:
+            raise RefusedError(f"max_tokens {request.new_tokens} is above this server's {most_new}")
+        if beyond := [i for i in request.logprob_token_ids if i >= self.vocabulary]:
+            raise RefusedError(f"logprob_token_ids {beyond} are beyond the {self.vocabulary} tokens")
+
     def text(self, messages: Sequence[Message], sizes: Sequence[Size], *, most_tokens: int) -> str:
-        """Write a conversation as the model's chat template does; `sizes` are those of its images, in order.
+        """Write a conversation by the model's chat template.
+
+        Args:
+            messages: the turns.
+            sizes: of their images, in order.
+            most_tokens: limit of text and images together.
 
         Raises:
-            ValueError: if a text holds one of the tokens that structure a conversation, or if all is too long.
+            ValueError: if a text has a token that structures a conversation, or if the conversation is too long.
         """
-        texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+        # The cheap limit first: a text far beyond it is not tokenized.
+        texts = [part.text for message in messages for part in message.content if isinstance(part, TextPart)]
         check_length("".join(texts), most_tokens=most_tokens)
+        for text in texts:
+            if fault := text_fault(text):
+                raise ValueError(fault)
+
+        # The template writes a placeholder for each image.
         turns = []
         for message in messages:
-            content: list[dict[str, str]] = []
-            for part in message.parts:
-                if isinstance(part, ImagePart):
-                    content.append({"type": "image"})
-                    continue
-                if fault := text_fault(part.text):
-                    raise ValueError(fault)
-                content.append({"type": "text", "text": part.text})
+            content = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                for part in message.content
+            ]
             turns.append({"role": message.role, "content": content})
         text = self.judge.prompting.chat_text(turns)
         tokens = self.judge.prompting.count(text, sizes)
@@ -156,14 +177,14 @@ class ServedModel:
         return ChatPrompt(text, distinct)
 
     async def check_domain(self, prompt: ChatPrompt) -> None:
-        """Raises DeclinedError if an image is outside of what the judge knows."""
+        """Raise DeclinedError if an image is outside of the judge's domain."""
         if self.judge.domain and prompt.images:
             images = [distinct.image for distinct in prompt.images]
             if reason := await asyncio.to_thread(self.judge.domain.reason, images):
                 raise DeclinedError(reason)
 
     async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
-        """The continuation that a request asks for; a single token goes through the batcher."""
+        """Continue a conversation. A single token comes from the batcher."""
         if request.new_tokens == 1:
             row = await self.batcher.ask(prompt)
             token = pick_token(row, temperature=request.temperature, top_p=request.top_p, seed=request.seed)
@@ -171,7 +192,7 @@ class ServedModel:
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._generate, request, prompt)
 
     async def score(self, request: ConsistencyRequest, images: Sequence[Image]) -> Scores:
-        """Every pair of a set; raises DeclinedError if the judge knows none of its images."""
+        """Score every pair of a set. Raises DeclinedError if all its images are outside of the judge's domain."""
         ask = partial(
             score_set,
             self.judge,
@@ -190,7 +211,7 @@ class ServedModel:
         if request.repetition_penalty is not None:
             sampling["repetition_penalty"] = request.repetition_penalty
         if request.temperature > 0:
-            # top_k 0, since transformers would cut at 50 where the API knows no such limit.
+            # top_k 0: transformers' default of 50 is no part of the API.
             sampling |= {"do_sample": True, "temperature": request.temperature, "top_p": request.top_p, "top_k": 0}
             if request.seed is not None:
                 torch.manual_seed(request.seed)
@@ -203,13 +224,13 @@ class ServedModel:
 
 
 def check_length(text: str, *, most_tokens: int) -> None:
-    """Raises ValueError for a text that is not even worth tokenizing, which takes 20 s a megabyte."""
+    """Raise ValueError for a text far beyond the limit. Tokenizing would take 20 s a megabyte."""
     if len(text) > LETTERS_OF_A_TOKEN * most_tokens:
         raise ValueError(f"a text of {len(text):,} letters; at most {most_tokens:,} tokens are taken")
 
 
 def pick_token(log_probs: Tensor, *, temperature: float, top_p: float = 1.0, seed: int | None = None) -> int:
-    """A token of one position: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
+    """Choose a position's token: the likeliest at temperature 0, else drawn from the nucleus of mass `top_p`."""
     if temperature == 0:
         return int(log_probs.argmax())
     probability, token = (log_probs / temperature).softmax(-1).sort(descending=True)

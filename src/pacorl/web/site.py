@@ -1,7 +1,12 @@
 """The base of the project's servers: files with a strict policy, links that sign people in, errors as one line of JSON.
 
+router = APIRouter(route_class=JsonRoute)
+
+@router.get("/api/state")
+def state(): ...
+
 site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in)
-app = site.app([("GET", "/api/state", state)], state=shared)
+app = site.app(router, state=shared)
 with listening("127.0.0.1", 8767) as (listener, url):
     run(app, sockets=[listener])
 """
@@ -11,7 +16,7 @@ from __future__ import annotations
 import html
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -19,16 +24,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from pacorl.web.forms import JsonRoute, validation_message
 from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
-
-Route = tuple[str, str, Callable[..., Any]]
-"""(method, path, endpoint)."""
 
 SHARED_FILES = Path(__file__).parent / "page"
 JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -39,10 +41,10 @@ JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 <button class="main">Open{name}</button></form></main></html>
 """
 OPEN = ("/join", "/leave")
-"""Paths to which anybody may post."""
+"""Paths that accept a post without a token."""
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
-    # Nothing from elsewhere and nothing inline: a theme or a reason that holds markup can run nothing.
+    # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",  # a join link holds a token
@@ -52,65 +54,67 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a token opens."""
+    """Rights of a token."""
 
     path: str = "/"
     """The page that its join link leads to."""
     expires: float | None = None
-    """When its cookie ends, in seconds since 1970; None for the end of the browser's session."""
+    """End of its cookie, in seconds since 1970; None for the end of the browser's session."""
     name: str = ""
-    """Whose it is, for the page that asks before it signs in."""
+    """Name of its owner, for the page that asks before it signs in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A folder of pages and the HTTP API behind them."""
+    """Pages of a folder and the HTTP API behind them."""
 
     title: str
     folder: Path
     """index.html is served as `/`, NAME.html as `/NAME`, scripts and styles as `/page/NAME`, and `/page/base.css`."""
     cookie: str
     sign_in: Callable[[str], Session]
-    """Raises RefusedError for a token that opens nothing."""
+    """Raises RefusedError for an unknown token."""
     limits: Mapping[str, BodyLimit] = field(default_factory=dict)
-    """Path → limit of a body, where it is not the usual one."""
+    """Path → limit of a body, if it differs from the default."""
 
-    def app(self, routes: Sequence[Route], *, state: object) -> FastAPI:
-        """The site as an application; endpoints find `state` as `request.app.state.shared`."""
+    def app(self, router: APIRouter, *, state: object) -> FastAPI:
+        """Build the application of pages and a router's API; endpoints find `state` as `request.app.state.shared`."""
         app = FastAPI(title=self.title, docs_url=None, redoc_url=None, openapi_url=None)
         app.router.route_class = JsonRoute
         app.state.shared = state
+
         limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
         app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
         app.middleware("http")(with_headers)
         app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
-        pages = sorted(self.folder.glob("*.html"))
-        addresses = {"/" if page.stem == "index" else f"/{page.stem}": page for page in pages}
-        shared: list[Route] = [("GET", address, _endpoint(page)) for address, page in addresses.items()]
-        shared += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
-        shared += [("POST", "/join", self._post_join), ("POST", "/leave", self._leave)]
-        shared.append(("GET", "/health", lambda: {"status": "ok"}))
-        for method, path, endpoint in [*shared, *routes]:
-            app.add_api_route(path, endpoint, methods=[method], response_model=None)
+
+        for page in sorted(self.folder.glob("*.html")):
+            app.get("/" if page.stem == "index" else f"/{page.stem}")(_endpoint(page))
+        app.get("/page/{name}")(self._page_file)
+        app.get("/join/{token}")(self._join)
+        app.post("/join")(self._post_join)
+        app.post("/leave")(self._leave)
+        app.get("/health")(lambda: {"status": "ok"})
+        app.include_router(router)
         return app
 
     def token(self, request: Request) -> str:
-        """The token of a request, from `Authorization: Bearer` or the cookie; empty if it has neither."""
+        """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         return bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie(request), "")
 
     def browser(self, request: Request) -> str:
-        """Which of the browsers that signed in this is; empty for one that brings a token instead of a cookie."""
+        """Read the id of a signed-in browser; empty for a client with a token instead of a cookie."""
         return request.cookies.get(self._cookie(request, "browser"), "")
 
     def _cookie(self, request: Request, suffix: str = "") -> str:
-        # Cookies know no ports, and two servers of one machine must not overwrite each other's.
+        # A cookie belongs to all ports of a host, and two servers must not overwrite each other's.
         _, port = request.scope.get("server") or ("", 0)
         return "_".join(part for part in (self.cookie, suffix, str(port)) if part)
 
     async def _admit(self, request: Request) -> None:
-        """A change is let through, and its body read, only for somebody who is known."""
+        """Refuse a change, before its body is read, from a client without a valid token."""
         if request.method not in READING and request.scope["path"] not in OPEN:
             token = self.token(request)
             if not token:
@@ -126,9 +130,9 @@ class Site:
         return FileResponse(files[name], media_type=FILE_TYPES[files[name].suffix])
 
     def _join(self, token: str, request: Request) -> Response:
-        """Trades the link's token for a cookie, so that it leaves the address bar.
+        """Trade the link's token for a cookie, so that it leaves the address bar.
 
-        A page elsewhere could lead somebody here and sign them in as another, so who was led is asked first.
+        A link on a foreign page could sign a person in as another, so a visitor from a page is asked first.
         """
         if request.headers.get("sec-fetch-site") == "none":  # typed, a bookmark, or opened by another program
             return self._sign_in(token, request)
@@ -170,7 +174,7 @@ class Site:
 
 
 def _cookie_options(request: Request) -> dict[str, Any]:
-    # "strict": other sites' pages cannot send them along, so they cannot act for whoever is signed in.
+    # "strict": pages of other sites cannot send them, so they cannot act for the person who is signed in.
     return {"httponly": True, "samesite": "strict", "secure": request.url.scheme == "https"}
 
 
@@ -180,7 +184,7 @@ def _endpoint(path: Path) -> Callable[[], Response]:
 
 
 async def with_headers(request: Request, proceed: Callable[[Request], Any]) -> Response:
-    """Middleware that adds HEADERS to every answer that does not set them itself."""
+    """Add HEADERS to every response that does not set them itself; a middleware."""
     response: Response = await proceed(request)
     for name, text in HEADERS.items():
         response.headers.setdefault(name, text)
@@ -188,7 +192,7 @@ async def with_headers(request: Request, proceed: Callable[[Request], Any]) -> R
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """`{"error": "one line"}` with the error's status; 422 for an error that has none."""
+    """Write `{"error": "one line"}` with the error's status, or 422 if it has none."""
     return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
 
 
@@ -199,13 +203,13 @@ def _malformed(request: Request, error: Exception) -> JSONResponse:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """A bound socket and its URL; port 0 takes a free one. Raises OSError if the port is taken."""
+    """Bind a socket, and yield it with its URL; port 0 takes a free port. Raises OSError if the port is in use."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # Without it a port is refused for a minute after its last server: closed connections still hold it.
+        # Otherwise closed connections would hold the port for a minute after its last server.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            listener.listen(128)  # whoever follows the link at once is kept waiting, not refused
+            listener.listen(128)  # early requests wait until the server starts
         except OSError as error:
             raise OSError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None
         yield listener, f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

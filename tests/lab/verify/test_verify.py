@@ -283,7 +283,9 @@ def test_a_record_that_is_gone_breaks_the_chain(run: Path) -> None:
 
 
 def test_a_folder_without_a_ledger(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no ledger.jsonl: it is no policy run, one without an epoch, or older"):
+    with pytest.raises(
+        ValueError, match=r"has no ledger.jsonl: it is no policy run, has no finished epoch, or is older"
+    ):
         audit(tmp_path)
 
 

@@ -928,7 +928,7 @@ def test_the_manifest_says_who_ranks_what(dataset):
     ("change", "message"),
     [
         ({"must": [[0, 1]]}, r"controls\.jsonl: id '0000:0_0:1' is already taken by an instance"),
-        ({"id": "own", "must": []}, r"controls\.jsonl: 'own' says no known order; give one under `must`"),
+        ({"id": "own", "must": []}, r"controls\.jsonl: 'own' has no known order; give one under `must`"),
         ({"id": "own", "must": [[0, 0]]}, "puts a candidate above itself, which nobody can"),
         ({"id": "own", "must": [[0, 1], [1, 0]]}, "puts a candidate above itself"),
         ({"id": "own", "must": [[0.9, 1.2]]}, "must.0.0: Input should be a valid integer"),
@@ -974,7 +974,7 @@ def test_how_work_is_shared_is_remembered(dataset):
 @pytest.mark.parametrize(
     ("people", "adjudicators", "fault"),
     [
-        ([], [], "nobody is there to rank"),
+        ([], [], "there are no annotators"),
         (["admin"], [], "'admin' is the administrator"),
         (["ann"], ["ann"], "'ann' cannot rank and adjudicate"),
         (["ann"], [], "images are missing"),

@@ -1,4 +1,4 @@
-"""Is a run what its ledger says? `pacorl verify RUN` computes nothing again for that."""
+"""Checks of a run's files against its ledger: `pacorl verify RUN`. They compute no epoch and no image again."""
 
 from __future__ import annotations
 
@@ -20,37 +20,40 @@ from pacorl.io.files import check_digests, safetensors_errors
 from pacorl.report.page import check_report
 
 Kind = Literal["epoch", "evaluation"]
-"""A kind of record that can be computed again."""
+"""Kind of a record that can be computed again."""
+Moment = tuple[int, int]
+"""Epoch and optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was checked, whether it is fine, and what was seen."""
+    """Result of one check."""
 
     topic: str
     fine: bool
     text: str
+    """The files that were checked, or the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What of a run was checked without computing anything again."""
+    """Results of all checks."""
 
     findings: list[Finding]
     overhead: float
-    """The share of the epochs' time that hashing took."""
+    """Share of the epochs' time that hashing took."""
     epochs: list[int]
-    """Epochs that can be computed again, since the checkpoint before them exists."""
+    """Epochs that can be computed again: the checkpoint before them exists."""
     evaluations: list[int]
-    """Epochs whose evaluation can be computed again, since their checkpoint exists."""
+    """Epochs whose evaluation can be computed again: their checkpoint exists."""
 
     @property
     def fine(self) -> bool:
-        """Whether all of it is."""
+        """Whether no check failed."""
         return all(finding.fine for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Convert to a JSON object."""
         return {"fine": self.fine, **asdict(self)}
 
 
@@ -67,16 +70,23 @@ def audit(run: Path) -> Audit:
             findings.append(Finding(topic, True, check(run, records)))
         except (ValueError, OSError) as fault:
             findings.append(Finding(topic, False, str(fault)))
-    epochs, evaluations = (list(repeatable(run, records, kind)) for kind in ("epoch", "evaluation"))
+    epochs = list(repeatable(run, records, "epoch"))
+    evaluations = list(repeatable(run, records, "evaluation"))
     return Audit(findings, _overhead(run), epochs, evaluations)
 
 
 def _overhead(run: Path) -> float:
-    lines = [line for line in read_jsonl(run / "metrics.jsonl") if line["kind"] == "epoch"]
-    # What sampling hid of the rewards' time is no part of an epoch's.
-    phases = [{k: v for k, v in line.items() if k.startswith(SECONDS) and "hidden" not in k} for line in lines]
-    total = sum(sum(spent.values()) for spent in phases)
-    return sum(spent.get(f"{SECONDS}hashes", 0.0) for spent in phases) / total if total else 0.0
+    total = hashing = 0.0
+    for line in read_jsonl(run / "metrics.jsonl"):
+        if line["kind"] != "epoch":
+            continue
+        hashing += line.get(f"{SECONDS}hashes", 0.0)
+        # Sampling hides a part of the rewards' seconds, which is no part of the epoch's.
+        total += sum(value for name, value in line.items() if name.startswith(SECONDS) and "hidden" not in name)
+    return hashing / total if total else 0.0
+
+
+# --- checks: each returns its finding's text, or raises ValueError or OSError ----------------------------------
 
 
 def _check_ledger(run: Path, records: Sequence[Record]) -> str:
@@ -100,17 +110,19 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 
 def _check_log(run: Path, records: Sequence[Record]) -> str:
     log = run / "metrics.jsonl"
-    lines = [line for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
-    found = [(_name(line), line_hash(line)) for line in lines]
-    written = [(_name(record), record["metrics"]) for record in records if record["kind"] != "start"]
-    for name, sha in written:
-        if (name, sha) not in found:
-            fault = "has another line than the run wrote for" if name in dict(found) else "lacks"
+    lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
+    recorded = [(_name(record), record["metrics"]) for record in records if record["kind"] != "start"]
+
+    # Lines that are missing or changed, before lines that are repeated, added or in another order.
+    for line in recorded:
+        name = line[0]
+        if line not in lines:
+            fault = "has another line than the run wrote for" if name in dict(lines) else "lacks"
             raise ValueError(f"{log} {fault} {name}")
-    for line, record in zip_longest(found, written):
-        if line != record:
-            raise ValueError(f"{log} has a line of {(line or record)[0]} that the ledger lacks there")
-    return f"metrics.jsonl has the lines of all {len(written)} epochs and evaluations"
+    for logged, line in zip_longest(lines, recorded):
+        if logged != line:
+            raise ValueError(f"{log} has a line of {(logged or line)[0]} that the ledger lacks there")
+    return f"metrics.jsonl has the lines of all {len(recorded)} epochs and evaluations"
 
 
 def _check_evaluations(run: Path, records: Sequence[Record]) -> str:
@@ -122,54 +134,61 @@ def _check_evaluations(run: Path, records: Sequence[Record]) -> str:
 
 
 def check_samples(run: Path, evaluation: Record) -> None:
-    """Raise ValueError, naming epoch and file, if an evaluation's records or images are not those of the ledger."""
+    """Raise ValueError, naming epoch and file, if an evaluation's records or images differ from the ledger."""
     try:
         check_digests(run, evaluation["files"])
     except (ValueError, OSError) as fault:
         raise ValueError(f"evaluation {evaluation['epoch']}: {fault}") from None
 
 
-def _check_best(run: Path, records: Sequence[Record]) -> str:
-    folder = run / "checkpoints"
-    scores = {_moment(record): record.get("score") for record in records}
-    epochs: dict[str, int] = {}
-    for path in checkpoints(folder):
-        state = read_object(path / "state.json")
-        epochs[path.name] = state["epoch"]
-        # A run that was stopped in an evaluation saved a state without its score.
-        if _moment(state) in scores and state.get("score") not in (None, scores[_moment(state)]):
-            raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
-    best, file = best_checkpoint(folder), folder / "best.json"
-    if best is None:
-        if file.exists():
-            raise ValueError(f"{file} names a best checkpoint, and none has a score")
-        return "no checkpoint has a score yet"
-    if read_object(file) != best:
-        where = f"{best['checkpoint']} (epoch {epochs[best['checkpoint']]})"
-        raise ValueError(f"{file} does not have the checkpoint with the highest score, {where}, and its score")
-    return f"best.json has the score of {best['checkpoint']}"
-
-
-def _check_page(run: Path, records: Sequence[Record]) -> str:
-    if not (run / "report.html").exists():
-        return "there is none yet"
-    return f"report.html is what the files after epoch {check_report(run)} come to"
-
-
 def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
-    # Of an epoch and the start that follows it the epoch is what counts.
+    # Reversed: an epoch's record replaces that of the start that follows it.
     recorded = {_moment(record): record["hashes"]["weights"] for record in reversed(records)}
     checked = []
     for path in checkpoints(run / "checkpoints"):
         check_whole(path)
         state = read_object(path / "state.json")
-        # A run that stops within an epoch saves a state of which there is no record.
-        if _moment(state) not in recorded:
+        moment = _moment(state)
+        # A run that stops within an epoch saves a state without a record.
+        if moment not in recorded:
             continue
-        if _weights_hash(path) != recorded[_moment(state)]:
+        if _weights_hash(path) != recorded[moment]:
             raise ValueError(f"{path} has other weights than epoch {state['epoch']} left")
         checked.append(f"{path.name} (epoch {state['epoch']})")
     return f"the weights of {', '.join(checked) or 'no checkpoint'} are those that the epochs left"
+
+
+def _weights_hash(checkpoint: Path) -> str:
+    with safetensors_errors(checkpoint):
+        adapter = load_file(checkpoint / "adapter.safetensors")
+        average = load_file(checkpoint / "average.safetensors")
+    return summary(weight_items(adapter, average))[0]
+
+
+def _check_best(run: Path, records: Sequence[Record]) -> str:
+    folder = run / "checkpoints"
+    file = folder / "best.json"
+    recorded = {_moment(record): record.get("score") for record in records}
+    epochs: dict[str, int] = {}
+    for path in checkpoints(folder):
+        state = read_object(path / "state.json")
+        moment = _moment(state)
+        epochs[path.name] = state["epoch"]
+        # A run that was stopped in an evaluation saved a state without its score.
+        if moment in recorded and state.get("score") not in (None, recorded[moment]):
+            raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
+
+    best = best_checkpoint(folder)
+    if best is None:
+        if file.exists():
+            raise ValueError(f"{file} names a best checkpoint, and none has a score")
+        return "no checkpoint has a score yet"
+    name = best["checkpoint"]
+    if read_object(file) != best:
+        raise ValueError(
+            f"{file} does not have the checkpoint with the highest score, {name} (epoch {epochs[name]}), and its score"
+        )
+    return f"best.json has the score of {name}"
 
 
 def _check_adapter(run: Path, records: Sequence[Record]) -> str:
@@ -178,8 +197,15 @@ def _check_adapter(run: Path, records: Sequence[Record]) -> str:
         return "there is none yet"
     files = read_object(existing[-1] / "state.json").get("files", {})
     prefix = "lora/"
-    check_digests(run / "adapter", {n.removeprefix(prefix): sha for n, sha in files.items() if n.startswith(prefix)})
+    exported = {name.removeprefix(prefix): sha for name, sha in files.items() if name.startswith(prefix)}
+    check_digests(run / "adapter", exported)
     return f"adapter/ is that of {existing[-1].name}"
+
+
+def _check_page(run: Path, records: Sequence[Record]) -> str:
+    if not (run / "report.html").exists():
+        return "there is none yet"
+    return f"report.html is the page of the files after epoch {check_report(run)}"
 
 
 CHECKS: Mapping[str, Callable[[Path, Sequence[Record]], str]] = {
@@ -194,7 +220,7 @@ CHECKS: Mapping[str, Callable[[Path, Sequence[Record]], str]] = {
 }
 
 
-def _moment(state: Mapping[str, Any]) -> tuple[int, int]:
+def _moment(state: Mapping[str, Any]) -> Moment:
     return state["epoch"], state["step"]
 
 
@@ -202,10 +228,7 @@ def _name(entry: Mapping[str, Any]) -> str:
     return f"{entry['kind']} {entry['epoch']}"
 
 
-def _weights_hash(checkpoint: Path) -> str:
-    with safetensors_errors(checkpoint):
-        adapter, average = (load_file(checkpoint / f"{kind}.safetensors") for kind in ("adapter", "average"))
-    return summary(weight_items(adapter, average))[0]
+# --- computing again -------------------------------------------------------------------------------------------
 
 
 def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Path | None]:
@@ -214,9 +237,12 @@ def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Pa
     sources: dict[int, Path | None] = {}
     starts: dict[int, Path | None] = {}
     for record in records:
-        epoch, source = record["epoch"], record.get("checkpoint")
-        if record["kind"] == kind and (before := epoch - (kind == "epoch")) in sources:
+        epoch = record["epoch"]
+        before = epoch - 1 if kind == "epoch" else epoch
+        if record["kind"] == kind and before in sources:
             starts[epoch] = sources[before]
+
+        source = record.get("checkpoint")
         if _moment(record) in existing:
             sources[epoch] = existing[_moment(record)]
         elif record["kind"] == "start" and source is None:
@@ -227,7 +253,11 @@ def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Pa
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """1–3, 5."""
-    ends = [n for n in numbers if n + 1 not in numbers]
-    starts = [n for n in numbers if n - 1 not in numbers]
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True)) or "none"
+    """Write sorted numbers as ranges: 1–3, 5."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans) or "none"

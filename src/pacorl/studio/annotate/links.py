@@ -62,7 +62,7 @@ def share_out(
         person → instance ids in the order in which to show them.
     """
     if not people:
-        raise ValueError("nobody is there to rank; name at least one annotator")
+        raise ValueError("there are no annotators; name at least one annotator")
     rng = random.Random(sharing.seed)
     questions = [instance.id for instance in instances if not instance.is_control]
     # Shuffled first: the shared part is then a random sample of all prompts.

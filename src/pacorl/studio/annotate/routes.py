@@ -1,19 +1,8 @@
-"""The step `pacorl dataset annotate FOLDER --annotators ann,ben`: shares the work out and serves the page.
+"""The step `pacorl dataset annotate FOLDER --annotators ann,ben`: divides the work and serves the page.
 
-    GET  /join/TOKEN          opens the page as the owner of the token
-    GET  /api/task            the next instance, its successor's images, and one's progress
-    POST /api/rankings        {instance, order, request, seconds}   answers with the next task
-    POST /api/skips           {instance, reason, request}
-    POST /api/undo            {request}
-    GET  /images/KEY/SLOT     a candidate's image, or the reference's (SLOT = reference)
-    GET  /api/admin, /api/admin/rankings.jsonl, /api/admin/audit.jsonl
-                              for the administrator's token, as are these two:
-    POST /api/admin/people    {name, days, adjudicates} adds somebody; answers with a link
-    POST /api/admin/links     {name, days}              a new link for somebody; the old one ends
-
-An adjudicator has the same page and API. Their tasks are what people disagree on, and their rankings decisions.
-
-Images are named by instance and slot, never by path. Tokens come as a cookie or as `Authorization: Bearer`.
+Adjudicators and annotators have one page and one API. An adjudicator's tasks are the instances on which
+people disagree, and the rankings are decisions. Images are named by instance and slot, never by path. Tokens come as a
+cookie or as `Authorization: Bearer`; the addresses below /api/admin require the administrator's.
 """
 
 from __future__ import annotations
@@ -24,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
@@ -37,12 +26,12 @@ from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, s
 from pacorl.studio.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.studio.annotate.uncertainty import LiveScores
 from pacorl.web.connections import run
-from pacorl.web.forms import Form, Text
+from pacorl.web.forms import Form, JsonRoute, Text
 from pacorl.web.guard import OTHERS, BodyLimit, RefusedError
-from pacorl.web.site import Route, Session, Site, listening
+from pacorl.web.site import Session, Site, listening
 
 PAGE = Path(__file__).parent / "page"
-# A ranking of 64 slots takes under a kilobyte, and nobody uploads images here.
+# A ranking of 64 slots takes under a kilobyte, and there are no uploads of images.
 LIMITS = {OTHERS: BodyLimit(64 * 2**10)}
 ADMIN = "admin"
 
@@ -59,16 +48,17 @@ def serve(
     adjudicators: Sequence[str] = (),
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serves the page until SIGINT or SIGTERM; the links (see `prepare`) are announced when it can be reached.
+    """Serve the page until SIGINT or SIGTERM, and announce the links (see `prepare`) when it can be reached.
 
     Raises:
-        ValueError: if another server has the database, or the folder has nothing to rank.
+        ValueError: if another server has the database, or the folder has no instances.
         OSError: if the port is taken.
     """
     database = folder / DATABASE
-    if not database.is_file():  # a fault must not leave one behind
+    if not database.is_file():  # a failed start must not leave a database
         check_start(folder, people, adjudicators, sharing=sharing or Sharing(), present={})
-    # Bound first: links are told once, and a port that is taken would lose them.
+
+    # Bound first: links are shown once, and a port in use would lose them.
     with (
         only_server(database, url=f"http://{host}:{port}"),
         Store(database) as store,
@@ -91,10 +81,10 @@ def prepare(
     renew: Sequence[str] = (),
     adjudicators: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Adds new people, adjudicators and an administrator, renews links, and shares the work out.
+    """Add new people, adjudicators and an administrator, renew links, and divide the work.
 
     Args:
-        sharing: None for what the database remembers (the defaults, for a new one).
+        sharing: None for the database's setting, or the defaults for a new database.
         days: how long a new link is good for.
         renew: names that get a new link.
 
@@ -102,8 +92,11 @@ def prepare(
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
     sharing = sharing or store.sharing()
-    present = {name: role for role in (0, ADMINISTRATOR, ADJUDICATOR) for name in store.people(role=role)}
-    # Links come after every check: a start that fails must not hand out some, or end old ones.
+    present: dict[str, int] = {}
+    for role in (0, ADMINISTRATOR, ADJUDICATOR):
+        present |= dict.fromkeys(store.people(role=role), role)
+
+    # Links come after every check: a failed start must not make or end links.
     instances = check_start(folder, people, adjudicators, sharing=sharing, present=present)
     roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
     links = {
@@ -121,17 +114,17 @@ def check_start(
     """Check a folder and the names of a start, before anything is written.
 
     Args:
-        present: name → role of those whom the database has.
+        present: name → role of the people in the database.
 
     Returns:
-        What is to be ranked.
+        The instances to be ranked, controls included.
 
     Raises:
-        ValueError: the folder has nothing to rank or lacks images, or the names do not fit.
+        ValueError: the folder has no instances or lacks images, or the names do not fit.
     """
     instances = instances_to_rank(folder, [*people, *adjudicators], sharing)
     if not people and 0 not in present.values():
-        raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
+        raise ValueError("there are no annotators; name people, e.g. --annotators ann,ben")
     for names, other, role in ((people, adjudicators, 0), (adjudicators, people, ADJUDICATOR)):
         for name in names:
             if name in other or present.get(name, role) != role:
@@ -140,9 +133,10 @@ def check_start(
 
 
 def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharing: Sharing) -> None:
-    """Shares the instances out among the people that the store has, and writes the step's manifest."""
+    """Divide the instances among the store's people, and write the step's manifest."""
     store.share(instances, sharing)
-    # What is ranked, and how it is shared. The rankings are the database's, which grows.
+
+    # The manifest has the instances and how they are divided. The rankings are in the database, which grows.
     inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
     options = {**asdict(sharing), "people": store.people()}
     step = DatasetStep(folder, "annotate", inputs=inputs, options=options, seed=sharing.seed)
@@ -150,15 +144,18 @@ def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharin
 
 
 def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
-    """How many questions each person would have, answered ones included: what `--dry-run` prints.
+    """Count the questions of each person, answered questions included, for `--dry-run`.
 
-    People and sharing that the database remembers count as in `prepare`; nothing is written.
+    The database's people and sharing count as in `prepare`. The database is not written.
     """
-    database, present, answered = folder / DATABASE, list[str](), dict[str, set[str]]()
+    database = folder / DATABASE
+    present: list[str] = []
+    answered: Mapping[str, set[str]] = {}
     if database.is_file():
         with Store(database, read_only=True) as store:
             sharing = sharing or store.sharing()
-            present, answered = store.people(), store.answered()
+            present = store.people()
+            answered = store.answered()
     sharing = sharing or Sharing()
     instances = instances_to_rank(folder, people, sharing)
     shares = share_out(instances, sorted({*present, *people}), sharing, answered=answered)
@@ -166,22 +163,31 @@ def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None)
 
 
 def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> list[Instance]:
-    """The folder's instances and control questions: its controls.jsonl, or some that are made from the data."""
+    """Read the folder's instances and its controls.jsonl, or make control questions from the instances."""
     if ADMIN in people:
         raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
-    instances, path = read_instances(folder / "instances.jsonl"), folder / "controls.jsonl"
-    with blamed_on(folder / "instances.jsonl"):
-        made = [] if path.is_file() else foreign_controls(instances, sharing.controls, seed=sharing.seed)
-    controls = read_instances(path) if path.is_file() else made
+    # Control questions: the user's, or made from pairs of instances.
+    instances = read_instances(folder / "instances.jsonl")
+    path = folder / "controls.jsonl"
+    if path.is_file():
+        controls = read_instances(path)
+    else:
+        with blamed_on(folder / "instances.jsonl"):
+            controls = foreign_controls(instances, sharing.controls, seed=sharing.seed)
     ids = {instance.id for instance in instances}
     for control in controls:
         if control.id in ids:
             raise ValueError(f"{path}: id {control.id!r} is already taken by an instance; ids must be unique")
         if not control.is_control:
-            raise ValueError(f"{path}: {control.id!r} says no known order; give one under `must`, e.g. [[0, 1]]")
+            raise ValueError(f"{path}: {control.id!r} has no known order; give one under `must`, e.g. [[0, 1]]")
     instances += controls
+
+    # Images: every file must be there before the first person ranks.
+    names: set[str] = set()
+    for instance in instances:
+        names.update((instance.reference, *instance.candidates))
     missing = []
-    for name in sorted({name for instance in instances for name in (instance.reference, *instance.candidates)}):
+    for name in sorted(names):
         try:
             image_path(folder, name)
         except RefusedError:
@@ -191,67 +197,33 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     return instances
 
 
-class Submission(Form):
-    """What every change carries: an id of the client's own, the same if it is sent again."""
-
-    request: Text
-
-
-class RankingForm(Submission):
-    instance: Text
-    order: Annotated[list[int], Field(max_length=64)]
-    """Slots as they were shown, best first."""
-    seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
-
-
-class SkipForm(Submission):
-    instance: Text
-    reason: Text
-
-
-class PersonForm(Form):
-    name: Text
-    days: Annotated[float, Field(gt=0, le=3650)] = 30
-    adjudicates: bool = False
-    """Whether somebody new decides what the others disagree on, and ranks nothing else."""
-
-
 @dataclass(slots=True)
 class AppState:
-    """What the endpoints share."""
+    """Objects that the endpoints share."""
 
     folder: Path
     store: Store
     site: Site
     scores: LiveScores
     summary: tuple[int, dict[str, Any]] | None = None
-    """The last summary, and the store's version that it was made from."""
+    """The last summary, and the version of the store that it was made from."""
+
+
+router = APIRouter(route_class=JsonRoute)
 
 
 def make_app(folder: Path, store: Store) -> FastAPI:
-    """The server of one dataset folder."""
+    """Build the application of one dataset folder."""
 
     def sign_in(token: str) -> Session:
         person = store.person_of(token)
         return Session("/admin" if person.is_admin else "/", person.expires, person.name)
 
     site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, LIMITS)
-    routes: list[Route] = [
-        ("GET", "/images/{key}/{slot}", image),
-        ("GET", "/api/task", task),
-        ("POST", "/api/rankings", rank),
-        ("POST", "/api/skips", skip),
-        ("POST", "/api/undo", undo),
-        ("GET", "/api/admin", admin),
-        ("POST", "/api/admin/people", add_person),
-        ("POST", "/api/admin/links", renew_link),
-        ("GET", "/api/admin/rankings.jsonl", rankings),
-        ("GET", "/api/admin/audit.jsonl", audit),
-    ]
-    return site.app(routes, state=AppState(folder, store, site, LiveScores(store)))
+    return site.app(router, state=AppState(folder, store, site, LiveScores(store)))
 
 
-async def _state(request: Request) -> AppState:  # waits for nothing: otherwise a thread would do it
+async def _state(request: Request) -> AppState:  # async, or FastAPI would call it on a thread
     state: AppState = request.app.state.shared
     return state
 
@@ -276,8 +248,9 @@ Someone = Annotated[Person, Depends(_person)]
 Administrator = Annotated[Person, Depends(_administrator)]
 
 
+@router.get("/images/{key}/{slot}")
 def image(key: str, slot: str, state: State, person: Someone) -> Response:
-    """An image of an instance that this person may see, from inside the dataset folder."""
+    """Return a candidate's image, or the reference's, of an instance that this person may see."""
     instance = state.store.instance_for(person, key)
     name = instance.reference
     if slot != "reference":
@@ -285,13 +258,13 @@ def image(key: str, slot: str, state: State, person: Someone) -> Response:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
     path = image_path(state.folder, name)
-    # The images of an instance never change (the store refuses others), and an undo shows them again.
+    # The images of an instance never change (the store refuses changed instances), and an undo shows them again.
     headers = {"Cache-Control": "private, max-age=3600"}
     return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """The file of an image. Raises RefusedError if it is outside of the folder, of another type, or gone."""
+    """Return the file of an image. Raises RefusedError if it is outside of the folder, of another type, or gone."""
     try:
         path = inside(folder, name)
     except ValueError:
@@ -303,8 +276,9 @@ def image_path(folder: Path, name: str) -> Path:
     return path
 
 
+@router.get("/api/task")
 def task(state: State, person: Someone) -> dict[str, Any]:
-    """What this person does next."""
+    """Describe this person's next task, and list the images of the task after it."""
     progress = state.store.progress(person.name)
     if person.adjudicates or state.store.sharing().order == "uncertain":
         following = state.scores.following(person)
@@ -315,10 +289,14 @@ def task(state: State, person: Someone) -> dict[str, Any]:
     form = _form(tasks[0]) if tasks else None
     if form and person.adjudicates:
         form["opinions"] = state.scores.opinions(tasks[0])
-    # The page loads the images of the next but one while people look, so that nobody waits.
-    ahead = _addresses(tasks[1]) if len(tasks) > 1 else []
-    state_of = {"person": person.name, "adjudicates": person.adjudicates, "progress": progress}
-    return {**state_of, "task": form, "ahead": ahead}
+    return {
+        "person": person.name,
+        "adjudicates": person.adjudicates,
+        "progress": progress,
+        "task": form,
+        # The page loads these images while people look, so that the task after this one appears at once.
+        "ahead": _addresses(tasks[1]) if len(tasks) > 1 else [],
+    }
 
 
 def _form(shown: Task) -> dict[str, Any]:
@@ -340,29 +318,57 @@ def _addresses(shown: Task) -> list[str]:
     return [f"/images/{key}/reference", *(f"/images/{key}/{slot}" for slot in range(len(shown.slots)))]
 
 
+class Submission(Form):
+    """Field of every change: an id of the client's own, the same if the change is sent again."""
+
+    request: Text
+
+
+class RankingForm(Submission):
+    instance: Text
+    order: Annotated[list[int], Field(max_length=64)]
+    """Slots as they were shown, best first."""
+    seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+
+
+@router.post("/api/rankings")
 def rank(form: RankingForm, state: State, person: Someone) -> dict[str, Any]:
+    """Keep a ranking, and return the next task."""
     state.store.rank(person, form.instance, form.order, request=form.request, seconds=form.seconds)
     return task(state, person)
 
 
+class SkipForm(Submission):
+    instance: Text
+    reason: Text
+
+
+@router.post("/api/skips")
 def skip(form: SkipForm, state: State, person: Someone) -> dict[str, Any]:
+    """Keep a skip, and return the next task."""
     state.store.skip(person, form.instance, form.reason, request=form.request)
     return task(state, person)
 
 
+@router.post("/api/undo")
 def undo(form: Submission, state: State, person: Someone) -> dict[str, Any]:
+    """Undo this person's last ranking or skip, and return its task."""
     state.store.undo(person, request=form.request)
     return task(state, person)
 
 
+@router.get("/api/admin")
 def admin(state: State, person: Administrator) -> dict[str, Any]:
-    """Progress, control questions, agreement and skips."""
+    """Summarise progress, control questions, agreement and skips."""
+    store = state.store
+
     # The admin page asks every three seconds, and agreement reads every answer: it is computed once per change.
-    store, version = state.store, state.store.version()
+    version = store.version()
     if state.summary is None or state.summary[0] != version:
         skips = store.skips()
         summary = {"agreement": agreement(store.answers()), "skips": skips[-100:], "skipped": len(skips)}
         state.summary = (version, summary)
+
     controls = store.controls_passed()
     people = []
     for name in store.people():
@@ -373,8 +379,16 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
     return {**state.summary[1], "people": people, "adjudicators": adjudicators}
 
 
+class PersonForm(Form):
+    name: Text
+    days: Annotated[float, Field(gt=0, le=3650)] = 30
+    adjudicates: bool = False
+    """Whether a new person decides disputed instances only."""
+
+
+@router.post("/api/admin/people")
 def add_person(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
-    """A link for somebody new, who takes over what nobody has answered, or adjudicates."""
+    """Make a link for a new person, who takes over unanswered instances or adjudicates."""
     name = form.name.strip()
     if name in (ADMIN, *state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{name!r} is there already; give another name, or make them a new link", status=409)
@@ -384,20 +398,23 @@ def add_person(form: PersonForm, state: State, person: Administrator) -> dict[st
     return {"name": name, "link": f"/join/{token}"}
 
 
+@router.post("/api/admin/links")
 def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
-    """A fresh link for someone who has a share of the work; the old one ends."""
+    """Make a new link for a person who has a share of the work; the old link ends."""
     if form.name not in (*state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
     return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
 
 
+@router.get("/api/admin/rankings.jsonl")
 def rankings(state: State, person: Administrator) -> Response:
-    """Every ranking as it stands, control questions aside, in the form of rankings.jsonl."""
+    """Return the current rankings without control questions, in the format of rankings.jsonl."""
     return _jsonl(map(asdict, state.store.answers()), name="rankings.jsonl")
 
 
+@router.get("/api/admin/audit.jsonl")
 def audit(state: State, person: Administrator) -> Response:
-    """Everything that anybody did: rankings, skips, decisions, and what was undone."""
+    """Return all actions: rankings, skips, decisions and undone answers."""
     return _jsonl(state.store.audit(), name="audit.jsonl")
 
 
