@@ -64,7 +64,7 @@ check: lint  ## what must hold before a commit: lint and the fast tests
 	$(PYTEST) -m "not slow and not campaign and not vllm" $(ARGS)
 
 test: $(READY)  ## all tests but the campaign's and those that need a real vLLM
-	$(PYTEST) -m "not campaign and not vllm" $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "not campaign and not vllm" $(ARGS)
 
 campaign: $(READY)  ## long trials of what must survive anything, attack included; its summary has counts and minutes
 	$(PYTEST) -m campaign $(ARGS)

@@ -46,7 +46,7 @@ def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_gpu_day_measures_everything_on_a_cpu(tmp_path: Path) -> None:
     sections = ["policy", "epoch", "judge", "ratio", "launchers"]  # compiling takes a minute
     line = [sys.executable, str(BENCHMARKS / "gpu_day.py"), "--tiny", "--repeats", "1", "--steps", "2"]

@@ -98,11 +98,14 @@ def cost(deep: Deep[Trace], what: str) -> Cost:
 
 
 def images_of(traced: Mapping[str, Deep[Trace]]) -> Iterator[tuple[str, float]]:
-    """Each form, and how many units an image of it takes."""
+    """Each form whose generator is traced, and how many units an image of it takes."""
     forward = cost(traced[FLUX], "forward").flops
     decode = traced[FLUX](lambda trace: trace.phases["decode"].flops / trace.images)
     for form, (overrides, _) in FORMS.items():
-        trained = cost(traced[FLUX_WITHOUT if UNCHECKPOINTED in overrides else FLUX], "trained step").flops
+        generator = FLUX_WITHOUT if UNCHECKPOINTED in overrides else FLUX
+        if generator not in traced:
+            continue
+        trained = cost(traced[generator], "trained step").flops
         count = work_of(load(PolicyConfig, CONFIGS / "flux_t2is.yaml", overrides), world=1).forwards_per_image
         yield form, (count["sampling"] * forward + count["training"] * trained + decode) / UNIT
 
