@@ -24,11 +24,8 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    # A trace per kind of block: klein's loop is in test_recipes.py, by its recipe for edits.
-    [pytest.param(recipe, marks=pytest.mark.campaign if "klein" in recipe else ()) for recipe in PEAK_GIB],
-)
+@pytest.mark.campaign  # a trace per kind of block; with the fewest, klein's loop for edits is in test_recipes.py
+@pytest.mark.parametrize("recipe", PEAK_GIB)
 def test_a_small_card_s_loop_and_its_peak(recipe: str, tmp_path: Path) -> None:
     """Of generator and judge at their published depth, loading included."""
     deep = deep_run(recipe, tmp_path, overrides=["sampling.suffix.check_every=0"])  # the other small cards check it

@@ -86,9 +86,9 @@ def check_loop(traced: Trace) -> None:
     assert ("judge" in traced.phases) == (scores_here and traced.config.memory == "normal")
 
 
-QUICK = ("flux_t2is_1gpu", "flux_t2is_12gb", "flux_t2is_fast", "klein_edit_16gb", "qwen_edit")
+QUICK = ("flux_t2is_1gpu", "flux_t2is_12gb", "klein_edit_16gb", "qwen_edit")
 """A recipe of each form of memory and of each transformer; the campaign runs the others. Of flux_t2is the loop is in
-test_layouts.py, and of flux_t2is_24gb in test_peaks.py."""
+test_layouts.py."""
 
 
 @pytest.mark.parametrize(
