@@ -185,7 +185,7 @@ def write_prompts(folder: Path, *, edits: bool) -> Path:
         path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
         return path
     records = []
-    for number in range(4):
+    for number in range(8):
         Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
         records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
