@@ -66,7 +66,7 @@ check: lint  ## what must hold before a commit: lint and the fast tests
 	$(PYTEST) -m "not slow and not campaign and not vllm" $(ARGS)
 
 test: $(READY)  ## all tests but the campaign's and those that need a real vLLM
-	$(PYTEST) -m "not campaign and not vllm" $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -m "not campaign and not vllm" $(ARGS)
 
 test-gpu: $(READY)  ## what only a card can show, on the tiny models: three minutes; skipped without a card
 	$(BIN)/python -c 'import torch; torch.cuda.is_available() or print("no CUDA device is here: every test is skipped")'

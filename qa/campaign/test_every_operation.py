@@ -9,8 +9,10 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -103,9 +105,12 @@ def every_kill(operations: list[str]) -> Iterator[Fault]:
                 yield Fault(at, written=1.0)
 
 
-def whole_run(forks: Forks, story: str, folder: Path) -> tuple[Outcome, dict[str, Any]]:
-    """A run that nothing stops, twice: the second shows that runs can be compared."""
-    done = [(forks.run(story, folder / name), outputs(folder / name / RUN)) for name in ("whole", "again")]
+@cache
+def whole_run(forks: Forks, story: str) -> tuple[Outcome, dict[str, Any]]:
+    """A run that nothing stops, made once for all tests, and twice: the second shows that runs can be compared."""
+    with TemporaryDirectory() as folder:
+        runs = [Path(folder, name) for name in ("whole", "again")]
+        done = [(forks.run(story, run), outputs(run / RUN)) for run in runs]
     assert differences(done[0][1], done[1][1]) == []
     return done[0]
 
@@ -118,7 +123,7 @@ def test_a_kill_before_every_operation(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]
 ) -> None:
     draw = random.Random(sample)
-    done, whole = whole_run(forks, story, tmp_path)
+    done, whole = whole_run(forks, story)
     kinds = Counter(operation.split()[0] for operation in done.operations)
     assert kinds.keys() >= {"open", "write", "fsync", "rename", "mkdir"}
     kills, ended, wrong = list(every_kill(done.operations)), 0, {}
@@ -141,7 +146,7 @@ def test_a_kill_before_every_operation(
 )
 def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measured: Callable[[str], None]) -> None:
     draw = random.Random(cuts)
-    done, whole = whole_run(forks, story, tmp_path)
+    done, whole = whole_run(forks, story)
     wrong = {}
     for number in range(cuts):
         # Every fourth resumed run loses its power as well.
@@ -158,7 +163,7 @@ def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measur
 def test_a_power_cut_after_the_end_takes_nothing(
     forks: Forks, tmp_path: Path, story: str, measured: Callable[[str], None]
 ) -> None:
-    _, whole = whole_run(forks, story, tmp_path)
+    _, whole = whole_run(forks, story)
     for seed in range(5):
         forks.run(story, tmp_path / str(seed), Fault(AT_THE_END, cut=seed))
         # What was deleted may be back.
@@ -174,7 +179,7 @@ def test_a_disk_that_is_full_before_any_write(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]
 ) -> None:
     """It is one line that names a path and exit code 1, and with room again a run ends as one that always had it."""
-    done, whole = whole_run(forks, story, tmp_path)
+    done, whole = whole_run(forks, story)
     writes = [at for at, operation in enumerate(done.operations) if operation.startswith(("write ", "mkdir "))]
     wrong = {}
     for at in random.Random(sample).sample(writes, sample) if sample else writes:

@@ -8,7 +8,7 @@ Every figure is of a generator at its published width and depth, on the pretende
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ UNIT = 21.5e12
 """FLOPs: about a forward of FLUX.1-dev at 512 × 512."""
 ALONE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
 """Without what scores the images."""
-ONE = ["sampling.batch=1", "prompts.evaluation_limit=1", *ALONE]
+ONE = ["sampling.batch=1", "sampling.suffix.check_every=0", "prompts.evaluation_limit=1", *ALONE]
 UNCHECKPOINTED = "model.gradient_checkpointing=false"
 FLUX, FLUX_WITHOUT = "FLUX.1-dev, 512 × 512", "the same without gradient checkpointing"
 GENERATORS: dict[str, tuple[str, list[str]]] = {
@@ -98,31 +98,43 @@ def cost(deep: Deep[Trace], what: str) -> Cost:
 
 
 def images_of(traced: Mapping[str, Deep[Trace]]) -> Iterator[tuple[str, float]]:
-    """Each form, and how many units an image of it takes."""
+    """Each form whose generator is traced, and how many units an image of it takes."""
     forward = cost(traced[FLUX], "forward").flops
     decode = traced[FLUX](lambda trace: trace.phases["decode"].flops / trace.images)
     for form, (overrides, _) in FORMS.items():
-        trained = cost(traced[FLUX_WITHOUT if UNCHECKPOINTED in overrides else FLUX], "trained step").flops
+        generator = FLUX_WITHOUT if UNCHECKPOINTED in overrides else FLUX
+        if generator not in traced:
+            continue
+        trained = cost(traced[generator], "trained step").flops
         count = work_of(load(PolicyConfig, CONFIGS / "flux_t2is.yaml", overrides), world=1).forwards_per_image
         yield form, (count["sampling"] * forward + count["training"] * trained + decode) / UNIT
 
 
-def traced_generators(folder: Path) -> dict[str, Deep[Trace]]:
-    return {
-        name: deep_run(recipe, folder / str(number), overrides=overrides)
-        for number, (name, (recipe, overrides)) in enumerate(GENERATORS.items())
-    }
+def traced_generators(folder: Path, names: Iterable[str] = tuple(GENERATORS)) -> dict[str, Deep[Trace]]:
+    traced = {}
+    for number, name in enumerate(names):
+        recipe, overrides = GENERATORS[name]
+        traced[name] = deep_run(recipe, folder / str(number), overrides=overrides)
+    return traced
 
 
-def page(traced: Mapping[str, Deep[Trace]]) -> str:
+def cost_rows(traced: Mapping[str, Deep[Trace]]) -> list[str]:
+    """Rows of the page's first table."""
     costs = ((name, what, cost(traced[name], what)) for name in traced for what in ("forward", "trained step"))
-    lines = [
+    return [
         f"| {name} | {what} | {c.kernels:,.0f} | {c.bytes / 1e9:.1f} | {c.flops / 1e12:.2f} "
         f"| {c.streamed / 1e9:.1f} | {c.to_host:.2g} |"
         for name, what, c in costs
     ]
-    images = [f"| {form} | {value:.2f} | {FORMS[form][1]} |" for form, value in images_of(traced)]
-    return HEAD + "\n".join(lines) + "\n" + IMAGES + "\n".join(images) + "\n"
+
+
+def image_rows(traced: Mapping[str, Deep[Trace]]) -> list[str]:
+    """Rows of the page's second table."""
+    return [f"| {form} | {value:.2f} | {FORMS[form][1]} |" for form, value in images_of(traced)]
+
+
+def page(traced: Mapping[str, Deep[Trace]]) -> str:
+    return HEAD + "\n".join(cost_rows(traced)) + "\n" + IMAGES + "\n".join(image_rows(traced)) + "\n"
 
 
 if __name__ == "__main__":

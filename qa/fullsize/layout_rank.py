@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     distributed.init_process_group(f"cpu:gloo,{META.type}:fake")
     own = folder / f"rank-{distributed.get_rank()}"
     own.mkdir(parents=True)
-    overrides = [f"out={folder / 'run'}", f"prompts_per_epoch={2 * 2 * distributed.get_world_size()}"]
+    overrides = [f"out={folder / 'run'}", f"prompts_per_epoch={2 * distributed.get_world_size()}"]
     with cards_that_meet():
         traced = trace("flux_t2is", own, depth=(1, 1), overrides=overrides, resumes=True)
     check_steps(traced)

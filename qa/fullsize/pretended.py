@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pacorl.lab.plan.memory import Operations, fused_attention, tensors_in
+from pacorl.lab.plan.memory import OPERATIONS, fused_attention, tensors_in
 from pacorl.models.twins import META
 
 aten = torch.ops.aten
@@ -99,7 +99,7 @@ class PretendedCard:
         """Weights of these files whose pages are noted."""
         self.is_streaming = False
         self.lock = threading.RLock()
-        self.operations = Operations()
+        self.operations = OPERATIONS
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._main = threading.get_ident()
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from budgets import ALONE, FLUX, FORMS, images_of, page, traced_generators
+from budgets import ALONE, FLUX, FORMS, cost_rows, image_rows, images_of, page, traced_generators
 from traced import CONFIGS, Deep, Trace
 
 from pacorl.config.base import load
@@ -27,16 +27,27 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Deep[Trace]]:
-    return traced_generators(tmp_path_factory.mktemp("generators"))
+    return traced_generators(tmp_path_factory.mktemp("generators"), [FLUX])
 
 
-def test_the_page_of_budgets_is_of_today(traced: dict[str, Deep[Trace]]) -> None:
-    assert page(traced) == PAGE.read_text()
+def test_the_page_s_rows_of_flux_are_of_today(traced: dict[str, Deep[Trace]]) -> None:
+    rows = PAGE.read_text().splitlines()
+    assert [row for row in [*cost_rows(traced), *image_rows(traced)] if row not in rows] == []
 
 
 def test_an_image_takes_what_is_promised(traced: dict[str, Deep[Trace]]) -> None:
-    for form, value in images_of(traced):
+    images = dict(images_of(traced))
+    assert len(images) == 3
+    for form, value in images.items():
         assert value <= FORMS[form][1], form
+
+
+@pytest.mark.campaign
+def test_the_page_of_budgets_is_of_today(tmp_path: Path) -> None:
+    """All generators, and an image without gradient checkpointing."""
+    traced = traced_generators(tmp_path)
+    assert page(traced) == PAGE.read_text()
+    assert all(value <= FORMS[form][1] for form, value in images_of(traced))
 
 
 def test_seven_processes_share_what_they_load(traced: dict[str, Deep[Trace]]) -> None:

@@ -207,6 +207,8 @@ def run_of(
     for reward in rewards:
         if reward["name"] == "panel_clip_text":
             reward["args"]["checkpoint"] = str(clip)
+    # All steps without noise cost the same, so that two are enough, or as many as the suffix has.
+    steps = config.sampling.sde_steps[-1] + 1 + (config.sampling.suffix.steps or 2)
     small = [
         f"model.checkpoint={checkpoint}",
         f"prompts.train={prompts}",
@@ -217,6 +219,7 @@ def run_of(
         "epochs=1",
         f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
         f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
+        f"sampling.steps={steps}",
         "evaluation.steps=2",
         "trackers=[]",
         f"rewards={json.dumps(rewards)}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +185,9 @@ def row_of(tensors: Iterable[Tensor | None]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors if tensor is not None])
 
 
-def save_node_gradients(folder: Path) -> None:
-    """Of every twin, precision and tree, all in these processes: to start them costs most."""
-    for twin, dtype in product(TWINS, DTYPES):
+def save_node_gradients(folder: Path, dtype: str) -> None:
+    """Save the gradients of every twin and tree, all in these processes: to start them costs most."""
+    for twin in TWINS:
         world = World(twin, dtype, folder)
         for name, tree in TREES.items():
             gradients = node_gradients(world, tree)

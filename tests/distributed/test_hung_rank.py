@@ -89,7 +89,14 @@ def tell(ranks: Sequence[BaseProcess]) -> None:
         process.terminate()
 
 
-@pytest.mark.parametrize(("frozen", "engine"), [(0, {}), (1, {}), (0, worlds.fsdp2())], ids=["0", "1", "0, sharded"])
+@pytest.mark.parametrize(
+    ("frozen", "engine"),
+    [
+        pytest.param(0, {}, id="0"),
+        pytest.param(1, {}, id="1", marks=pytest.mark.campaign),
+        pytest.param(0, worlds.fsdp2(), id="0, sharded", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_frozen_rank_is_reported_and_a_signal_saves(
     tmp_path: Path, start: Start, frozen: int, engine: dict[str, str]
 ) -> None:
@@ -111,7 +118,7 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(
     check_resumed(tmp_path, start, engine=engine)
 
 
-@pytest.mark.parametrize("place", ["decode", "reward"])
+@pytest.mark.parametrize("place", [pytest.param("decode", marks=pytest.mark.campaign), "reward"])
 def test_a_rank_that_others_wait_for_is_reported_and_a_signal_saves(tmp_path: Path, start: Start, place: str) -> None:
     """Its main thread is stuck, or waits for a thread that is; its heartbeats go on."""
     (tmp_path / "reward.py").write_text(REWARD)

@@ -13,7 +13,8 @@ from pacorl.grpo.start import checkpoints
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+# torchrun also starts the two machines below.
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.campaign), "accelerate"])
 def test_two_processes_train_an_epoch(launcher: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = launched(launcher, out=out)

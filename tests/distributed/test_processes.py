@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,10 @@ OBJECTIVES["flux_packed"] = [
     "sampling.tree={}",
     "optimizer.updates_per_epoch=1",
 ]
-CASES = (*OBJECTIVES, *EDITS)
+LONG = ("flux_guard", "flux_awm", "qwen_edit", "qwen_edit_plus", "klein")
+"""Left to the campaign: another objective of samples, of endpoints, and other edit models than the rest."""
+QUICK = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in LONG)
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.campaign) for case in LONG)]
 
 
 def edit_settings(kind: str, folder: Path) -> list[str]:
@@ -94,15 +99,29 @@ def edit_settings(kind: str, folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of finished runs, one for each case: in one process, in two, in two with sharded weights."""
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder of a finished run, by mode and case: in one process, in two, in two with sharded weights."""
     folder = tmp_path_factory.mktemp("runs")
     worlds.run(write_edit_twins, folder)
-    for name, (world, extra) in {"one": (1, {}), **MODES}.items():
-        flux = [(recipe(), [*SETTINGS, *own, f"out={folder / name / case}"]) for case, own in OBJECTIVES.items()]
-        edits = [(None, [*edit_settings(kind, folder), f"out={folder / name / kind}"]) for kind in EDITS]
-        worlds.run(train_and_keep_each, [*flux, *edits], world=world, extra=extra)
-    return {name: folder / name for name in ("one", *MODES)}
+
+    @cache
+    def finish(cases: Sequence[str]) -> None:
+        for name, (world, extra) in {"one": (1, {}), **MODES}.items():
+            runs = [settings(case, folder, out=folder / name / case) for case in cases]
+            worlds.run(train_and_keep_each, runs, world=world, extra=extra)
+
+    def found(mode: str, case: str) -> Path:
+        finish(LONG if case in LONG else QUICK)
+        return folder / mode / case
+
+    return found
+
+
+def settings(case: str, folder: Path, *, out: Path) -> tuple[Path | None, list[str]]:
+    """A case's config file, if it has one, and its overrides."""
+    if case in EDITS:
+        return None, [*edit_settings(case, folder), f"out={out}"]
+    return recipe(), [*SETTINGS, *OBJECTIVES[case], f"out={out}"]
 
 
 def kept(run: Path, pattern: str) -> dict[str, torch.Tensor]:
@@ -122,21 +141,24 @@ def difference(own: torch.Tensor, other: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_samples_and_advantages(runs: dict[str, Path], mode: str, case: str) -> None:
-    one, other = kept(runs["one"] / case, "sample-*"), kept(runs[mode] / case, "sample-*")
+def test_samples_and_advantages(run_of: Callable[[str, str], Path], mode: str, case: str) -> None:
+    one, other = kept(run_of("one", case), "sample-*"), kept(run_of(mode, case), "sample-*")
     assert len(one) == 8
     assert one.keys() == other.keys()
     for name, (final, log_prob) in one.items():
         torch.testing.assert_close(other[name][0], final, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(other[name][1], log_prob, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(kept(runs[mode] / case, "adv*"), kept(runs["one"] / case, "adv*"), rtol=1e-5, atol=1e-5)
-    assert kept(runs["one"] / case, "adv*")["advantages-0.pt"].any()
+    torch.testing.assert_close(
+        kept(run_of(mode, case), "adv*"), kept(run_of("one", case), "adv*"), rtol=1e-5, atol=1e-5
+    )
+    assert kept(run_of("one", case), "adv*")["advantages-0.pt"].any()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_check_of_a_suffix(runs: dict[str, Path], mode: str) -> None:
+def test_the_check_of_a_suffix(run_of: Callable[[str, str], Path], mode: str) -> None:
     one, other = (
-        json.loads((runs[name] / "flux_suffix" / "metrics.jsonl").read_text().splitlines()[1]) for name in ("one", mode)
+        json.loads((run_of(name, "flux_suffix") / "metrics.jsonl").read_text().splitlines()[1])
+        for name in ("one", mode)
     )
     assert -1 < one[SUFFIX_CORRELATION] < 1
     assert other[SUFFIX_CORRELATION] == pytest.approx(one[SUFFIX_CORRELATION], abs=1e-3)
@@ -144,8 +166,8 @@ def test_the_check_of_a_suffix(runs: dict[str, Path], mode: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients(runs: dict[str, Path], mode: str, case: str) -> None:
-    one, other = kept(runs["one"] / case, "gradients-*"), kept(runs[mode] / case, "gradients-*")
+def test_gradients(run_of: Callable[[str, str], Path], mode: str, case: str) -> None:
+    one, other = kept(run_of("one", case), "gradients-*"), kept(run_of(mode, case), "gradients-*")
     assert one.keys() == other.keys()
     assert len(one) == (1 if case == "flux_packed" else 2)  # updates
     for name, gradients in one.items():
@@ -158,15 +180,15 @@ def test_gradients(runs: dict[str, Path], mode: str, case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", ["adapter", "average", "optimizer"])
-def test_weights(runs: dict[str, Path], mode: str, case: str, part: str) -> None:
-    assert difference(weights(runs[mode] / case, part), weights(runs["one"] / case, part)) < 1e-4
+def test_weights(run_of: Callable[[str, str], Path], mode: str, case: str, part: str) -> None:
+    assert difference(weights(run_of(mode, case), part), weights(run_of("one", case), part)) < 1e-4
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_evaluation_counts_every_image_once(runs: dict[str, Path], mode: str) -> None:
+def test_evaluation_counts_every_image_once(run_of: Callable[[str, str], Path], mode: str) -> None:
     one, other = (
         [json.loads(line) for line in (run / "samples" / "evaluation-000000.jsonl").read_text().splitlines()]
-        for run in (runs["one"] / "flux", runs[mode] / "flux")
+        for run in (run_of("one", "flux"), run_of(mode, "flux"))
     )
     assert [line["prompt_id"] for line in other] == [line["prompt_id"] for line in one]
     assert len(one) == 3
@@ -176,10 +198,10 @@ def test_evaluation_counts_every_image_once(runs: dict[str, Path], mode: str) ->
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str, case: str) -> None:
+def test_the_log_speaks_of_all_processes(run_of: Callable[[str, str], Path], mode: str, case: str) -> None:
     one, other = (
         next(line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in line)
-        for run in (runs["one"] / case, runs[mode] / case)
+        for run in (run_of("one", case), run_of(mode, case))
     )
     assert other.keys() == one.keys()
     reward = "consistency" if case == "flux" else "jpeg_size"
@@ -200,14 +222,14 @@ def test_weights_in_double_precision(tmp_path: Path) -> None:
     torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
 
 
-def test_a_run_goes_on_with_other_processes(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_goes_on_with_other_processes(run_of: Callable[[str, str], Path], tmp_path: Path) -> None:
     """From one process to two with sharded weights: the checkpoint is whole, whatever made it."""
-    start = checkpoints(runs["one"] / "flux" / "checkpoints")[-1]
+    start = checkpoints(run_of("one", "flux") / "checkpoints")[-1]
     longer = ["epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
     worlds.run(train, [*SETTINGS, *longer], str(start), world=2, extra=worlds.fsdp2())
     state = json.loads((checkpoints(tmp_path / "on" / "checkpoints")[-1] / "state.json").read_text())
     assert (state["epoch"], state["step"], state["processes"]) == (2, 4, 2)
-    assert difference(weights(tmp_path / "on", "adapter"), weights(runs["one"] / "flux", "adapter")) > 1e-4
+    assert difference(weights(tmp_path / "on", "adapter"), weights(run_of("one", "flux"), "adapter")) > 1e-4
 
 
 def test_one_ranks_signal_saves_on_all(tmp_path: Path) -> None:

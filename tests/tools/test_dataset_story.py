@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -26,28 +27,47 @@ OTHER_HAT = Panel.parse("red round hero, cap, sunset, waving, tree")
 STRANGER = Panel.parse("blue tall hero, cap, night, waving, tree")
 
 
-@pytest.mark.slow
-def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path: Path) -> None:
-    folder = tmp_path / "story"
-    done = CliRunner().invoke(app, ["dataset-story", str(folder), "--json"], catch_exceptions=False)
+def tell(folder: Path, *options: object) -> dict[str, Any]:
+    """Run the story by its command, check what holds at every scale, and return the summary."""
+    command = ["dataset-story", str(folder), "--json", *map(str, options)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0
     summary = json.loads(done.stdout)
     assert summary == json.loads((folder / "summary.json").read_text())
     dataset = summary["dataset"]
-    assert dataset["generate"] == {"grids": 96, "generated": 96, "missing": 0}
-    assert dataset["pair"]["instances"] == 24 * 4 * 4 * 3
+    grids = summary["scale"]["prompts"] * summary["scale"]["grids"]
+    assert dataset["generate"] == {"grids": grids, "generated": grids, "missing": 0}
+    assert dataset["pair"]["instances"] == grids * 4 * 3
     assert sum(dataset["annotate"].values()) >= dataset["pair"]["instances"]
     assert dataset["explain"]["failed"] == 0
     assert dataset["explain"]["explained"] > 50
     judge = summary["judge"]
-    assert judge["prompts"] >= 5
-    assert judge["pairs"] == len(read_jsonl(folder / "dataset/export/comparisons_test.jsonl")) > 100
-    assert judge["margin"]["low"] > 0
+    assert judge["pairs"] == len(read_jsonl(folder / "dataset/export/comparisons_test.jsonl")) > 0
     assert summary["policy"]["missing"] == 0
     assert 0 < summary["policy"]["reward"] < 1
     assert (folder / "policy/adapter/adapter_model.safetensors").is_file()
+    return dict(summary)
+
+
+@pytest.mark.slow
+def test_every_step_of_a_small_story(tmp_path: Path) -> None:
+    folder = tmp_path / "story"
+    summary = tell(folder, "--prompts", 8, "--grids", 2, "--judge-steps", 8)
+    assert summary["scale"]["judge_steps"] == 8
+    assert summary["judge"]["prompts"] >= 2
     with pytest.raises(ValueError, match="holds a finished story"):
         CliRunner().invoke(app, ["dataset-story", str(folder)], catch_exceptions=False)
+
+
+@pytest.mark.campaign
+def test_a_judge_learns_from_a_dataset_of_its_own(tmp_path: Path, measured: Callable[[str], None]) -> None:
+    """The whole story: the judge improves on prompts that it never saw."""
+    summary = tell(tmp_path / "story")
+    judge = summary["judge"]
+    assert judge["prompts"] >= 5
+    assert judge["pairs"] > 100
+    assert judge["margin"]["low"] > 0
+    measured(f"the dataset story: margin {judge['margin']['mean']:.3f} on {judge['pairs']} held-out pairs")
 
 
 def test_what_the_narrator_says() -> None:

@@ -81,7 +81,7 @@ def test_plus_is_its_pipeline_with_one_source_or_more(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen", "plus"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen", marks=pytest.mark.campaign), "plus"])
 def test_at_its_own_size_the_pipeline_needs_no_help(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
