@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -15,7 +16,9 @@ def twin(
     kind: str = typer.Argument(help="A model.kind (flux, kontext, qwen_edit, …), or judge."),
     folder: Path = typer.Argument(help="Where the checkpoint is written; a new folder."),
     *,
-    width: str = typer.Option("published", help="published: the released shapes in bf16; tiny: the tiny twin's."),
+    width: Literal["published", "tiny"] = typer.Option(
+        "published", help="published: the released shapes in bf16; tiny: the tiny twin's."
+    ),
     depth: int = typer.Option(None, min=1, help="Blocks of the transformer or the judge; all by default."),
 ) -> None:
     """Write a checkpoint of random weights. It makes noise, at the released model's cost in memory and time."""
@@ -23,8 +26,6 @@ def twin(
     from pacorl.lab.twin import write_generator, write_judge
     from pacorl.models.policies import POLICIES
 
-    if width not in ("published", "tiny"):
-        raise ValueError(f"--width {width}: choose published or tiny")
     if kind == JUDGE_NAME:
         write_judge(JUDGES["local"], folder, width=width, depth=depth)
         key = "judge.checkpoint"

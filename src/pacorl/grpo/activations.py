@@ -6,8 +6,7 @@ memory. It is needless where a batch's activations fit the memory that is still 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,7 +40,7 @@ def decide_checkpointing(
     Returns:
         Whether it is on.
     """
-    transformer = runtime.unwrap(policy.transformer)
+    transformer: Any = runtime.unwrap(policy.transformer)
     if config.in_turns:
         return True
 
@@ -74,15 +73,11 @@ def activation_bytes(policy: Policy, conditioning: Conditioning, size: Size) -> 
         if tensor.untyped_storage().data_ptr() not in weights:
             counted += tensor.nbytes
 
-    with torch.enable_grad(), _saved_by(count):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, _never):
         x_BNC = policy.noise([0] * len(conditioning), size)
         sigma_B = torch.full((len(x_BNC),), 0.5, device=x_BNC.device)
         policy.velocity(x_BNC, sigma_B, conditioning, size)
     return counted
-
-
-def _saved_by(count: torch.autograd.graph._SavePackHook) -> AbstractContextManager[None]:
-    return torch.autograd.graph.saved_tensors_hooks(count, _never)
 
 
 def _never(packed: object) -> torch.Tensor:
