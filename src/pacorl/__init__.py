@@ -11,11 +11,8 @@ The names below are imported when they are first used, so `import pacorl` costs 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,17 +73,12 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _use_expandable_segments() -> None:
-    """Let torch's allocator grow its segments on a card, unless the environment sets the allocator.
+    """Let torch's CUDA allocator grow its segments, unless the environment configures the allocator.
 
-    Segments of a fixed size keep gigabytes that no later tensor fits: those of weights before they are replaced.
+    Fixed segments keep gigabytes that fit no later tensor: the memory of weights before they are replaced. The setting
+    must precede torch's import, and has no effect without a card.
     """
-    if sys.platform != "linux" or any(name in os.environ for name in ALLOCATOR):
-        return
-    torch = find_spec("torch")  # found and not imported, so that `pacorl --help` stays fast
-    if torch is None or torch.origin is None:
-        return
-    version = Path(torch.origin).with_name("version.py").read_text("utf-8")
-    if re.search(r"^cuda\b.*= *['\"]", version, re.MULTILINE):
+    if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 

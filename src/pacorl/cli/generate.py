@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -369,6 +368,7 @@ def _check_models(
 def _dry_run(
     options: GeneratorOptions, choice: ChoiceOptions, panels: list[str], *, edits: bool, as_json: bool
 ) -> NoReturn:
+    from pacorl.io.documents import parse_json
     from pacorl.judge import JUDGES, backend_of
     from pacorl.judge.judge import BackendOptions
     from pacorl.lab.plan.plan import plan_generation, print_plan
@@ -389,7 +389,7 @@ def _dry_run(
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
     if as_json:
-        print_json({"panels": panels} | json.loads(plan.to_json()))
+        print_json({"panels": panels} | parse_json(plan.to_json()))
     else:
         print_plan(plan)
     raise typer.Exit(plan.exit_code)

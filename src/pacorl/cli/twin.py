@@ -19,7 +19,7 @@ def twin(
     width: Literal["published", "tiny"] = typer.Option(
         "published", help="published: the released shapes in bf16; tiny: the tiny twin's."
     ),
-    depth: int = typer.Option(None, min=1, help="Blocks of the transformer or the judge; all by default."),
+    depth: int = typer.Option(None, min=1, max=1000, help="Blocks of the transformer or the judge; all by default."),
 ) -> None:
     """Write a checkpoint of random weights. It makes noise, at the released model's cost in memory and time."""
     from pacorl.judge import JUDGES

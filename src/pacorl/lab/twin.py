@@ -6,7 +6,6 @@ twins, whose vocabularies are smaller than the models'.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -145,6 +144,8 @@ def write_shards(model: nn.Module, folder: Path, stem: str) -> None:
     """Write random weights as safetensors with an index, each file as soon as it is drawn."""
     from safetensors.torch import save_file
 
+    from pacorl.io.documents import write_json
+
     shards = list(shards_of(model))
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -155,7 +156,7 @@ def write_shards(model: nn.Module, folder: Path, stem: str) -> None:
         weight_map |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def shards_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
