@@ -80,9 +80,16 @@ def test_a_recipe_divides_among_its_cards(name: str) -> None:
 
 def test_the_fast_recipe_is_the_papers_with_the_engines_settings() -> None:
     paper, fast = (recipe(name).model_dump() for name in ("flux_t2is", "flux_t2is_fast"))
-    assert {key for key in paper if paper[key] != fast[key]} == {"out", "sampling"}
+    assert {key for key in paper if paper[key] != fast[key]} == {"out", "sampling", "judge"}
+    assert {key for key in paper["judge"] if paper["judge"][key] != fast["judge"][key]} == {"checkpoint"}
     changed = {key for key in paper["sampling"] if paper["sampling"][key] != fast["sampling"][key]}
     assert changed == {"tree", "suffix", "batch"}
+
+
+def test_the_recipe_of_own_prompts_trains_on_none_of_a_benchmark() -> None:
+    fast, own = (recipe(name).model_dump() for name in ("flux_t2is_fast", "flux_t2is_own"))
+    assert {key for key in own if own[key] != fast[key]} == {"out", "prompts", "prompts_per_epoch", "judge"}
+    assert set(own["prompts"]["benchmarks"]) == {fast["prompts"]["train"], fast["prompts"]["evaluation"]}
 
 
 @pytest.mark.parametrize(("name", "other"), [("t2is", "flux_t2is_fast"), ("edit", "kontext_edit_1gpu")])
