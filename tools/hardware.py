@@ -19,7 +19,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan import cost
 from pacorl.lab.plan.components import PHASES
 from pacorl.lab.plan.cost import REACHED, Card
-from pacorl.lab.plan.plan import CARD_MARGIN, Plan, plan_policy
+from pacorl.lab.plan.plan import CARD_MARGIN, Plan, plan_policy, with_checkpointing
 from pacorl.lab.plan.work import work_of
 from pacorl.models.quantize import NONE
 
@@ -49,9 +49,9 @@ CUDA_BYTES = 2**30
 INTRODUCTION = """# Hardware
 
 After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
-`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
-the largest phase and 1 GiB of CUDA's own; of eight GPUs each of those that train. `pacorl doctor RECIPE` holds your
-own changes against your card.
+`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors, with gradient checkpointing on
+where a recipe leaves it to `auto`. The smallest card has room for the largest phase and 1 GiB of CUDA's own; of eight
+GPUs each of those that train. `pacorl doctor RECIPE` holds your own changes against your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 
@@ -77,11 +77,11 @@ TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
 SECONDS = """
 ## Seconds per epoch
 
-*Computed*, not measured: the FLOPs of an epoch by the plan, at {share:.0%} of the card's peak in bf16 and without any
-time for data that moves. The judge counts where it computes on the card that trains; evaluations do not. A dash marks
-a card that is too small for the recipe. *Measured* are sampling and training alone, at two depths by
-`python -m benchmarks.gpu_day`, and extrapolated to the published depth. `python -m tools.hardware --day day.jsonl`
-fills this column from its results{measured}.
+*Computed*, not measured: the FLOPs of an epoch by the plan, at {share:.0%} of the card's peak in bf16, without any time
+for data that moves. The judge counts where it computes on the card that trains. Evaluations do not count, and `w8a8`
+counts as bf16. A dash marks a card that is too small for the recipe. *Measured* are sampling and training alone, at two
+depths by `python -m benchmarks.gpu_day`, and extrapolated to the published depth.
+`python -m tools.hardware --day day.jsonl` fills this column from its results{measured}.
 
 | Recipe | GPUs that train | PFLOP an epoch | {cards} | Measured |
 |---|---|---|{rules}---|
@@ -91,7 +91,7 @@ fills this column from its results{measured}.
 def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
     """The tables of all recipes, in Markdown; `records` are those of a day with a card."""
     runs = {name: load(PolicyConfig, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
-    plans = {name: plan_policy(run) for name, run in runs.items()}
+    plans = {name: planned(run) for name, run in runs.items()}
     needs = "".join(row(name, run, plans[name]) for name, run in runs.items())
     seconds = "".join(
         seconds_row(name, plans[name], measured_epoch(run, records, processes=RECIPES[name]))
@@ -104,6 +104,12 @@ def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
         rules="---|" * len(TIMED),
     )
     return INTRODUCTION + needs + NEEDS + heading + seconds + END
+
+
+def planned(run: PolicyConfig) -> Plan:
+    """Plan a recipe, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
+    on = run.model.gradient_checkpointing is not False
+    return plan_policy(with_checkpointing(run, on=on))
 
 
 def seconds_row(name: str, plan: Plan, measured: str) -> str:

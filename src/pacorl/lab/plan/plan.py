@@ -217,13 +217,14 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     """
     if config.model.gradient_checkpointing != AUTO:
         return config
-    without = _with_checkpointing(config, on=False)
+    without = with_checkpointing(config, on=False)
     if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
         return without
-    return _with_checkpointing(config, on=True)
+    return with_checkpointing(config, on=True)
 
 
-def _with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+    """Set `model.gradient_checkpointing`."""
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
 
