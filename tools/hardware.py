@@ -1,7 +1,7 @@
 """What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
 
 Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors and published shapes, the same everywhere.
-With results of a card, `python -m tools.hardware --day day.jsonl`, the column of measured seconds is filled.
+With results of a card, `python -m tools.hardware day.jsonl`, the column of measured seconds is filled.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SECONDS = """
 for data that moves. The judge counts where it computes on the card that trains. Evaluations do not count, and `w8a8`
 counts as bf16. A dash marks a card that is too small for the recipe. *Measured* are sampling and training alone, at two
 depths by `python -m benchmarks.gpu_day`, and extrapolated to the published depth.
-`python -m tools.hardware --day day.jsonl` fills this column from its results{measured}.
+`python -m tools.hardware day.jsonl` fills this column from its results{measured}.
 
 | Recipe | GPUs that train | PFLOP an epoch | {cards} | Measured |
 |---|---|---|{rules}---|
@@ -175,6 +175,8 @@ def smallest_card(plan: Plan) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.hardware", description="Write docs/hardware.md.")
-    parser.add_argument("--day", type=Path, help="results of `python -m benchmarks.gpu_day`, for the measured column")
+    parser.add_argument(
+        "day", type=Path, nargs="?", help="results of `python -m benchmarks.gpu_day`, for the measured column"
+    )
     day = parser.parse_args().day
     print(page(list(Results(day).records()) if day else ()), end="")
