@@ -1,36 +1,46 @@
 """What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
 
 Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors and published shapes, the same everywhere.
+With results of a card, `python -m tools.hardware day.jsonl`, the column of measured seconds is filled.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_day.page import at_full_depth, device, two_depths
+from benchmarks.gpu_day.results import Results
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.lab.plan import cost
 from pacorl.lab.plan.components import PHASES
-from pacorl.lab.plan.plan import Plan, plan_policy
+from pacorl.lab.plan.cost import REACHED, Card
+from pacorl.lab.plan.plan import CARD_MARGIN, Plan, plan_policy, with_checkpointing
+from pacorl.lab.plan.work import work_of
+from pacorl.models.quantize import NONE
 
 ROOT = Path(__file__).parents[1]
-LAUNCHED = "8 GPUs, 7 of them train"
 RECIPES = {
-    "flux_t2is": LAUNCHED,
-    "flux_t2is_fast": "8 GPUs, 6 of them train",
-    "flux_t2is_1gpu": "1 GPU, with the judge",
-    "flux_t2is_own": "1 GPU, with the judge",
-    "flux_t2is_24gb": "1 GPU, with the judge",
-    "flux_t2is_12gb": "1 GPU, with the judge",
-    "kontext_edit": LAUNCHED,
-    "kontext_edit_1gpu": "1 GPU, with the judge",
-    "kontext_edit_24gb": "1 GPU, with the judge",
-    "klein_t2is_16gb": "1 GPU, with the judge",
-    "klein_edit_16gb": "1 GPU, with the judge",
-    "qwen_edit": LAUNCHED,
-    "qwen_edit_1gpu": "1 GPU, with the judge",
-    "qwen_edit_24gb": "1 GPU, with the judge",
+    "flux_t2is": 7,
+    "flux_t2is_fast": 6,
+    "flux_t2is_1gpu": 1,
+    "flux_t2is_own": 1,
+    "flux_t2is_24gb": 1,
+    "flux_t2is_12gb": 1,
+    "kontext_edit": 7,
+    "kontext_edit_1gpu": 1,
+    "kontext_edit_24gb": 1,
+    "klein_t2is_16gb": 1,
+    "klein_edit_16gb": 1,
+    "qwen_edit": 7,
+    "qwen_edit_1gpu": 1,
+    "qwen_edit_24gb": 1,
 }
-"""A config's name → how many devices it is written for."""
+"""A config's name → how many GPUs train: of eight, or the one that the judge uses too."""
 CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 """GB of the cards that are sold; a card's GB are 10^9 bytes."""
 CUDA_BYTES = 2**30
@@ -39,9 +49,9 @@ CUDA_BYTES = 2**30
 INTRODUCTION = """# Hardware
 
 After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
-`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
-the largest phase and 1 GiB of CUDA's own; of eight GPUs each of those that train. `pacorl doctor RECIPE` holds your
-own changes against your card.
+`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors, with gradient checkpointing on
+where a recipe leaves it to `auto`. The smallest card has room for the largest phase and 1 GiB of CUDA's own; of eight
+GPUs each of those that train. `pacorl doctor RECIPE` holds your own changes against your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 
@@ -49,30 +59,111 @@ This page is made by `python -m tools.hardware > docs/hardware.md`.
 |---|---|---|---|---|---|---|---|
 """
 
-END = """
+NEEDS = """
 "Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
 processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
 adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` says
 what, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
 GiB in int8.
+"""
 
+END = """
 [scaling.md](scaling.md) says what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
 """
 
+TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
+"""One card of each size."""
 
-def page() -> str:
-    """The table of all recipes, in Markdown."""
+SECONDS = """
+## Seconds per epoch
+
+*Computed*, not measured: the FLOPs of an epoch by the plan, at {share:.0%} of the card's peak in bf16, without any time
+for data that moves. The judge counts where it computes on the card that trains. Evaluations do not count, and `w8a8`
+counts as bf16. A dash marks a card that is too small for the recipe. *Measured* are sampling and training alone, at two
+depths by `python -m benchmarks.gpu_day`, and extrapolated to the published depth.
+`python -m tools.hardware day.jsonl` fills this column from its results{measured}.
+
+| Recipe | GPUs that train | PFLOP an epoch | {cards} | Measured |
+|---|---|---|{rules}---|
+"""
+
+
+def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The tables of all recipes, in Markdown; `records` are those of a day with a card."""
     runs = {name: load(PolicyConfig, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
-    return INTRODUCTION + "".join(row(name, run, plan_policy(run)) for name, run in runs.items()) + END
+    plans = {name: planned(run) for name, run in runs.items()}
+    needs = "".join(row(name, run, plans[name]) for name, run in runs.items())
+    seconds = "".join(
+        seconds_row(name, plans[name], measured_epoch(run, records, processes=RECIPES[name]))
+        for name, run in runs.items()
+    )
+    heading = SECONDS.format(
+        share=REACHED,
+        measured=f", which here are those of {device(records)}" if records else "",
+        cards=" | ".join(f"{card.gigabytes} GB, {card.name.removeprefix('NVIDIA ')}" for card in TIMED),
+        rules="---|" * len(TIMED),
+    )
+    return INTRODUCTION + needs + NEEDS + heading + seconds + END
+
+
+def planned(run: PolicyConfig) -> Plan:
+    """Plan a recipe, with gradient checkpointing where `auto` may turn it off: a smaller card needs it."""
+    on = run.model.gradient_checkpointing is not False
+    return plan_policy(with_checkpointing(run, on=on))
+
+
+def seconds_row(name: str, plan: Plan, measured: str) -> str:
+    """One recipe's computed and measured seconds of an epoch."""
+    assert plan.cost is not None
+    flops = plan.cost.epoch
+    computed = [seconds_on(card, plan, flops / RECIPES[name]) for card in TIMED]
+    cells = (link(name), str(RECIPES[name]), f"{flops / 1e15:.3g}", *computed, measured)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def seconds_on(card: Card, plan: Plan, flops: float) -> str:
+    """Seconds of some FLOPs on a card; a dash if the run does not fit."""
+    fits = plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9
+    return f"{3600 * card.hours(flops):.0f}" if fits else "–"
+
+
+def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, processes: int) -> str:
+    """Seconds of an epoch's sampling and training by measured forwards; empty if its form or batch was not measured."""
+    batch, work = run.sampling.batch, work_of(run, world=1)
+    nodes = work.node_batch or batch
+    training = "trained step" if run.model.gradient_checkpointing is True else "trained step without checkpointing"
+    here = [record for record in records if record.get("side") == run.sampling.size[0]]
+    depths = two_depths(here) if run.model.kind == "flux" else {}
+    sampled = depths.get((form_of(run), batch, "a forward"))
+    trained = depths.get((form_of(run), nodes, training))
+    if not (sampled and trained):
+        return ""
+    forwards = work.forwards_per_image
+    sampling = forwards["sampling"] * at_full_depth(sampled, "seconds") / batch
+    update = forwards["training"] * at_full_depth(trained, "seconds") / nodes
+    return f"{work.samples / processes * (sampling + update):.0f}"
+
+
+def form_of(run: PolicyConfig) -> str:
+    """The name of a recipe's form in the benchmark."""
+    if run.model.quantize != NONE:
+        return "streamed" if run.model.stream else run.model.quantize
+    return "fused" if run.sampling.fuse_lora else "bf16"
+
+
+def link(name: str) -> str:
+    """A link to a recipe."""
+    return f"[{name}.yaml](../configs/{name}.yaml)"
 
 
 def row(name: str, run: PolicyConfig, plan: Plan) -> str:
     """One recipe's line of the table."""
     largest = PHASES[max(PHASES, key=plan.phase_bytes)]
     sizes = (plan.peak_bytes, plan.host_bytes, plan.disk_bytes)
-    device, host, disk = (f"{size / 2**30:.1f}" for size in sizes)
-    link = f"[{name}.yaml](../configs/{name}.yaml)"
-    cells = (link, run.model.checkpoint, RECIPES[name], device, largest, smallest_card(plan), host, disk)
+    peak, host, disk = (f"{size / 2**30:.1f}" for size in sizes)
+    trains = RECIPES[name]
+    written_for = f"8 GPUs, {trains} of them train" if trains > 1 else "1 GPU, with the judge"
+    cells = (link(name), run.model.checkpoint, written_for, peak, largest, smallest_card(plan), host, disk)
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -83,4 +174,9 @@ def smallest_card(plan: Plan) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    parser = argparse.ArgumentParser(prog="python -m tools.hardware", description="Write docs/hardware.md.")
+    parser.add_argument(
+        "day", type=Path, nargs="?", help="results of `python -m benchmarks.gpu_day`, for the measured column"
+    )
+    day = parser.parse_args().day
+    print(page(list(Results(day).records()) if day else ()), end="")

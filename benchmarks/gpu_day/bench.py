@@ -141,7 +141,7 @@ class Bench:
         home = META if device == META else torch.device("cpu")
         for part in (transformer, self.generator.pipeline.vae):
             place_random(part, home)
-        self.generator.pipeline.vae.to(device)
+        self.generator.place_vae(device)
         quantize_model(transformer, form.quantize, device=device, stream=form.stream)
         add_lora(transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=self.policy.lora_targets)
         transformer.to(device)

@@ -8,6 +8,7 @@ from typing import Any
 FULL_DEPTH = 19
 """Double blocks of FLUX.1-dev."""
 GIB = 2**30
+Measurement = tuple[str, int, str]
 EXTRAPOLATED = ("seconds", "allocated", "reserved")
 
 
@@ -76,17 +77,21 @@ def phase(record: Mapping[str, Any]) -> str:
 
 def extrapolated(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Each measurement at full depth, by the line through its two depths."""
-    pairs: dict[tuple[str, int, str], dict[int, Mapping[str, Any]]] = {}
+    rows = []
+    for (form, batch, name), depths in two_depths(records).items():
+        slope = line_through(depths, "seconds")[0]
+        whole = {key: at_full_depth(depths, key) for key in EXTRAPOLATED if all(key in r for r in depths.values())}
+        rows.append([form, str(batch), name, f"{slope:.3g}", number(whole, "seconds"), *memory(whole)])
+    return rows
+
+
+def two_depths(records: Sequence[Mapping[str, Any]]) -> dict[Measurement, dict[int, Mapping[str, Any]]]:
+    """(form, batch, phase) → double blocks → record, of the measurements that succeeded at both depths."""
+    pairs: dict[Measurement, dict[int, Mapping[str, Any]]] = {}
     for r in records:
         if "form" in r and "seconds" in r:
             pairs.setdefault((r["form"], r["batch"], phase(r)), {})[r["blocks"]] = r
-    rows = []
-    for (form, batch, name), depths in pairs.items():
-        if len(depths) == 2:
-            slope = line_through(depths, "seconds")[0]
-            whole = {key: at_full_depth(depths, key) for key in EXTRAPOLATED if all(key in r for r in depths.values())}
-            rows.append([form, str(batch), name, f"{slope:.3g}", number(whole, "seconds"), *memory(whole)])
-    return rows
+    return {key: depths for key, depths in pairs.items() if len(depths) == 2}
 
 
 def line_through(depths: Mapping[int, Mapping[str, Any]], key: str) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -50,29 +50,27 @@ def measure_product(options: argparse.Namespace) -> Iterator[Record]:
 
 
 def run(*line: str) -> float:
-    """Run a command of pacorl; its seconds.
+    """Run a command of pacorl; its seconds. What it prints goes on at once, so that a kill leaves its last line.
 
     Raises:
         RuntimeError: it failed; the message is the last line that it printed.
     """
-    started = time.monotonic()
-    done = subprocess.run(
+    started, last = time.monotonic(), "no message"
+    with subprocess.Popen(
         [sys.executable, "-m", "pacorl", *line],
         env=environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    if done.returncode:
-        print(done.stderr[-4000:], file=sys.stderr)
-        raise RuntimeError(f"pacorl {line[0]} failed: {last_line(done.stderr or done.stdout)}")
+    ) as process:
+        assert process.stdout is not None
+        for printed in process.stdout:
+            print(printed, end="", flush=True)
+            last = printed.strip() or last
+    if process.returncode:
+        raise RuntimeError(f"pacorl {line[0]} failed: {last}")
     return time.monotonic() - started
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
-
-
-def last_line(text: str) -> str:
-    lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}

@@ -224,13 +224,15 @@ def run_part(part: Part, options: argparse.Namespace) -> int:
     return 0
 
 
+class OutOfMemoryError(RuntimeError):
+    """Stands for torch's error, whose import would take seconds."""
+
+
 def struck(kind: str) -> Iterator[Record]:
     """One record, and then an injected fault."""
     yield {"figure": "injected", "value": 0}
     if kind == "oom":
-        import torch
-
-        raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+        raise OutOfMemoryError("CUDA out of memory (injected)")
     if kind == "hang":
         while True:
             time.sleep(60)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from toy_world import toy_config
 
-from pacorl.core.devices import available_device, best_dtype, widest_float
+from pacorl.core.devices import available_device, best_dtype, check_card_used, driver_version, widest_float
+from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.local import LocalJudge
 from pacorl.models.policies.flux import FLUX
 
@@ -36,3 +40,35 @@ def test_what_metal_lacks_is_refused_before_weights_are_looked_for(key: str, val
         FLUX.load(options, device="mps")
     with pytest.raises(ValueError, match=rf"judge\.{key} {value}: an Apple GPU has no such type; take {fix}"):
         LocalJudge.from_pretrained("nowhere", device="mps", **{key: value})
+
+
+def put_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A machine whose only program is this `nvidia-smi`; none without a script."""
+    if script:
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "version"), [("echo 570.86.15; echo 570.86.15", "570.86.15"), ("exit 9", ""), ("", "")]
+)
+def test_the_driver_is_read_from_nvidia_smi(
+    script: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_driver(tmp_path, monkeypatch, script)
+    assert driver_version() == version
+
+
+def test_bfloat16_on_the_cpu_beside_a_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_driver(tmp_path, monkeypatch, "echo 550.54.14")
+    config = toy_config(tmp_path / "run")
+    bf16 = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    with pytest.raises(ValueError, match=r"model\.dtype bfloat16 would train on the CPU, and .*driver 550\.54\.14"):
+        PolicyTrainer(bf16)
+    check_card_used("float32", torch.device("cpu"))
+    check_card_used("bfloat16", torch.device("cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_card_used("bfloat16", torch.device("cpu"))

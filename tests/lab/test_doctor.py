@@ -169,6 +169,27 @@ def test_a_version_that_is_too_old_or_missing_is_named(monkeypatch: pytest.Monke
     assert "nonesuch-library is not installed" in faults[1].text
 
 
+@pytest.mark.parametrize(
+    ("cuda", "driver", "severity"),
+    [
+        ("13.0", "570.86.15", "error"),
+        ("13.0", "580.65.06", "fine"),
+        ("13.2", "579.99", "error"),
+        ("12.8", "520.61.05", "error"),
+        ("12.8", "535.183.01", "warning"),
+        ("12.8", "570.86.15", "fine"),
+        ("12.6", "535.183.01", "fine"),
+        ("13.0", "", None),
+        (None, "570.86.15", None),
+    ],
+)
+def test_the_driver_is_held_against_the_cuda_of_torch(cuda: str | None, driver: str, severity: str | None) -> None:
+    findings = list(doctor._driver(cuda, driver))
+    assert [finding.severity for finding in findings] == ([severity] if severity else [])
+    if severity == "error":
+        assert "update the driver to 5" in findings[0].text
+
+
 def test_the_worst_finding_decides() -> None:
     fine, look, bad = (Finding(severity, "x", "y") for severity in ("fine", "warning", "error"))
     assert [Diagnosis(several, None).severity for several in ((), (fine,), (fine, look), (bad, look, fine))] == [

@@ -120,7 +120,28 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     with config_errors(config, run):
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
+        if peaks := card_peaks():
+            echo(_peak_line(run, *peaks))
         echo(f"done: {write_report(folder)}")
+
+
+def card_peaks() -> tuple[int, int] | None:
+    """Bytes that this process had allocated and reserved on its card at the peak; None without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def _peak_line(run: PolicyConfig, allocated: int, reserved: int) -> str:
+    """The measured peak beside the planned one. A run that is done must not fail by its plan."""
+    from pacorl.lab.plan.plan import peak_line, plan_policy
+
+    try:
+        return peak_line(plan_policy(run), allocated=allocated, reserved=reserved)
+    except (ValueError, OSError) as fault:
+        return f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}"
 
 
 @contextmanager

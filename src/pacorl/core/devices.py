@@ -5,6 +5,8 @@ torch is imported inside: a command's help reads files that read this one.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import TYPE_CHECKING
 
 from pacorl.types import TINY
@@ -24,6 +26,32 @@ def available_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return APPLE if torch.backends.mps.is_available() else "cpu"
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, such as 570.86.15, by `nvidia-smi`; empty if there is none."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        printed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return printed.partition("\n")[0].strip()
+
+
+def check_card_used(dtype: str, device: torch.device) -> None:
+    """Refuse to train in bfloat16 on the CPU of a machine that has a card: torch does not see it, or may not use it.
+
+    Raises:
+        ValueError: naming both remedies. A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.
+    """
+    if dtype != "bfloat16" or device.type != "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return
+    if driver := driver_version():
+        raise ValueError(
+            f"model.dtype bfloat16 would train on the CPU, and an NVIDIA card (driver {driver}) is here: "
+            "`pacorl doctor` compares the driver with torch, a launch file may say use_cpu, and "
+            "model.dtype=float32 trains on the CPU"
+        )
 
 
 def best_dtype(checkpoint: str, device: str | torch.device) -> str:

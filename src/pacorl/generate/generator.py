@@ -120,7 +120,7 @@ class Generator:
             staged=low,
         )
         if low:
-            policy.pipeline.vae.to(device)
+            policy.place_vae(device)
             policy.place_transformer(device)
         if adapter:
             load_lora(policy.transformer, adapter)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from pacorl.config import base as configs
+from pacorl.core.devices import check_card_used
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import learning_rate
@@ -119,6 +120,7 @@ class Run:
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime(patience=builders.patience(config))
         """The processes of the run."""
+        check_card_used(config.model.dtype, self.runtime.device)
         self.clock = PhaseClock(self.runtime.position)
         """Seconds of each phase since the run began."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")

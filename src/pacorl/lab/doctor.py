@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from pacorl.core.devices import available_device
+from pacorl.core.devices import available_device, driver_version
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_json
@@ -44,6 +44,11 @@ SLOW_ON_CPU = 10**9
 """Parameters of a generator that nobody trains without a card."""
 RENDEZVOUS = 29500
 """Where accelerate and torchrun meet unless told otherwise."""
+LEAST_DRIVERS = {12: 525, 13: 580}
+"""CUDA's major version → the oldest branch of the driver that runs it
+(docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
+OWN_DRIVERS = {(12, 8): 570, (13, 0): 580}
+"""CUDA's version → the branch that came with it. From the least to this one CUDA runs with a limited feature set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
 
     A fault becomes a finding and is not raised.
     """
-    findings = [*_versions(), _port(), *_folder(config)]
+    findings = [*_versions(), *_driver(torch.version.cuda, driver_version()), _port(), *_folder(config)]
     try:
         config = without_idle_judges(config)
         plan = plan_policy(config)
@@ -129,6 +134,25 @@ def _versions() -> list[Finding]:
         return [Finding("error", "versions", fault) for fault in faults]
     shown = ", ".join(f"{name} {version(name)}" for name in ("pacorl", "torch", "diffusers", "transformers", "peft"))
     return [Finding("fine", "versions", f"python {sys.version.split()[0]}, {shown}")]
+
+
+def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
+    """Whether the driver can run the CUDA that torch was built with. Too old a one hides the card from torch."""
+    branch = driver.partition(".")[0]
+    if cuda is None or not branch.isdigit():
+        return
+    major, minor = map(int, cuda.split(".")[:2])
+    least = LEAST_DRIVERS.get(major, max(LEAST_DRIVERS.values()))
+    own = max((needed for version, needed in OWN_DRIVERS.items() if version <= (major, minor)), default=least)
+
+    fix = f"update the driver to {max(least, own)} or newer, or install a torch built for an older CUDA"
+    text = f"{driver}, and this torch is built with CUDA {cuda}"
+    if int(branch) < least:
+        yield Finding("error", "driver", f"{text}, which needs {least} or newer and finds no card: {fix}")
+    elif int(branch) < own:
+        yield Finding("warning", "driver", f"{text}, which came with {own} and may lack features here: {fix}")
+    else:
+        yield Finding("fine", "driver", text)
 
 
 def _port() -> Finding:

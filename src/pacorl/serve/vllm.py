@@ -99,7 +99,10 @@ def run_vllm(
     """
     options = options or VllmOptions()
     if shutil.which(program[0]) is None:
-        raise ValueError(f"{program[0]} is not installed here; `pip install vllm`, or serve with --backend builtin")
+        raise ValueError(
+            f"{program[0]} is not on PATH: install it in an environment of its own (docs/judge.md) and add its bin "
+            "folder, or serve with --backend builtin"
+        )
     for server in servers:
         _check_port(server)
     if len(options.gpus) % len(servers):

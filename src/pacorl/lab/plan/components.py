@@ -429,8 +429,10 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
         note = f"{batch.count} at {batch.size}{batch.note}"
         peak = max(batch.least, memory.sampling_pass(policy, size=batch.size, batch=batch.count).peak)
         sampled.append(Row("sampling a batch", peak + batch.concurrent, phases=("sample",), note=note))
-        peak = memory.decoding_pass(policy, size=batch.size, batch=batch.count).peak
-        decoded.append(Row("decoding a batch", peak + batch.concurrent, phases=("decode",), note=note))
+        # An accelerator decodes the images of a batch one by one.
+        peak = memory.decoding_pass(policy, size=batch.size, batch=1).peak
+        note = f"1 at {batch.size}{batch.note}"
+        decoded.append(Row("decoding an image", peak + batch.concurrent, phases=("decode",), note=note))
     return [
         Row("encoding prompts", encoded, phases=("encode",), note=f"{prompts} at a time"),
         max(sampled, key=lambda row: row.bytes),

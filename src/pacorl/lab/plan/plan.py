@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from pacorl.lab.plan.components import (
     policy_on_meta,
     training_rows,
 )
+from pacorl.lab.plan.cost import CARDS, Card, Cost, cost_of
 from pacorl.lab.plan.sources import MissingFile
 from pacorl.lab.plan.work import work_of
 from pacorl.models.policies import POLICIES
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from pacorl.io.console import PlainConsole
 
 AUTO = "auto"
+LEAST_HOURS = 0.05
+"""Hours below which a run's time is not printed."""
 CARD_MARGIN = 2 * 2**30
 """Bytes that `auto` leaves free on a card. CUDA's context, kernels' scratch space and the allocator's fragments, which
 the plan does not count, take about half of it."""
@@ -69,6 +72,8 @@ class Plan:
     """Forwards by phase, counted by `lab.plan.work`."""
     balance: Balance | None = None
     """Work of trainers and judges; None for generating, or if no reward asks a judge."""
+    cost: Cost | None = None
+    """FLOPs of the run; None for generating."""
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
         """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
@@ -186,12 +191,20 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         prompts=prompts,
         world=world,
     )
-    balance = balance_of(config, work=work, policy=policy, judge=judge.configs, prompts=train, world=world)
+    cost = cost_of(
+        config,
+        work=work,
+        policy=policy,
+        judge=judge.configs,
+        prompts=train,
+        evaluated=len(evaluation),
+        world=world,
+    )
 
     checkpoints = (generator, judge, held_out_judge)
     absences = sources.all_absences(config, checkpoints)
-    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, balance)
-    warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints)]
+    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, balance_of(cost), cost)
+    warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints), *cost.warnings()]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
 
@@ -204,13 +217,14 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     """
     if config.model.gradient_checkpointing != AUTO:
         return config
-    without = _with_checkpointing(config, on=False)
+    without = with_checkpointing(config, on=False)
     if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
         return without
-    return _with_checkpointing(config, on=True)
+    return with_checkpointing(config, on=True)
 
 
-def _with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
+    """Set `model.gradient_checkpointing`."""
     model = config.model.model_copy(update={"gradient_checkpointing": on})
     return config.model_copy(update={"model": model})
 
@@ -281,14 +295,38 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
     console.print(table)
 
-    # The device, and the work.
+    for line in summary(plan):
+        console.print(line)
+
+
+def summary(plan: Plan) -> Iterator[str]:
+    """Describe the device and the work, a line each."""
     card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
-    console.print(f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}")
+    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}"
     counts = [f"{count:.4g} in {phase.replace('_', ' ')}" for phase, count in plan.forwards_per_image.items() if count]
     if counts:
-        console.print(f"forwards per image: {', '.join(counts)}")
+        yield f"forwards per image: {', '.join(counts)}"
     if plan.balance:
-        console.print(plan.balance.line)
+        yield plan.balance.line
+    if plan.cost:
+        yield plan.cost.evaluation_line
+        if cards := timed_cards(plan, plan.cost):
+            yield plan.cost.time_line(cards)
+
+
+def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
+    """The card that is here, or without a known one all cards that hold the run; none for a run of minutes."""
+    here = [card for card in CARDS if card.name == plan.device]
+    fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
+    return [card for card in here or fitting if card.hours(cost.total / cost.world) > LEAST_HOURS]
+
+
+def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
+    """Compare the measured peak of a card's memory with the planned one, in one line."""
+    return (
+        f"memory: {size_text(allocated)} allocated and {size_text(reserved)} reserved at the peak, "
+        f"{size_text(plan.peak_bytes)} planned"
+    )
 
 
 def _where(row: Row) -> str:

@@ -47,6 +47,13 @@ def unpack(x_BNC: Tensor, *, rows: int) -> Tensor:
     return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2)
 
 
+def use_channels_last(model: nn.Module) -> None:
+    """Store the weights of 2D convolutions as channels_last, in place; torch refuses the layout for 3D ones."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
 def at_least_fp32(velocity: Tensor) -> Tensor:
     """The velocity in fp32, or in fp64 if the model computes in it: steps and log-probabilities follow its type."""
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
@@ -252,12 +259,20 @@ class PipelinePolicy:
     def place_encoders(self, device: str | torch.device) -> None:
         """Move everything but the transformer to a device; with `model.stream` text encoders' blocks are to follow."""
         for name, component in self.pipeline.components.items():
-            if isinstance(component, nn.Module) and name != "transformer":
+            if isinstance(component, nn.Module) and name not in ("transformer", "vae"):
                 if name in self.encoders:
                     # Not by the device, into memory of their own: they are read a few times, and stay pages of files.
                     home = next(component.parameters()).device
                     quantize_model(component, NONE, device=home, stream=self.options.stream)
                 component.to(device)
+        self.place_vae(device)
+
+    def place_vae(self, device: str | torch.device) -> None:
+        """Move the VAE to a device, on CUDA with the layout of weights that cuDNN's convolutions read."""
+        vae: nn.Module = self.pipeline.vae
+        vae.to(device)
+        if torch.device(device).type == "cuda":
+            use_channels_last(vae)
 
     def place_transformer(self, device: str | torch.device) -> None:
         quantize_model(self.transformer, self.options.quantize, device=device, stream=self.options.stream)
@@ -332,9 +347,14 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        # No VAE tiling: its seams would poison a judge.
-        pixels = self.decode_codes(unpack(x_BNC, rows=self.token_grid(size)[0]))
-        images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0])
+        # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
+        # poison a judge.
+        together = len(codes_BCHW) if codes_BCHW.device.type == "cpu" else 1
+        images: list[Image] = []
+        for batch in codes_BCHW.split(together):
+            pixels = self.decode_codes(batch)
+            images += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return images
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:

@@ -1,0 +1,153 @@
+"""FLOPs of a run: evaluations, hours on a card, and the notes about both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pacorl.cli import app, train
+from pacorl.config.base import load
+from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.io.console import PlainConsole
+from pacorl.lab.plan.components import Row
+from pacorl.lab.plan.cost import CARDS, Cost, _evaluations
+from pacorl.lab.plan.plan import Plan, peak_line, plan_policy, print_plan, timed_cards
+
+TINY = [
+    "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
+    "judge={checkpoint: tiny, dtype: float32}",
+    "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
+    "sampling.size=[64,64]",
+    "evaluation.size=[64,64]",
+    "adapter={rank: 4, alpha: 8}",
+    "rewards=[{name: consistency}]",
+]
+H100 = CARDS[-1]
+LARGE = "evaluation={size: [128, 128], steps: 6, every: 5}"
+PAPER = Cost(
+    image=300e12,
+    judged=30e12,
+    questions=6,
+    judges_here=False,
+    judge_servers=1,
+    samples=672,
+    epochs=100,
+    evaluations=(1e17,) * 11,
+    world=7,
+)
+
+
+def planned(*overrides: str) -> Plan:
+    return plan_policy(load(PolicyConfig, None, [*TINY, *overrides]), world=1)
+
+
+def cost(*overrides: str) -> Cost:
+    counted = planned("epochs=11", *overrides).cost
+    assert counted
+    return counted
+
+
+def test_evaluations_are_counted() -> None:
+    """Before the first epoch, after the fifth, the tenth and the last; the trained adapter in all but the first."""
+    first, *later = cost(LARGE).evaluations
+    assert len(later) == 3
+    assert len(set(later)) == 1
+    assert later[0] > first
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], (44.0, 48.0, 48.0, 48.0)),
+        (["evaluation.samples_per_prompt=2"], (88.0, 96.0, 96.0, 96.0)),
+        (["evaluation.compare_trained=false"], (44.0,) * 4),
+        (["evaluation.compare_sizes=false"], (40.0, 50.0, 50.0, 50.0)),
+        (["evaluation.every=0"], (44.0, 48.0)),
+        (["max_steps=3"], (44.0, 48.0)),
+    ],
+)
+def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: tuple[float, ...]) -> None:
+    """Four prompts; ten FLOPs of an image at full size, and one at the training size."""
+    config = load(PolicyConfig, None, [*TINY, "epochs=11", "evaluation.every=5", *settings])
+    assert _evaluations(config, 10, 1, 4, equal=False) == expected
+
+
+def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
+    counted = cost(LARGE)
+    assert counted.judges_here
+    assert counted.epoch == counted.samples * (counted.image + counted.judged)
+    assert counted.total == 11 * counted.epoch + sum(counted.evaluations)
+    assert dataclasses.replace(counted, judges_here=False).epoch == counted.samples * counted.image
+
+
+def test_the_share_of_evaluation_is_printed_and_noted_above_a_tenth() -> None:
+    plan = planned(LARGE)
+    assert plan.cost
+    console = PlainConsole(width=300, file=io.StringIO())
+    print_plan(plan, console)
+    assert isinstance(console.file, io.StringIO)
+    assert plan.cost.evaluation_line in console.file.getvalue()
+    assert json.loads(plan.to_json())["cost"]["epochs"] == plan.cost.epochs
+    assert PAPER.warnings() == []
+    (note,) = dataclasses.replace(PAPER, evaluations=(3e17,) * 11).warnings()
+    assert note.startswith("evaluation takes 14% of the run's FLOPs: lower evaluation.size")
+    assert dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=(1e16,)).warnings() == []  # a matter of seconds
+
+
+def test_a_slow_judge_is_noted_for_the_processes_of_the_run(tmp_path: Path) -> None:
+    (note,) = dataclasses.replace(PAPER, judged=60e12).warnings()
+    assert note.startswith("the judge is the slower side: its servers are 1, and 2 cards would keep up with 7")
+    assert dataclasses.replace(PAPER, judged=60e12, world=5).warnings() == []
+    assert dataclasses.replace(PAPER, judged=60e12, judge_servers=2).warnings() == []
+
+    # The published judge is larger by far than the tiny generator.
+    served = tmp_path / "judges.yaml"
+    served.write_text("judges: [{name: one, endpoints: ['http://127.0.0.1:1/v1', 'http://127.0.0.1:2/v1']}]")
+    for checkpoint, servers in (("http://127.0.0.1:1/v1", 1), (str(served), 2)):
+        plan = planned(f"judge={{backend: http, checkpoint: '{checkpoint}', model: one}}")
+        assert plan.cost
+        assert (plan.cost.judge_servers, plan.cost.judges_here) == (servers, False)
+        assert [note for note in plan.warnings if note.startswith("the judge is the slower side")]
+
+
+def test_hours_follow_the_peak_and_the_processes() -> None:
+    peak = 0.3 * 989.4e12
+    assert H100.hours(peak * 3600) == pytest.approx(1)
+    hours = PAPER.total / 7 / peak / 3600
+    assert PAPER.time_line([H100]) == f"hours, computed at 30% of the peak in bf16: {hours:.3g} on {H100.name}"
+
+
+def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> None:
+    rows = (Row("transformer", 30 * 2**30),)
+    assert [card.gigabytes for card in timed_cards(Plan(rows, (), (), "CPU", None), PAPER)] == [48, 80, 80]
+    assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), PAPER) == [H100]
+    minutes = dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=())
+    assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), minutes) == []
+
+
+# --- measured --------------------------------------------------------------------------------------------------
+
+
+def test_the_measured_peak_stands_beside_the_planned_one() -> None:
+    plan = Plan((Row("transformer", 3 * 2**30),), (), (), "a card", 80 * 2**30)
+    line = peak_line(plan, allocated=2 * 2**30, reserved=5 * 2**29)
+    assert line == "memory: 2.0 GiB allocated and 2.5 GiB reserved at the peak, 3.0 GiB planned"
+
+
+@pytest.mark.parametrize("peaks", [(3 * 2**30, 4 * 2**30), None])
+def test_a_run_on_a_card_ends_with_its_peak(
+    peaks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacorl.grpo.trainer.train_policy", lambda *_, **__: tmp_path)
+    monkeypatch.setattr("pacorl.report.page.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("pacorl.runtime.processes.destroy_process_group", lambda: True)
+    monkeypatch.setattr(train, "card_peaks", lambda: peaks)
+    done = CliRunner().invoke(app, ["train-policy", str(recipe()), f"out={tmp_path / 'run'}"])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stdout.splitlines() if line.startswith("memory:")]
+    assert [line.startswith("memory: 3.0 GiB allocated and 4.0 GiB reserved") for line in lines] == [True] * bool(peaks)

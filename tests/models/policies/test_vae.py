@@ -1,0 +1,66 @@
+"""The VAE on an accelerator: its layout, and one image at a time."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pacorl.models import twins
+from pacorl.models.policies.flux import FluxPolicy
+from pacorl.models.policies.pipeline import use_channels_last
+from pacorl.types import Size
+
+SIZE = Size(32, 32)
+
+
+@pytest.mark.parametrize("name", ["flux_vae", "qwen_image_vae"])
+def test_weights_of_2d_convolutions_become_channels_last(name: str) -> None:
+    """The VAE of Qwen-Image has 3D convolutions too, which torch refuses this layout."""
+    torch.manual_seed(0)
+    plain: Any = twins.tiny_vae() if name == "flux_vae" else twins.model_of(twins.TINY[name])
+    faster = copy.deepcopy(plain)
+    use_channels_last(faster)
+
+    weights = [weight for weight in faster.parameters() if weight.dim() == 4]
+    assert weights
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+    width = plain.config.z_dim if name == "qwen_image_vae" else plain.config.latent_channels
+    frames = (1,) if name == "qwen_image_vae" else ()
+    codes = torch.randn(1, width, *frames, 4, 4)
+    with torch.no_grad():
+        expected, actual = (vae.decode(codes, return_dict=False)[0] for vae in (plain, faster))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("device", "changed"), [("cuda", True), ("cpu", False)])
+def test_the_layout_changes_on_cuda_alone(
+    device: str, changed: bool, flux: FluxPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vae = copy.deepcopy(flux.pipeline.vae)
+    monkeypatch.setattr(flux, "pipeline", SimpleNamespace(vae=vae))
+    monkeypatch.setattr(nn.Module, "to", lambda self, *_, **__: self)  # no card is needed
+    flux.place_vae(device)
+    weight = vae.decoder.conv_in.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) == changed
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", [3]), ("meta", [1, 1, 1])])
+def test_an_accelerator_decodes_one_image_at_a_time(
+    device: str, sizes: list[int], flux: FluxPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+
+    def decode_codes(codes_BCHW: Tensor) -> Tensor:
+        batches.append(len(codes_BCHW))
+        return torch.zeros(len(codes_BCHW), 3, SIZE.height, SIZE.width)
+
+    monkeypatch.setattr(flux, "decode_codes", decode_codes)
+    images = flux.decode(flux.noise(range(3), SIZE).to(device), SIZE)
+    assert batches == sizes
+    assert [image.size for image in images] == [(32, 32)] * 3
