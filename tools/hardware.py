@@ -1,6 +1,7 @@
 """What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
 
-Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors and published shapes, the same everywhere.
+Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors and published
+shapes, the same everywhere.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ CUDA_BYTES = 2**30
 
 INTRODUCTION = """# Hardware
 
-After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
-`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
-the largest phase and 1 GiB of CUDA's own; of eight GPUs each of those that train. `pacorl doctor RECIPE` holds your
-own changes against your card.
+The memory of each recipe decides its card. Nothing here was measured on a card: a row is the plan of
+`pacorl train-policy RECIPE --dry-run` with gradient checkpointing, from the published shapes on meta tensors. The
+smallest card has room for the largest phase and 1 GiB of CUDA's own memory; if several GPUs train, the row is for one
+of them. `pacorl doctor RECIPE` compares your own changes with your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 
@@ -52,18 +53,26 @@ This page is made by `python -m tools.hardware > docs/hardware.md`.
 END = """
 "Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
 processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
-adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` says
-what, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
+adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` lists
+it, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
 GiB in int8.
 
-[scaling.md](scaling.md) says what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
+[scaling.md](scaling.md) lists what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
 """
 
 
 def page() -> str:
     """The table of all recipes, in Markdown."""
     runs = {name: load(PolicyConfig, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
-    return INTRODUCTION + "".join(row(name, run, plan_policy(run)) for name, run in runs.items()) + END
+    return INTRODUCTION + "".join(row(name, run, smallest_plan(run)) for name, run in runs.items()) + END
+
+
+def smallest_plan(run: PolicyConfig) -> Plan:
+    """Plan a run for the smallest card, on which `model.gradient_checkpointing: auto` is on."""
+    if run.model.gradient_checkpointing == "auto":
+        model = run.model.model_copy(update={"gradient_checkpointing": True})
+        run = run.model_copy(update={"model": model})
+    return plan_policy(run)
 
 
 def row(name: str, run: PolicyConfig, plan: Plan) -> str:

@@ -13,7 +13,6 @@ from fake_server import FakeServer
 from pacorl.config import base as configs
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
-from pacorl.lab.plan.plan import plan_policy
 from pacorl.models.policies import POLICIES
 from pacorl.tiny.character_edits import character_edits, write_edits
 from pacorl.tiny.characters import vocabulary
@@ -106,7 +105,7 @@ def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: 
 def test_every_config_can_be_planned(path: Path) -> None:
     """As `--dry-run` does, wherever the weights are."""
     run = configs.load(PolicyConfig, path)
-    found = plan_policy(run)
+    found = hardware.smallest_plan(run)
     assert found.peak_bytes > 0
     if path.stem in hardware.RECIPES:
         page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
