@@ -1,4 +1,4 @@
-"""What the weight of the decision token does: LoRA on the tiny judge for α ∈ {1/n, .01, .1, .5, .9, 1}, three seeds.
+"""The weight of the decision token: LoRA on the tiny judge for α ∈ {1/n, 0.01, 0.1, 0.5, 0.9, 1}, three seeds.
 
     python benchmarks/alpha_sweep.py --out runs/alpha_sweep      # --quick: three α, one seed, a quarter of the steps
 
@@ -7,7 +7,7 @@ a question that it was never taught. Each run is
 `pacorl train-reward configs/reward/tiny.yaml` with one α and one seed, on the same pairs of training characters;
 measured is the decision on pairs of test characters. A finished run is not run again.
 
-Writes results.json, table.md and alpha_sweep.svg into --out. The paper finds α = .1 best for a 7B judge and reports no
+Writes results.json, table.md and alpha_sweep.svg into --out. The paper finds α = 0.1 best for a 7B judge and reports no
 table (arXiv 2512.04784, §3.2).
 """
 

@@ -40,7 +40,7 @@ def main() -> None:
         generated = partial(generate_storyboard, board=board, judge=judge, ask="criteria")
         before, after = ([generated(each, seed=seed)[0] for seed in range(options.seeds)] for each in generators)
         means = zip(measured(before, oracle), measured(after, oracle), strict=True)
-        print(f"| `{path.stem}` |", " | ".join(f"{was:.2f} → {now:.2f}" for was, now in means).replace("0.", "."), "|")
+        print(f"| `{path.stem}` |", " | ".join(f"{was:.2f} → {now:.2f}" for was, now in means), "|")
         if options.pictures:
             side_by_side(before[0].image, after[0].image).save(options.pictures / f"{path.stem}.png")
 

@@ -11,7 +11,7 @@ textures     ten families, among them documents and fractals
 world        grids and their panels about test characters: drawn, by the committed generator in one to ten steps, by an
              untrained one, by one at several steps of its training, under random adapters, and by the editor
 
-It ends with 1 if less than 99 % of the former are declined, or more than .5 % of the latter.
+It ends with 1 if less than 99 % of the former are declined, or more than 0.5 % of the latter.
 """
 
 from __future__ import annotations

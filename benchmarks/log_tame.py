@@ -3,7 +3,7 @@
     python benchmarks/log_tame.py                           # 20 epochs each, plot in log_tame.png
     python benchmarks/log_tame.py --epochs 2 --seeds 1 --json
 
-Consistency and prompt match are rewarded by the paper's weights (.2 and .8) on the same prompts and seeds, aggregated
+Consistency and prompt match are rewarded by the paper's weights (0.2 and 0.8) on the same prompts and seeds, aggregated
 by `log_tamed`, with the fixed threshold and with the rewards' mean spread as threshold, and by `weighted_sum`. The
 measure is the paper's, mean of the first reward over mean of the second per epoch; as each epoch has prompts of its
 own, the first and the last five epochs are averaged, and what is reported is by how much the ratio moved from the one
@@ -31,7 +31,7 @@ from pacorl.io.quiet import quiet_loading
 from pacorl.runtime.cores import use_cores
 
 WAYS = {
-    "log-tamed above .2": ("advantages.aggregate=log_tamed", "advantages.threshold=0.2"),
+    "log-tamed above 0.2": ("advantages.aggregate=log_tamed", "advantages.threshold=0.2"),
     "log-tamed above mean": ("advantages.aggregate=log_tamed", "advantages.threshold=mean"),
     "weighted sum": ("advantages.aggregate=weighted_sum",),
 }

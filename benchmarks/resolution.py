@@ -9,7 +9,7 @@ after as many epochs, by the oracle too. Sampling takes the paper's 10 steps.
 
 The judge scores after sampling here, in the one thread, so that an epoch's seconds can be told apart: the generator's
 (rollout and update) and the judge's, which sees panels at one size: the fixed part. It takes no time where the judge
-has a device of its own, as in the paper's runs. Exits with 1 where the generator's half-size epoch costs more than .35
+has a device of its own, as in the paper's runs. Exits with 1 where the generator's half-size epoch costs more than 0.35
 of a full-size one; the judge and both together are printed beside it.
 """
 

@@ -6,7 +6,7 @@
 Each person starts a run in a studio of their own and ranks its groups over HTTP, as the page does: they look at the
 images, judge them by their taste with some noise, and call images equal that differ by less than they notice. The
 LoRA then generates held-out prompts beside the base, from equal seeds. *Agreement* is the share of these prompts on
-which the person prefers the LoRA's image, a tie counting one half; .5 is none. Their *rise* is how much more they like
+which the person prefers the LoRA's image, a tie counting one half; 0.5 is none. Their *rise* is how much more they like
 it, in standard deviations of the base's images. *Prompt match* is the oracle's share of attributes that are as the
 prompt asked: what the taste costs. Intervals are 95 % bootstrap intervals over prompts. A person whose run is finished
 does not rank again; their LoRA is measured.

@@ -27,10 +27,14 @@ from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.solvers import SOLVERS
+from pacorl.dataset.export import FORMATS
+from pacorl.dataset.importing import SOURCES
+from pacorl.dataset.selections import SELECTIONS
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.models.policies import POLICIES
 from pacorl.rewards import REWARDS
+from tools import hardware
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -134,13 +138,38 @@ def first_cells(text: str, header: str) -> list[str]:
     [
         ("rewards.md", "`name`", REWARDS, {"path/to/file.py:Name"}),
         ("policies.md", "`model.kind`", POLICIES, set()),
+        ("models.md", "Kind", POLICIES, set()),
         ("benchmarks.md", "Command", [f"pacorl benchmark {name} DATA" for name in BENCHMARKS], set()),
+        ("label.md", "`--method`", SELECTIONS, set()),
+        ("label.md", "`--formats`", FORMATS, set()),
+        ("label.md", "`--kind`", SOURCES, set()),
     ],
-    ids=["rewards", "generators", "benchmarks"],
+    ids=["rewards", "generators", "models", "benchmarks", "selections", "formats", "imports"],
 )
 def test_a_page_lists_every_entry(page: str, header: str, table: Iterable[str], more: set[str]) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     assert set(first_cells(text, header)) - more == set(table)
+
+
+def test_the_page_of_training_names_every_reward() -> None:
+    text = (ROOT / "docs" / "train.md").read_text("utf-8")
+    rows = text.partition("\n| To reward | `name` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([\w/.:]+)`", rows)) == {*REWARDS, "path/to/file.py:Name"}
+
+
+def test_the_page_of_models_has_each_licence_of_the_code() -> None:
+    text = (ROOT / "docs" / "models.md").read_text("utf-8")
+    for kind, spec in POLICIES.items():
+        identifier, name = spec.licence
+        gated = ", gated" if spec.gated else ""
+        row = rf"^\| `{kind}` \| `{spec.published}` \| [^|]+ \| `{name or identifier}`{gated} \|$"
+        assert re.search(row, text, flags=re.MULTILINE), f"{kind}: {spec.published}, {name or identifier}{gated}"
+
+
+def test_the_page_of_hardware_has_every_recipe() -> None:
+    """`tests/grpo/test_recipes.py` plans each row anew, which takes minutes."""
+    rows = re.findall(r"^\| \[(\w+)\.yaml\]", (ROOT / "docs" / "hardware.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert rows == list(hardware.RECIPES)
 
 
 def test_a_row_that_is_missing_is_seen() -> None:
@@ -332,10 +361,60 @@ def test_the_citation_is_of_this_version_and_of_one_paper() -> None:
     assert paper["url"] in readme
 
 
+# --- the site and its language ----------------------------------------------------------------------------------------
+
+USER_PAGES, USER_WORDS, README_WORDS = 16, 25_000, 900
+NAVIGATION = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+BARE_POINT = re.compile(r"(?<![\w./\\])\.\d")
+LINK_TARGET = re.compile(r"\]\([^)]*\)")
+
+
+def listed_pages(navigation: str) -> list[str]:
+    return re.findall(r"([\w./-]+\.md)$", navigation, flags=re.MULTILINE)
+
+
 def test_every_page_is_in_the_sites_navigation() -> None:
-    """`make docs` is strict about it too; this says so within `make check`."""
-    listed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), flags=re.MULTILINE))
+    """`make docs` is strict about it too; here it is part of `make check`."""
+    listed = set(listed_pages(NAVIGATION))
     assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= listed
+
+
+def test_the_pages_for_users_are_few() -> None:
+    users, heading, _ = NAVIGATION.partition("- For developers:")
+    assert heading
+    pages = [ROOT / "docs" / name for name in listed_pages(users) if name != "index.md"]
+    assert len(pages) <= USER_PAGES
+    assert sum(len(page.read_text("utf-8").split()) for page in pages) <= USER_WORDS
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= README_WORDS
+
+
+def test_no_two_pages_begin_alike() -> None:
+    """Search results and previews show the first words."""
+    openings: dict[str, list[str]] = {}
+    for page in PAGES:
+        paragraphs = [text for text in FENCE.sub("", page.read_text("utf-8")).split("\n\n") if text.strip()]
+        prose = next(text for text in paragraphs if not text.lstrip().startswith(("#", "|", "`")))
+        openings.setdefault(" ".join(prose.split()[:3]), []).append(name_of(page))
+    assert [pages for pages in openings.values() if len(pages) > 1] == []
+
+
+def bare_points(text: str) -> list[str]:
+    """Each number without a digit before its point, code and links aside."""
+    prose = LINK_TARGET.sub("]", re.sub(r"`[^`\n]+`", "", FENCE.sub("", text)))
+    return [prose[match.start() - 10 : match.end() + 10] for match in BARE_POINT.finditer(prose)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "configs").rglob("*.yaml"))], ids=name_of)
+def test_numbers_have_a_digit_before_the_point(page: Path) -> None:
+    text = page.read_text("utf-8")
+    if page.suffix == ".yaml":
+        text = "\n".join(re.findall(r"#.*$", text, flags=re.MULTILINE))
+    assert bare_points(text) == []
+
+
+def test_a_number_without_a_digit_is_seen() -> None:
+    assert len(bare_points("It rose from .68 to +.85 [.1, .2].")) == 4
+    assert bare_points("It rose from 0.68 in `.5` and [a](../b/.9) by 2.5.") == []
 
 
 # --- links ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
 
-Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors and published shapes, the same everywhere.
+Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors and published
+shapes, the same everywhere.
 With results of a card, `python -m tools.hardware day.jsonl`, the column of measured seconds is filled.
 """
 
@@ -48,10 +49,10 @@ CUDA_BYTES = 2**30
 
 INTRODUCTION = """# Hardware
 
-After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
-`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors, with gradient checkpointing on
-where a recipe leaves it to `auto`. The smallest card has room for the largest phase and 1 GiB of CUDA's own; of eight
-GPUs each of those that train. `pacorl doctor RECIPE` holds your own changes against your card.
+The memory of each recipe decides its card. Nothing here was measured on a card: a row is the plan of
+`pacorl train-policy RECIPE --dry-run` with gradient checkpointing, from the published shapes on meta tensors. The
+smallest card has room for the largest phase and 1 GiB of CUDA's own memory; if several GPUs train, the row is for one
+of them. `pacorl doctor RECIPE` compares your own changes with your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 
@@ -62,13 +63,13 @@ This page is made by `python -m tools.hardware > docs/hardware.md`.
 NEEDS = """
 "Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
 processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
-adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` says
-what, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
+adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` lists
+it, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
 GiB in int8.
 """
 
 END = """
-[scaling.md](scaling.md) says what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
+[scaling.md](scaling.md) lists what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
 """
 
 TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)

@@ -93,7 +93,7 @@ def commands_page() -> str:
 
 
 def undocumented(names: list[str]) -> Iterator[str]:
-    """The public modules, classes, fields and functions below those given that say nothing of themselves."""
+    """The public modules, classes, fields and functions below those given without a docstring, loggers aside."""
     package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
     for name in names:
         yield from _undocumented(package[name.removeprefix("pacorl.")])
@@ -105,7 +105,7 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
         yield own.path
     if own.is_module or own.is_class:
         for member in own.members.values():
-            if member.is_public and not (member.is_imported or member.is_special):
+            if member.is_public and not (member.is_imported or member.is_special or member.name == "logger"):
                 yield from _undocumented(member)
 
 

@@ -50,7 +50,7 @@ class Zoo:
 
     @torch.no_grad()
     def output(self, transformer: nn.Module) -> Tensor:
-        """The velocity of one noise at σ = .6."""
+        """The velocity of one noise at σ = 0.6."""
         self.policy.transformer = transformer
         noise = self.policy.noise([0], self.size)
         return self.policy.velocity(noise, torch.tensor([0.6]), self.conditioning, self.size)

@@ -17,10 +17,9 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge_training.judge_config import JudgeConfig
 
-TUTORIALS = ROOT / "docs" / "tutorials"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-OF_THEIR_OWN = {"README.md", *(path.name for path in TUTORIALS.glob("*.md")), "python.md", "your-domain.md"}
+OF_THEIR_OWN = {"README.md", "characters.md", "train.md", "serve.md", "python.md", "your-domain.md"}
 """Pages that a test of their own runs, here or in tests/test_python_page.py and tests/test_your_domain.py."""
 
 RUN = {"bash", "python"}
@@ -38,24 +37,24 @@ def test_the_commands_of_the_front_page(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_character_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(TUTORIALS / "character-sheet.md", tmp_path, monkeypatch)
+def test_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(ROOT / "docs" / "characters.md", tmp_path, monkeypatch)
     assert (tmp_path / "ComfyUI/models/loras/hero.safetensors").stat().st_size > 10_000
     assert (tmp_path / "edits/edits.html").is_file()
     assert len(list((tmp_path / "with-lora").glob("*.png"))) == 5
 
 
 @pytest.mark.slow
-def test_your_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(TUTORIALS / "your-reward.md", tmp_path, monkeypatch)
+def test_a_generator_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(ROOT / "docs" / "train.md", tmp_path, monkeypatch)
     for run in ("warm", "two"):
         assert (tmp_path / "runs" / run / "adapter" / "adapter_model.safetensors").is_file()
     assert "license: mit" in (tmp_path / "runs/warm/adapter/README.md").read_text()
 
 
 @pytest.mark.slow
-def test_judge_and_data_as_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(TUTORIALS / "judge-service.md", tmp_path, monkeypatch)
+def test_a_judge_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(ROOT / "docs" / "serve.md", tmp_path, monkeypatch)
     assert (tmp_path / "heroes/export/comparisons_train.jsonl").is_file()
     assert (tmp_path / "heroes-tasks/tasks.json").is_file()
 
@@ -126,11 +125,11 @@ def test_a_job_script_is_bash_and_trains(page: Path, block: Block) -> None:
 
 
 def test_there_are_job_scripts_for_one_machine_and_for_several() -> None:
-    assert {page.stem for page, _ in SCRIPTS} == {"your-reward", "scaling"}
+    assert {page.stem for page, _ in SCRIPTS} == {"train", "scaling"}
 
 
 def test_the_action_runs_the_gate() -> None:
-    (block,) = blocks(TUTORIALS / "judge-service.md", "yaml")
+    (block,) = [block for block in blocks(ROOT / "docs" / "serve.md", "yaml") if block.title]
     steps = yaml.safe_load(block.text)["jobs"]["score"]["steps"]
     (gate,) = [step["run"] for step in steps if "--min" in step.get("run", "")]
     assert gate.startswith("pacorl score ")

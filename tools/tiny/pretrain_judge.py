@@ -73,7 +73,7 @@ class ImageBank:
         versions = [pixels for size in PANEL_SIZES for pixels in (panel_pixels(size), _reconstructed(vae, size))]
         images = [*(image for pixels in versions for image in to_images(pixels)), *negatives]
         self.versions, self.negative_count = len(versions), len(negatives)
-        # In fp16 the 24,000 images take .3 GB.
+        # In fp16 the 24,000 images take 0.3 GB.
         prepared = [
             image_processor(images=images[start : start + 256], return_tensors="pt")["pixel_values"].half()
             for start in range(0, len(images), 256)

@@ -7,7 +7,7 @@ images are `{case}_0001.png` and so on, as the released evaluation reads them.
 - Visual consistency: each pair of a case, resized to 512 × 512, against each criterion; mean over pairs, criteria,
   then cases. The released evaluation leaves out cases whose mean is 0, which is how it leaves out cases without
   criteria in a dimension; the mean over all cases that have criteria stands beside it.
-- Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. These weights are printed nowhere; they
+- Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. These weights are printed nowhere; they
   reproduce the paper's averages.
 """
 
@@ -62,7 +62,7 @@ PAPER = PaperTable(
 )
 COLUMNS = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
 NOTE = (
-    "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
+    "Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. Consistency leaves out cases whose "
     "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
     "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases."
 )

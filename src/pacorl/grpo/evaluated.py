@@ -89,7 +89,7 @@ class Evaluation:
     def keep(self, logbook: Logbook, epoch: int) -> None:
         """Write the files of `sample_files` into the run's folder."""
         name = evaluation_name(epoch)
-        # zlib lets other threads run: 64 PNGs of 1024² take .2 to .6 s each, while the card idles.
+        # zlib lets other threads run: 64 PNGs of 1024² take 0.2 to 0.6 s each, while the card idles.
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(lambda n: logbook.image(f"{name}/{n:04d}", self.samples[n].image), range(len(self.samples))))
         logbook.records(name, [s.record(f"{name}/{number:04d}.png") for number, s in enumerate(self.samples)])

@@ -230,7 +230,7 @@ class OptimizerConfig(Section):
     """Optimizer steps per epoch, each on its share of the groups."""
     ema_decay: Share = 0.85
     """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
-    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
+    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs 0.04 at most."""
     ema_interval: Positive = 1
     """Optimizer steps between updates of the average."""
 

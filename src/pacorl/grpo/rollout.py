@@ -63,7 +63,7 @@ class Draw:
     """The transformer's form at the steps without noise, and only there: what is trained must be replayed."""
     as_trained: bool = False
     """Whether SDE steps pass the graph that training passes, with gradients, which are let go. A compiled model in bf16
-    differs by .8 % without."""
+    differs by 0.8 % without."""
 
     def noise(self, kind: tuple[str | int, ...], rows: Sequence[int], size: Size) -> Tensor:
         """(B, N, C), one draw per row."""

@@ -152,7 +152,7 @@ async def exchange(
     extensions = {"sni_hostname": server_name} if server_name else {}
     request: dict[str, Any] = {"content": content, "headers": sent | dict(headers or {}), "extensions": extensions}
     # A client, and so a connection, per question: bytes that one answer leaves over can never begin the next. It takes
-    # .1 ms more than a kept connection.
+    # 0.1 ms more than a kept connection.
     # Connecting ends before the deadline does: a TLS handshake that is cancelled from outside leaves its socket open.
     timeout = httpx2.Timeout(None, connect=0.9 * seconds)
     client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False, trust_env=not server_name)

@@ -94,7 +94,7 @@ class RewardOptimizerConfig(Section):
 
 
 class JudgeConfig(Section):
-    """A PaCo-Reward run (arXiv 2512.04784, §7): LoRA r 32 on Qwen2.5-VL-7B, lr 2e-4, batch 8, 2 epochs, α = .1."""
+    """A PaCo-Reward run (arXiv 2512.04784, §7): LoRA r 32 on Qwen2.5-VL-7B, lr 2e-4, batch 8, 2 epochs, α = 0.1."""
 
     out: Path = Path("runs/reward")
     """The run's folder: log, page, checkpoints and adapter."""

@@ -171,11 +171,10 @@ def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 INTRODUCTION = """# Config keys
 
-After this page you know every key that a run's YAML may have, and what holds if it is left out. `pacorl config KEY`
-says the same in a terminal, and `pacorl config schema` prints a JSON schema for editors. A YAML says only what differs
-from the defaults, which are the paper's settings for FLUX.1-dev. Any key can follow a command:
-`pacorl train-policy CONFIG sampling.steps=8`. `[]` stands for each item of a list. A note in brackets names the choice
-that has the key.
+Every key that a run's YAML may have, with its default. `pacorl config KEY` prints the same in a terminal, and
+`pacorl config schema` a JSON schema for editors. A YAML needs only what differs from the defaults, which are the
+paper's settings for FLUX.1-dev. Any key can follow a command: `pacorl train-policy CONFIG sampling.steps=8`. `[]`
+stands for each item of a list. A note in brackets names the choice that has the key.
 
 This page is made by `python -m pacorl.lab.config_reference > docs/config.md`.
 """
@@ -185,7 +184,7 @@ def page() -> str:
     """All keys in Markdown, a table for each run."""
     lines = [INTRODUCTION]
     for run in RUNS:
-        lines += [f"## `pacorl {run}`", "", "| Key | May be | Left out | Meaning |", "|---|---|---|---|"]
+        lines += [f"## `pacorl {run}`", "", "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
         for key in (key for key in keys() if key.run == run):
             meaning = f"{key.text} (With {key.only}.)" if key.only else key.text
             cells = (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "", meaning)

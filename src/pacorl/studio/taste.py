@@ -123,7 +123,7 @@ def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe:
         "evaluation.rewards": [],
         "evaluation.judge": None,
         "optimizer.updates_per_epoch": 1,
-        # At the full rate twenty rounds on the tiny world cost a third of what prompts ask for (.84 to .55).
+        # At the full rate twenty rounds on the tiny world cost a third of what prompts ask for (0.84 to 0.55).
         "optimizer.lr": base.optimizer.lr / 2,
         # Ranks and P(Yes) are on different scales; gdpo normalises each reward in its group before it weighs them.
         "advantages": {"aggregate": "gdpo", "floor": {"form": "add"}},

@@ -39,7 +39,7 @@ class Awm(ClippedOptions):
     """w(σ). uniform: flow matching's own, the paper's. sigma and sigma_squared (the distance of endpoints) stress high
     noise levels. elbo: (1−σ)/σ, the bound itself."""
     power: float = Field(1.0, gt=0, le=1)
-    """p of the distance D^p/p. 1: the paper's. The released recipes take .25 with weighting sigma, by which near and
+    """p of the distance D^p/p. 1: the paper's. The released recipes take 0.25 with weighting sigma, by which near and
     far samples pull more alike."""
 
 

@@ -45,7 +45,7 @@ TOLERANCE = {"start": 1e-6, "samples": 1e-4, "scores": 1e-3, "advantages": 1e-3,
 """Largest difference due to other processes, threads, devices or versions.
 
 Relative norm of the difference for samples, advantages and images; for weights it is relative to the epoch's change of
-the weights. Largest absolute difference for scores. For images of middle brightness .01 is one level of 255 per byte.
+the weights. Largest absolute difference for scores. For images of middle brightness 0.01 is one level of 255 per byte.
 """
 
 

@@ -2,7 +2,7 @@
 
 The single-stream blocks take text and image through every layer together, and after the last of them the text is
 thrown away. There its queries, its feed-forward part and its output need not be computed: the image reads the text's
-keys and values, and nothing else of it. Of FLUX.1-dev's forward at 512² that saves about .5 %, of a small FLUX several.
+keys and values, and nothing else of it. At 512² this saves about 0.5 % of FLUX.1-dev's forward, several of a small one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LARGEST = 127
 
 def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(out, in) → int8 codes and the scales (out, 1) in the weight's dtype."""
-    # A scale is rounded to bf16 before the codes are: they then make up for its rounding, up to .2 %.
+    # A scale is rounded to bf16 before the codes are: they then make up for its rounding, up to 0.2 %.
     scale = (weight.abs().amax(1, keepdim=True) / LARGEST).clamp(min=1e-12)
     return (weight / scale).round().clamp(-LARGEST, LARGEST).char(), scale
 
