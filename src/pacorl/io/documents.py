@@ -5,7 +5,7 @@
     write_json(folder / "summary.json", summary)
 
 Readers accept regular files of bounded size and depth in UTF-8, with finite numbers, texts that can be written as UTF-8
-again, and no repeated key in a mapping. YAML is version 1.2 (`io.yaml_core`). Every fault is a ValueError, whose message
+again, and no repeated key in a mapping. YAML is version 1.2 (`io.yaml_core`). Every fault is a ValueError; its message
 begins with the file and its line. `fix`, a parameter of some readers, ends it with the caller's advice to the user.
 """
 
