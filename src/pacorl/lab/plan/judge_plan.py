@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -158,7 +159,7 @@ def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -
                 data.absences.append(absence)
                 continue
             comparisons = comparisons_from(source, limit=limit, scratch=scratch)
-            check_readable(path for comparison in comparisons for path in comparison.images)
+            check_readable(chain(*(comparison.images for comparison in comparisons)))
             data.comparisons += comparisons
         except MissingImagesError as missing:
             # Its list of files may have thousands of lines.

@@ -43,7 +43,7 @@ NOT_READY = 2
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A file or checkpoint of a run that is not on this machine."""
+    """A run's file or checkpoint, absent from this machine."""
 
     key: str
     """The config key that names it."""
@@ -78,7 +78,7 @@ class Checkpoint:
     """Config.json of each component; image options of a processor."""
     absences: tuple[MissingFile, ...] = ()
     note: str = ""
-    """Names the published model whose configs replace absent ones; empty if its own are here."""
+    """Names the published model whose configs replace absent configs; empty if its own are here."""
     folder: Path | None = None
 
 

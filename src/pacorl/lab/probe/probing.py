@@ -269,7 +269,7 @@ def readings_of(config: PolicyConfig, *, edits: bool) -> tuple[str, ...]:
 
 
 class TurnedReward:
-    """A reward that sees the panels in reverse order, so that each pair is asked about in the other order."""
+    """Reward of the panels in reverse order, in which the judge sees each pair in the other order."""
 
     def __init__(self, reward: JudgedReward) -> None:
         self.reward = reward
@@ -280,10 +280,13 @@ class TurnedReward:
         self.reward.check(prompts)  # type: ignore[attr-defined]
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        turned = [turn(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
-        scores: list[float | None] = self.reward(  # type: ignore[operator]
-            [prompt for prompt, _ in turned], [image for _, image in turned]
-        )
+        turned_prompts = []
+        turned_images = []
+        for prompt, image in zip(prompts, images, strict=True):
+            turned_prompt, turned_image = turn(prompt, image)
+            turned_prompts.append(turned_prompt)
+            turned_images.append(turned_image)
+        scores: list[float | None] = self.reward(turned_prompts, turned_images)  # type: ignore[operator]
         return scores
 
 
@@ -329,7 +332,7 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
     sizes = [candidate.size for candidate in design.candidates if candidate.varies == SIZE]
     stages = tuple((1 + number, (size.height, size.width)) for number, size in enumerate(sizes))
     sized = config.model_copy(update={"sampling": config.sampling.model_copy(update={"curriculum": stages})})
-    # Held-out measures are not probed, and their judge would be loaded for nothing.
+    # Held-out measures are not probed, so their judge is not loaded.
     judged = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
 
     # A remote judge is contacted before weights load, and a local one is loaded after the encoders are dropped.
@@ -374,7 +377,8 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
         batch=config.sampling.batch,
         fused=builders.ode_form(models.policy.transformer, config.sampling.products, fuse=config.sampling.fuse_lora),
     )
-    # Each reading is a reward of its own to the scorer, so that readings wait and overlap as in training.
+
+    # Each reading is a separate reward of the scorer, so that readings wait and overlap as in training.
     readers = dict(models.rewards)
     turned = {name: reward for name, reward in models.rewards.items() if isinstance(reward, JudgedReward)}
     if TURNED in models.readings:
