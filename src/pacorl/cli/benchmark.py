@@ -22,7 +22,9 @@ class BenchmarkGroup(TyperGroup):
         return list(BENCHMARKS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return command_of(cmd_name) if cmd_name in BENCHMARKS else None
+        if cmd_name in BENCHMARKS:
+            return command_of(cmd_name)
+        return None
 
 
 app = typer.Typer(

@@ -298,6 +298,7 @@ def annotate(
         from pacorl.studio.annotate import routes
         from pacorl.studio.annotate.links import Sharing
 
+    # Without a flag, the database's own sharing holds.
     changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing = Sharing(**changes) if changes else None
     people = split_names(annotators)

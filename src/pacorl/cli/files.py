@@ -80,6 +80,7 @@ def check_prompts(
     from pacorl.records.leaks import find_leaks, leak_report
     from pacorl.records.prompts import prompts_from
 
+    # Compare with every other file or benchmark.
     train = prompts_from(source)
     leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
     if as_json:
@@ -118,6 +119,7 @@ def split_prompts(
     from pacorl.records.leaks import split_prompts
     from pacorl.records.prompts import prompts_from, save_prompts
 
+    # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     benchmarks = {name: prompts_from(name) for name in keep_out}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)

@@ -216,6 +216,7 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
     Raises:
         ValueError: if there is not exactly one source, or the model does not support it.
     """
+    # Exactly one source.
     sources = {
         "--prompt": options.prompt,
         "--record": options.record,
@@ -227,6 +228,8 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
         raise ValueError(f"give one of {', '.join(sources)}")
     if len(flags) > 1:
         raise ValueError(f"give one of {', '.join(sources)}, not {' and '.join(flags)}")
+
+    # Flags of other sources.
     if options.panels and not options.prompt:
         raise ValueError(f"--panel goes with --prompt, not with {flags[0]}")
     if options.layout and not options.prompt:
@@ -236,6 +239,7 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
     if bool(options.images) != bool(options.instruction):
         raise ValueError("an edit needs both --image and --instruction")
 
+    # The prompts.
     if options.storyboard:
         from pacorl.generate.storyboard import pages, read_storyboard
 
@@ -279,6 +283,7 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     from pacorl.generate.storyboard import storyboard_of
     from pacorl.records.characters import find_character
 
+    # The panels: the user's own, a writer's for a request of several images, or the prompt itself.
     layout = parse_layout(options.layout) if options.layout else None
     characters = [find_character(name) for name in options.characters]
     asks_for_set = options.writer != TEMPLATE or read_request(options.prompt) is not None
@@ -293,6 +298,7 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     else:
         draft = PanelDraft(options.prompt, (options.prompt,))
 
+    # A storyboard is needed for characters, and for panels of a writer.
     if characters:
         echo_errors("characters act by their descriptions: no generator takes reference images yet")
     elif options.panels or len(draft.panels) == 1:

@@ -47,6 +47,7 @@ def serve(
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
     from pacorl.judge.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
 
+    # The servers.
     if options.write and options.write.exists():
         load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
     description = _description(source, options)
@@ -57,6 +58,8 @@ def serve(
     if options.write:
         write_endpoints(description, options.write)
         echo_errors(f"endpoints: {options.write}")
+
+    # Serve until the end.
     if options.backend == "builtin":
         _run_builtin(servers, options, key=key, extra=context.args)
     elif options.backend == "vllm":
@@ -105,18 +108,21 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
         raise ValueError(f"the built-in server is one process at one address, {len(servers)} are described; use vllm")
+
+    # Check judges and port before weights are loaded.
     (server,) = servers
     for adapter in server.adapters.values() or [""]:
         check_judge(server.checkpoint, adapter=adapter)
     with needing("serve", what="the built-in server"):
         from pacorl.web.site import listening
 
-        with listening(server.host, server.port):  # a used port fails before weights are loaded
+        with listening(server.host, server.port):
             pass
         from pacorl.judge.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import load_judges, run_builtin
         from pacorl.serve.schema import Limits
 
+    # Load.
     use_cores()
     quiet_loading()
     judges = load_judges(server, dtype=options.dtype)

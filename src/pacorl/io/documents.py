@@ -202,6 +202,8 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: 
         fault = str(error)
     else:
         return document
+
+    # One line with file, line, fault and fix.
     if name:
         fault = f"{name}:{line}: {fault}" if line else f"{name}: {fault}"
     raise ValueError(fault + _ending(fix))
@@ -261,7 +263,9 @@ def _fault_of(value: Any, *, half_pairs: bool) -> str:
     """Return the reason why a number (1e999 is infinite) or text cannot be used; empty if it can."""
     if isinstance(value, str):
         whole = half_pairs or value.isascii() or not HALF_PAIR.search(value)
-        return "" if whole else f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
+        if whole:
+            return ""
+        return f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
     infinite = isinstance(value, float) and not math.isfinite(value)
     if infinite or (isinstance(value, int) and abs(value) > FLOAT_MAX):
         return f"{repr(value)[:20]} is not a finite number"

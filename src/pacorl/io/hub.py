@@ -37,6 +37,7 @@ def check_checkpoint(source: str, *files: str) -> None:
         ValueError: It is no folder with such a file and no name of the hub; or it is not on this machine, and the hub
             cannot be asked.
     """
+    # A folder or file of this machine.
     if Path(source).exists():
         if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in files):
             raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}")
@@ -45,6 +46,8 @@ def check_checkpoint(source: str, *files: str) -> None:
         raise ValueError(f"there is no {source}: name a folder, or a checkpoint of the hub as ORG/NAME")
     if ":" in source:
         return
+
+    # A name on the hub, or in its cache.
     from huggingface_hub import constants
 
     fault = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _silence(constants.ENDPOINT)

@@ -177,7 +177,9 @@ def _gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _colour_bytes(flags: bytes) -> int:
     """Size of the colour table that follows."""
-    return 3 << ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+    if flags and flags[0] & 0x80:
+        return 3 << ((flags[0] & 7) + 1)
+    return 0
 
 
 def _gif_size(data: bytes) -> Size | None:
@@ -245,7 +247,9 @@ def _tiff_size(data: bytes) -> Size | None:
             sides[tag] = value
         if count > MAX_BLOCKS:
             break
-    return Size(sides[TIFF_HEIGHT], sides[TIFF_WIDTH]) if len(sides) == 2 else None
+    if len(sides) == 2:
+        return Size(sides[TIFF_HEIGHT], sides[TIFF_WIDTH])
+    return None
 
 
 def _tiff_excess(data: bytes) -> str:

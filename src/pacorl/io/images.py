@@ -94,7 +94,9 @@ def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
 
 
 def _unknown(data: bytes) -> str:
-    return "not an image of a known format" if data else "empty"
+    if data:
+        return "not an image of a known format"
+    return "empty"
 
 
 def _check_blocks(data: bytes, name: str) -> None:
@@ -116,7 +118,9 @@ def upright_size(path: Path) -> Size:
         _check_blocks(data, str(path))
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
-            return Size(image.width, image.height) if sideways else Size(image.height, image.width)
+            if sideways:
+                return Size(image.width, image.height)
+            return Size(image.height, image.width)
 
 
 def image_size(data: bytes, *, name: str = "the image") -> Size:

@@ -87,7 +87,9 @@ class Answer:
     @property
     def redirect(self) -> str:
         """Target of a redirect; empty for any other status."""
-        return shown_url(self.headers.get("location", "nowhere")) if 300 <= self.status < 400 else ""
+        if 300 <= self.status < 400:
+            return shown_url(self.headers.get("location", "nowhere"))
+        return ""
 
     def document(self) -> dict[str, Any]:
         """Parse the body's JSON object. Raises TransientError if it is none."""
@@ -106,7 +108,9 @@ class Answer:
             error = self.document().get("error")
         except TransientError:
             return {}
-        return error if isinstance(error, dict) else {"message": str(error)}
+        if isinstance(error, dict):
+            return error
+        return {"message": str(error)}
 
     def fault(self, *, unreachable: bool = False) -> TransientError:
         """Return the status as an error, with the wait of the header `Retry-After`."""
@@ -119,7 +123,9 @@ class Answer:
 
     def _one_line(self, text: str) -> str:
         clean = " ".join(text.split())[:300]
-        return clean.replace(self.key, "***") if self.key else clean
+        if self.key:
+            return clean.replace(self.key, "***")
+        return clean
 
 
 async def exchange(
@@ -243,7 +249,9 @@ class Circuit:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the first unanswered request; 0 if the last request was answered."""
-        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+        if self._silent_since is None:
+            return 0.0
+        return time.monotonic() - self._silent_since
 
     def check(self) -> None:
         """Raise SilentError if the service is broken, unless this question probes it."""
@@ -384,4 +392,6 @@ def shown_url(url: str) -> str:
     """Format a URL for a message of one line: no user, no query, no control characters, not too long."""
     clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))
     clean = re.sub(r"\?.*", "?…", clean)
-    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
+    if len(clean) <= SHOWN:
+        return clean
+    return clean[:SHOWN] + "…"

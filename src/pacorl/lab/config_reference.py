@@ -110,7 +110,9 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
 def _text_of_section(choice: OneOf | None, sections: Mapping[str, type[BaseModel]]) -> str:
     if choice:
         return f"The options of one {choice.table.noun}."
-    return " ".join((next(iter(sections.values())).__doc__ or "").split()) if sections else ""
+    if sections:
+        return " ".join((next(iter(sections.values())).__doc__ or "").split())
+    return ""
 
 
 def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
@@ -161,7 +163,9 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    return str(value)
 
 
 def _texts_of(model: type[BaseModel]) -> dict[str, str]:

@@ -64,6 +64,7 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     changes = [pair.change for pair in pairs if pair.change is not None]
 
+    # The table, and the page's contents.
     rows = results_of_both(first, second, samples)
     return {
         "title": f"{names[0]} and {names[1]}",
@@ -86,7 +87,9 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
 
 def last_samples(run: RunFolder) -> list[Sample]:
     """The newest evaluation's images."""
-    return run.samples[max(run.samples)] if run.samples else []
+    if run.samples:
+        return run.samples[max(run.samples)]
+    return []
 
 
 def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[Sample]], int]:

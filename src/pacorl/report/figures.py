@@ -75,7 +75,9 @@ def amount(value: float | None) -> str:
 
 def score(value: float | None) -> str:
     """Format a value between 0 and 1 to three places, so that nearly 0 reads as 0; any other as `amount` does."""
-    return f"{value:.3f}" if value is not None and 0 <= value <= 1 else amount(value)
+    if value is not None and 0 <= value <= 1:
+        return f"{value:.3f}"
+    return amount(value)
 
 
 def change(value: float | None) -> str:

@@ -56,13 +56,17 @@ class Sample:
     def consistency(self) -> float | None:
         """Mean P(Yes) over the judged pairs of panels; the score of that name if there is no matrix."""
         judged = [value for value in chain(*self.p_yes) if value is not None]
-        return sum(judged) / len(judged) if judged else self.scores.get("consistency")
+        if judged:
+            return sum(judged) / len(judged)
+        return self.scores.get("consistency")
 
     @property
     def measures(self) -> dict[str, Any]:
         """The scores by a page's names, the judge's P(Yes) of the matrix first."""
         judged = self.p_yes and self.consistency is not None
-        return shown_names({"p_yes": self.consistency} | dict(self.scores)) if judged else dict(self.scores)
+        if judged:
+            return shown_names({"p_yes": self.consistency} | dict(self.scores))
+        return dict(self.scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,9 @@ class Pair:
         """By how much the measure rose; None if either side lacks it."""
         before = getattr(self.before, self.measure)
         after = getattr(self.after, self.measure) if self.after else None
-        return None if before is None or after is None else after - before
+        if before is None or after is None:
+            return None
+        return after - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,9 @@ class Set:
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        return texts if len(texts) == self.pair.before.grid.count else ()
+        if len(texts) == self.pair.before.grid.count:
+            return texts
+        return ()
 
     @property
     def scores(self) -> list[tuple[str, float | None, float | None]]:
@@ -299,4 +303,6 @@ def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     judged = sum(pair.change is not None for pair in pairs)
     if index == judged - 1:
         return "Smallest gain" if change > 0 else "Largest loss"
-    return "Median change" if index == round((judged - 1) / 2) else f"Rank {index + 1} of {judged}"
+    if index == round((judged - 1) / 2):
+        return "Median change"
+    return f"Rank {index + 1} of {judged}"

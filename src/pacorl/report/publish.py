@@ -89,7 +89,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
-    check_no_link(folder)
+    check_no_link(folder)  # a card written through a link would replace any file of the user
     check_replaceable(folder, picture=run / PICTURE)
 
     # The front matter.
@@ -220,13 +220,17 @@ def _task(config: Mapping[str, Any]) -> str:
     if "data" in config:
         return "image-text-to-text"
     kind = str(config.get("model", {}).get("kind") or DEFAULT_KIND)
-    return "image-to-image" if kind in POLICIES and not POLICIES[kind].sets else "text-to-image"
+    if kind in POLICIES and not POLICIES[kind].sets:
+        return "image-to-image"
+    return "text-to-image"
 
 
 def _picture(run: Path) -> bytes:
     """Read the run's comparison; empty if it made none."""
     check_no_link(run / PICTURE)
-    return (run / PICTURE).read_bytes() if (run / PICTURE).is_file() else b""
+    if (run / PICTURE).is_file():
+        return (run / PICTURE).read_bytes()
+    return b""
 
 
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
@@ -328,7 +332,9 @@ def _shown(value: Any, keys: Sequence[str]) -> Any:
         return {key: _shown(inner, WHOLE) for key, inner in value.items() if not keys or key in keys}
     if isinstance(value, list):
         return [_shown(item, keys) for item in value]
-    return _name_of(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _name_of(value)
+    return value
 
 
 def check_no_secret(text: str, *, name: str) -> None:

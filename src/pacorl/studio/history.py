@@ -89,11 +89,15 @@ class History:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held = ExitStack()
+
+        # One studio at a time.
         make_folder(folder)
         try:
             self._held.enter_context(sole_holder(folder / ".lock"))
         except LockedError:
             raise ValueError(f"{folder} is another studio's history; name another folder with --history") from None
+
+        # The sets of earlier studios.
         sweep(folder)
         self._entries: dict[str, Entry] = {}
         for path in sorted(folder.glob("set-*.zip")):

@@ -259,6 +259,7 @@ class ModelHost:
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
 
+        # The result for the page.
         pairs = []
         for pair in scores.ranked:
             answer = {"p_yes": pair.p_yes, "by_question": pair.by_question, "error": pair.error}

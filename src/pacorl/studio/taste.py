@@ -295,7 +295,9 @@ class TasteRuns:
         """Read a prompt's image by the base, or by the newest evaluation; None if it is missing."""
         folders = sorted((self._folder(name) / "run" / "samples").glob("evaluation-*/"))
         path = folders[0 if when == "before" else -1] / f"{number:04d}.png" if folders else None
-        return path.read_bytes() if path and path.is_file() else None
+        if path and path.is_file():
+            return path.read_bytes()
+        return None
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / safe_name(name)
@@ -318,4 +320,6 @@ def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:
 
 def _last_line(log: Path) -> str:
     lines = read_bytes(log).decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("pacorl: ") if lines else "the trainer ended without a word"
+    if lines:
+        return lines[-1].removeprefix("pacorl: ")
+    return "the trainer ended without a word"

@@ -102,7 +102,9 @@ class Site:
     def token(self, request: Request) -> str:
         """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        return bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie(request), "")
+        if scheme.lower() == "bearer":
+            return bearer
+        return request.cookies.get(self._cookie(request), "")
 
     def browser(self, request: Request) -> str:
         """Read the id of a signed-in browser; empty for a client with a token instead of a cookie."""
@@ -111,7 +113,9 @@ class Site:
     def _cookie(self, request: Request, suffix: str = "") -> str:
         # A cookie belongs to all ports of a host, and two servers must not overwrite each other's.
         _, port = request.scope.get("server") or ("", 0)
-        return f"{self.cookie}_{suffix}_{port}" if suffix else f"{self.cookie}_{port}"
+        if suffix:
+            return f"{self.cookie}_{suffix}_{port}"
+        return f"{self.cookie}_{port}"
 
     async def _admit(self, request: Request) -> None:
         """Refuse a change, before its body is read, from a client without a valid token."""

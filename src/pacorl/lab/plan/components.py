@@ -151,6 +151,7 @@ def training_rows(
     Raises:
         ConfigError: The adapter's targets match no module.
     """
+    # With little memory, generator and scorers take turns on the device.
     scorers = _scorers(config, judge, held_out_judge, prompts)
     in_turns = config.in_turns and bool(scorers)
     schedule = Schedule(
@@ -159,6 +160,7 @@ def training_rows(
         scorers=("score",) if in_turns else EPOCH,
         always=tuple(PHASES),
     )
+    # Scorers may work during sampling.
     overlaps = not in_turns and (config.judge is None or config.judge.overlap)
     concurrent = max((scorer.buffers for scorer in scorers), default=0) if overlaps else 0
     return (
@@ -347,6 +349,7 @@ def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) ->
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
 
+    # Every run's copies.
     size = adapter_bytes(policy)
     trained = trained_bytes(policy)
     since_check: Phases = ("check", *EPOCH)
@@ -358,6 +361,7 @@ def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) ->
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
 
+    # Further copies of the adapter or of merged weights, by the run's settings.
     if world > 1:
         rows.append(Row("gradients' buckets", trained, phases=EPOCH, note="in which DDP sums them"))
     copies = refresh_copies(policy.transformer)
@@ -446,14 +450,17 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     size = policy.nearest_size(Size(*config.sampling.size))
     adapter = adapter_bytes(policy)
 
+    # Rollouts: latents of the trained steps in fp32, and 8-bit images.
     latent = policy.noise([0], size).numel() * FP32
     rollouts = work.latents * latent + work.samples * 3 * size.height * size.width
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
+    # Encoded prompts, in a file that all processes map.
     conditioning = policy.conditioning_on_meta(size, batch=1).tensors.values()
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded_bytes = encoded * sum(tensor.nbytes for tensor in conditioning)
 
+    # An evaluation's 8-bit images.
     images = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
     image_bytes = images * 3 * math.prod(config.evaluation.size)
 
@@ -479,4 +486,6 @@ def _mapped(component: str, size: int, *, phases: Phases) -> Row:
 
 def _form(options: PolicyOptions | InProcessOptions) -> str:
     form = options.dtype if options.quantize == NONE else f"{options.quantize} blocks, else {options.dtype}"
-    return f"{form}, blocks streamed" if options.stream else form
+    if options.stream:
+        return f"{form}, blocks streamed"
+    return form

@@ -66,7 +66,9 @@ class RewardPlan:
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return sources.NOT_READY if self.absences or self.faults else 0
+        if self.absences or self.faults:
+            return sources.NOT_READY
+        return 0
 
     def to_json(self) -> str:
         """Return the whole plan."""

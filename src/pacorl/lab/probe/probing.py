@@ -384,6 +384,7 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     if TURNED in models.readings:
         readers |= {_turned_key(name): TurnedReward(reward) for name, reward in turned.items()}
 
+    # Sample and score at the same time, if the judge permits it.
     with Scorer(readers, overlap=scoring_overlaps(config.judge, device=models.device)) as scorer:
         started = time.perf_counter()
         for rows in _units(models, sampler):
@@ -441,6 +442,7 @@ class Cost:
 
 def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     """Multiply the work of an epoch by the seconds of single calls; `images` were scored in `models.seconds`."""
+    # Counts of forwards and questions.
     per_image = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
     judged = [reward for reward in models.rewards.values() if isinstance(reward, JudgedReward)]
     questions = sum(reward.questions(models.prompts[0]) for reward in judged)
@@ -582,6 +584,7 @@ def probe(
     Raises:
         ValueError: if the budget is too small, the objective has no stochastic step, or the run could not start.
     """
+    # Plan the draws within the budget.
     started = time.perf_counter()
     config = builders.checked_config(config, {})
     train, _, _ = builders.read_prompts(config)
@@ -590,6 +593,7 @@ def probe(
     readings = readings_of(config, edits=any(prompt.sources for prompt in train))
     design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
 
+    # Draw, score and split the variance, one candidate after the other.
     drawn = 0
     findings = []
     with opened(config, design, train, readings) as models:
@@ -618,6 +622,7 @@ def _finding(
     shape = (design.prompts, design.seeds, *[CHILDREN] * len(candidate.sde_steps), score_BJ.shape[1])
     score_PSMJ = score_BJ.reshape(shape)[whole_P]
 
+    # Split the variance by level.
     rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, "None"))
     names = [f"step {step}" for step in candidate.sde_steps]
     variances = nested_variances(score_PSMJ, steps=names, rng=rng)
@@ -674,4 +679,6 @@ def _without_nan(value: Any) -> Any:
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -82,7 +82,9 @@ class Comparison:
         """The worst of all quantities."""
         if all(quantity.equal for quantity in self.quantities):
             return "equal bits"
-        return "differs" if self.first else "equal within the stated tolerance"
+        if self.first:
+            return "differs"
+        return "equal within the stated tolerance"
 
     @property
     def first(self) -> Quantity | None:
@@ -170,11 +172,13 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
         start: record of the start that made the epoch or evaluation.
         record: record of the epoch or evaluation.
     """
+    # Rewards without a judge score again; the others return their recorded scores.
     recomputed = start["recomputed"]
     scored = [reward for reward in config.rewards if reward.key in recomputed]
     functions: dict[str, RewardFunction] = {reward.key: _zeros for reward in config.rewards}
     functions |= build_rewards(scored, judge=None, device=Runtime().device)
 
+    # The trainer, in the temporary folder.
     is_epoch = record["kind"] == "epoch"
     replayed = _replay_config(config, out, measures=None if is_epoch else recomputed)
     trainer = PolicyTrainer(replayed, resume=checkpoint or False, allow_changes=True, rewards=functions)
@@ -234,6 +238,7 @@ def _replay_config(config: PolicyConfig, out: Path, *, measures: Sequence[str] |
         out: the folder to work in.
         measures: names of an evaluation's measures that are computed again; None for an epoch.
     """
+    # No measurements that the recorded hashes do not need.
     suffix = config.sampling.suffix.model_copy(update={"check_every": 0})
     prompts: dict[str, Any] = {"leaks": "off", "benchmarks": ()}
     if measures is None:
@@ -283,6 +288,7 @@ def compare(
     now = again[0]["environment"]
     environment = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
 
+    # The quantities, in the order of computation.
     record = recorded[1]
     quantities = list(_epoch(recorded, again) if record["kind"] == "epoch" else _evaluation(record, again[1], scores))
     return Comparison(record["kind"], record["epoch"], quantities, environment)

@@ -91,6 +91,7 @@ def prepare(
     Returns:
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
+    # The people of earlier starts.
     sharing = sharing or store.sharing()
     present: dict[str, int] = {}
     for role in (0, ADMINISTRATOR, ADJUDICATOR):

@@ -384,7 +384,9 @@ class Store:
         sql = "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds"
         rows = self._all(sql, person)
         # The median, because a page left open over lunch would move the mean.
-        return float(rows[len(rows) // 2][0]) if rows else None
+        if rows:
+            return float(rows[len(rows) // 2][0])
+        return None
 
     def version(self) -> int:
         """Return the number of events: a summary of an older version is stale."""
