@@ -96,7 +96,9 @@ def _key_of(description: Endpoints) -> str:
     variable = description.api_key_env
     if variable and not os.environ.get(variable):
         raise ValueError(f"set the environment variable {variable} to the key that callers are to send; it is not set")
-    return os.environ[variable] if variable else ""
+    if variable:
+        return os.environ[variable]
+    return ""
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:

@@ -69,7 +69,9 @@ def local_file(source: str, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(source, name)
-    return Path(cached) if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached)
+    return None
 
 
 def checkpoint_digest(source: str) -> str:

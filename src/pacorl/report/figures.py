@@ -264,7 +264,9 @@ def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
 def readable_on(background: Rgb) -> str:
     """Select black or white by the larger contrast (WCAG 2.2); it is at least 4.5 on every colour."""
     level = luminance(background) + 0.05
-    return "#000" if level / 0.05 >= 1.05 / level else "#fff"
+    if level / 0.05 >= 1.05 / level:
+        return "#000"
+    return "#fff"
 
 
 def luminance(rgb: Rgb) -> float:

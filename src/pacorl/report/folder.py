@@ -143,7 +143,9 @@ def read_run(run: Path) -> RunFolder:
 def _shown_config(path: Path) -> str:
     """Read a config, mask its keys, and write it as YAML again; "" for an empty or missing config."""
     document = read_yaml(path) if path.is_file() else None
-    return dump_yaml(public(document)) if document else ""
+    if document:
+        return dump_yaml(public(document))
+    return ""
 
 
 def number(value: object) -> float | None:

@@ -246,7 +246,9 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
 def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
     """The judge's consistency if any image has it, else the reward."""
     judged = any(sample.consistency is not None for sample in chain(*samples.values()))
-    return "consistency" if judged else "reward"
+    if judged:
+        return "consistency"
+    return "reward"
 
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:

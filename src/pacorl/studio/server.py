@@ -381,7 +381,9 @@ def _png(content: bytes | None) -> Response:
 
 
 def _grid(text: str) -> Grid | None:
-    return parse_layout(text) if text.strip() else None
+    if text.strip():
+        return parse_layout(text)
+    return None
 
 
 # --- you are the reward ----------------------------------------------------------------------------------------

@@ -289,7 +289,9 @@ class TasteRuns:
 
     def image(self, name: str, group: str, number: int) -> bytes | None:
         path = self._folder(name) / "rankings" / safe_name(group) / f"{number}.png"
-        return path.read_bytes() if path.is_file() else None
+        if path.is_file():
+            return path.read_bytes()
+        return None
 
     def picture(self, name: str, when: str, number: int) -> bytes | None:
         """Read a prompt's image by the base, or by the newest evaluation; None if it is missing."""

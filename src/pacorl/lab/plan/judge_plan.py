@@ -90,7 +90,9 @@ def _shown(fact: object) -> str:
         return UNKNOWN
     if isinstance(fact, dict):
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in fact.items())
-        return counts if fact["pairs"] else "none here"
+        if fact["pairs"]:
+            return counts
+        return "none here"
     return f"{fact:,}"
 
 

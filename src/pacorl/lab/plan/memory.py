@@ -49,7 +49,9 @@ class Operation:
         if self.in_place:
             return args[0]
         results = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
-        return results if self.is_sequence else results[0]
+        if self.is_sequence:
+            return results
+        return results[0]
 
 
 class Operations:

@@ -198,15 +198,11 @@ def plan_design(
     if int(budget) < cost:
         raise ValueError(
             f"a budget of {int(budget)} samples is too small for {len(candidates)} candidates with two starts and two "
-            f"children each; give --epochs {_rounded_up(cost / epoch):g} or more, or fewer candidates"
+            f"children each; give --epochs {math.ceil(1000 * (cost / epoch)) / 1000:g} or more, or fewer candidates"
         )
     count = min(most, int(int(budget) / cost))
     seeds = int(2 * int(budget) / (count * cost))
     return Design(tuple(candidates), count, seeds, int(budget), tuple(left_out))
-
-
-def _rounded_up(epochs: float) -> float:
-    return math.ceil(1000 * epochs) / 1000
 
 
 def _cost(candidates: Sequence[Candidate]) -> float:
