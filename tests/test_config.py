@@ -205,7 +205,7 @@ FAULTS = [
     (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
     (
         ["judge.backend=http", "judge.checkpoint=http://sk-1@h/v1"],
-        "judge: checkpoint at h holds what may be a password",
+        "judge: checkpoint at h may hold a password",
     ),
     (["judge.checkpoint=http://sk-1@h/v1?token=2"], "judge: checkpoint http://***@h/v1?… is a URL; set backend: http"),
     (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),

@@ -26,11 +26,11 @@ JUDGE = "PACO_JUDGE"
 THEME = ("STRING", {"default": "", "tooltip": "What all images are to share; empty asks in general."})
 ROWS = ("INT", {"default": 2, "min": 1, "max": 16})
 HOSTS_FILE = "pacorl_hosts.txt"
-"""Hosts that images may be sent to, one a line, in ComfyUI's user directory, which no workflow can write."""
+"""Allowed hosts of judges, one a line, in ComfyUI's user directory, which no workflow can write."""
 
 
 class Node:
-    """What every node of this pack has."""
+    """Base of all nodes of this pack."""
 
     CATEGORY = "pacorl"
     FUNCTION = "run"
@@ -49,11 +49,11 @@ class LoadJudge(Node):
         return {"required": {"source": source}, "optional": {"model": ("STRING", {"default": ""})}}
 
     def run(self, source: str, model: str = "") -> tuple[PacoReward]:
-        """Load it; `model` is its name at a server, which is asked only if its host is allowed."""
+        """Load the judge; `model` is its name at a server, whose host has to be allowed."""
         from pacorl import PacoReward
 
         check_hosts(source)
-        # ComfyUI executes in inference mode, whose tensors no later call outside of it could use.
+        # ComfyUI executes in inference mode, whose tensors are unusable in later calls outside of it.
         with torch.inference_mode(False):
             return (PacoReward.from_pretrained(source, model=model),)
 
@@ -70,12 +70,12 @@ class ScorePair(Node):
         return {"required": {"judge": (JUDGE,), "first": ("IMAGE",), "second": ("IMAGE",), "theme": THEME}}
 
     def run(self, judge: PacoReward, first: Tensor, second: Tensor, theme: str) -> tuple[float]:
-        """Ask; an image that the judge does not know is an error with its reason."""
+        """Score the pair; raises RuntimeError with the judge's reason if there is no score."""
         return (judge.score(to_images(first)[0], to_images(second)[0], theme=theme),)
 
 
 class ScoreSet(Node):
-    """The mean P(Yes) over all pairs of a batch, which image fits least (from 1; 0 of two), and everything as JSON."""
+    """The mean P(Yes) over all pairs of a batch, the odd image (from 1; 0 of two), and everything as JSON."""
 
     RETURN_TYPES = ("FLOAT", "INT", "STRING")
     RETURN_NAMES = ("mean", "odd_one_out", "json")
@@ -86,7 +86,7 @@ class ScoreSet(Node):
         return {"required": {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME}}
 
     def run(self, judge: PacoReward, images: Tensor, theme: str) -> tuple[float, int, str]:
-        """Ask about every pair."""
+        """Score every pair."""
         scores = judge.score_set(to_images(images), theme=theme)
         odd = scores.odd_one_out
         return _mean(scores), odd.image + 1 if odd else 0, json.dumps(scores.to_dict())
@@ -108,9 +108,9 @@ class RankCandidates(Node):
     def run(
         self, judge: PacoReward, reference: Tensor, candidates: Tensor, theme: str, keep: int
     ) -> tuple[Tensor, str]:
-        """Ask about the reference, the first of its batch, with each candidate."""
+        """Score the reference, the first of its batch, with each candidate."""
         scores = judge.rank([to_images(reference)[0], *to_images(candidates)], theme=theme)
-        _mean(scores)
+        _mean(scores)  # raises if a score is missing
         order = [pair.second - 1 for pair in scores.ranked]
         ranked = [{"candidate": pair.second, "p_yes": pair.p_yes} for pair in scores.ranked]
         return candidates[order[:keep]], json.dumps(ranked)
@@ -128,7 +128,7 @@ class GridSplit(Node):
         return {"required": {"grid": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
 
     def run(self, grid: Tensor, rows: int, columns: int) -> tuple[Tensor]:
-        """Cut; sides that rows and columns do not divide are refused."""
+        """Cut grids into panels; raises ValueError if rows and columns do not divide the sides."""
         height, width = grid.shape[1:3]
         if height % rows or width % columns:
             raise ValueError(
@@ -149,7 +149,7 @@ class GridJoin(Node):
         return {"required": {"panels": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
 
     def run(self, panels: Tensor, rows: int, columns: int) -> tuple[Tensor]:
-        """Join; a number of panels that fills no whole grid is refused."""
+        """Join panels to grids; raises ValueError if the last grid is incomplete."""
         if len(panels) % (rows * columns):
             raise ValueError(f"{len(panels)} panels do not fill grids of {rows}x{columns}")
         return (rearrange(panels, "(b r c) h w k -> b (r h) (c w) k", r=rows, c=columns),)
@@ -168,7 +168,7 @@ class LoadLora(Node):
         return {"required": {"model": ("MODEL",), "source": source, "strength": strength}}
 
     def run(self, model: Any, source: str, strength: float) -> tuple[Any]:
-        """Bring it into the one form whose scale ComfyUI reads right, and have ComfyUI load that."""
+        """Convert the LoRA to the only form with a scale that ComfyUI reads right, and load it there."""
         import comfy.sd
         import comfy.utils
 
@@ -183,7 +183,7 @@ class LoadLora(Node):
 def check_hosts(source: str) -> None:
     """Refuse a judge on a host that is neither this machine nor listed in HOSTS_FILE.
 
-    A workflow travels inside the images of strangers, and its judge is sent the user's images.
+    Untrusted images may contain a workflow, whose judge would receive the user's images.
 
     Raises:
         ValueError: a host is not allowed; the message names the file and the line to add.
@@ -206,7 +206,7 @@ def check_hosts(source: str) -> None:
 
 
 def allowed_hosts() -> set[str]:
-    """The hosts of HOSTS_FILE; none without the file."""
+    """Read the hosts of HOSTS_FILE; empty without the file."""
     from pacorl.io.documents import read_text
 
     lines = read_text(hosts_file()).splitlines() if hosts_file().is_file() else []
@@ -214,14 +214,14 @@ def allowed_hosts() -> set[str]:
 
 
 def hosts_file() -> Path:
-    """HOSTS_FILE in the user directory of this ComfyUI."""
+    """Locate HOSTS_FILE in the user directory of this ComfyUI."""
     import folder_paths  # ComfyUI's own
 
     return Path(folder_paths.get_user_directory()) / HOSTS_FILE
 
 
 def to_images(batch: Tensor) -> list[Image.Image]:
-    """The images of a batch, rounded to 8 bits as ComfyUI saves them."""
+    """Convert a batch to images, rounded to 8 bits as in ComfyUI's own files."""
     pixels = (batch.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     return [Image.fromarray(image) for image in pixels]
 

@@ -1,6 +1,6 @@
 """`pacorl quickstart`: judge, generator, RL and a page on the tiny world, from the committed checkpoints.
 
-The judge rewards; the oracle, which knows the truth of every drawing, grades and is never rewarded.
+The judge rewards. The oracle reads the true attributes of every drawing; its grades are never rewarded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -43,15 +44,15 @@ VERDICT = {
     "all_equal_pairs": "pairs of panels that agree in all of them",
     "prompt_match": "attributes as the prompt asked",
 }
-"""Metric → what the verdict calls it."""
+"""Metric → its words in the verdict."""
 
 
 def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = None) -> tuple[Path, list[str]]:
-    """Run the tiny recipe and grade it, or resume a run that was stopped.
+    """Run the tiny recipe and grade it, or resume a stopped run.
 
     Args:
         config: the recipe.
-        say: receives a line at the start of each stage; None for silence.
+        say: called with a line at the start of each stage; None for silence.
 
     Returns:
         The page, and a verdict of three lines.
@@ -65,19 +66,24 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     check_unfinished(out)
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
+
     say("1 of 3: the judge answers held-out questions")
     judge = open_judge(config.judge, device="cpu")
     try:
         accuracy = judge_accuracy(judge)
     finally:
         close_judge(judge)
+
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-        grades = [
-            oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)
-        ]
-        return {name: fmean(grade[name] for grade in grades) for name in GRADES}
+        grades = []
+        for prompt, image in zip(prompts, images, strict=True):
+            grades.append(oracle.grade(prompt, split(image, prompt.grid)))
+        means = {}
+        for name in GRADES:
+            means[name] = fmean([grade[name] for grade in grades])
+        return means
 
     say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
     train_policy(config, resume=True, extra_metrics=grade)
@@ -91,21 +97,25 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
 
 
 def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
-    """The first evaluation images, before above and after below; none of them chosen by eye."""
+    """Join the first evaluation images, before above and after below, without a choice by eye."""
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
-    rows = [[open_image(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
-    side, gap = 2 * rows[0][0].width, 8
+    rows = []
+    for folder in (folders[0], folders[-1]):
+        rows.append([open_image(path) for path in sorted(folder.iterdir())[:columns]])
+
+    side = 2 * rows[0][0].width
+    gap = 8
     canvas = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
-            # Nearest: a blurred enlargement would hide what the tiny generator gets wrong.
+            # Nearest: a blurred enlargement would hide faults of the tiny generator.
             large = image.resize((side, side), Image.Resampling.NEAREST)
             canvas.paste(large, (column * (side + gap), row * (side + gap)))
     return canvas
 
 
 def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
-    """How often the judge is right on held-out characters.
+    """Measure the judge's accuracy on held-out characters.
 
     Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
     six attributes changed.
@@ -116,11 +126,13 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     posed += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
     verdicts = judge.verdicts(posed)
     answers = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
-    return {f"{kind}s": float(len(judged)) for kind, judged in answers.items()} | {
-        f"{kind}_accuracy": fmean(((answer.p_yes or 0.0) > 0.5) == (i % 2 == 0) for i, answer in enumerate(judged))
-        for kind, judged in answers.items()
-        if judged
-    }
+    accuracy = {f"{kind}s": float(len(judged)) for kind, judged in answers.items()}
+    for kind, judged in answers.items():
+        if judged:
+            # The questions alternate between Yes and No.
+            right = [((answer.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, answer in enumerate(judged)]
+            accuracy[f"{kind}_accuracy"] = fmean(right)
+    return accuracy
 
 
 def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question:
@@ -141,11 +153,12 @@ def _text_question(panel: Panel, *, true: bool, rng: random.Random) -> Question:
 
 
 def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
-    """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
+    """Summarise before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
-    before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
+    before = _read_evaluation(evaluations[0], oracle)
+    after = _read_evaluation(evaluations[-1], oracle)
     count = len(before.majorities)
-    # Paired: the same prompts are drawn on both sides, so that what a prompt makes hard cancels out.
+    # Paired: the same prompts are drawn on both sides, so that a prompt's difficulty cancels out.
     draws = np.random.default_rng(0).integers(0, count, (BOOTSTRAP_DRAWS, count))
     tables = {"before": _intervals(before, draws), "after": _intervals(after, draws)}
 
@@ -153,6 +166,10 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
         return after.mean(name, rows) - before.mean(name, rows)
 
     difference = {name: _interval(partial(change, name), draws) for name in METRICS}
+    verdict = []
+    for name, words in VERDICT.items():
+        verdict.append(_verdict(words, tables["before"][name], tables["after"][name], difference[name]))
+
     libraries = ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
     return {
         "title": "pacorl quickstart",
@@ -164,10 +181,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
         "versions": {name: version(name) for name in libraries},
         "seed": config.seed,
         "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
-        "verdict": [
-            _verdict(words, *(table[name] for table in (tables["before"], tables["after"], difference)))
-            for name, words in VERDICT.items()
-        ],
+        "verdict": verdict,
     }
 
 
@@ -179,35 +193,38 @@ class Graded:
     majorities: list[Majority]
 
     def mean(self, name: str, rows: NDArray[np.int64]) -> float:
-        """The metric over some images."""
+        """Compute the metric over some images."""
         if name == "diversity":
             return characters.evenness([self.majorities[row] for row in rows])
         return float(self.values[name][rows].mean())
 
 
 def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
-    grades, majorities = [], []
+    values: dict[str, list[float]] = {}
+    majorities = []
     for line in read_jsonl(path):
         seen = oracle.read(split(open_image(path.parent / line["image"]), parse_layout(line["grid"])))
-        p_yes = [value for row in line["p_yes"] for value in row if value is not None]
+        p_yes = [value for value in chain(*line["p_yes"]) if value is not None]
         described = [Panel.parse(text) for text in line["panels"]]
-        grades.append({"consistency": fmean(p_yes), **characters.grade(described, seen)})
+        for name, value in {"consistency": fmean(p_yes), **characters.grade(described, seen)}.items():
+            values.setdefault(name, []).append(value)
         majorities.append(characters.majority(seen))
-    return Graded({name: np.array([grade[name] for grade in grades]) for name in grades[0]}, majorities)
+    return Graded({name: np.array(column) for name, column in values.items()}, majorities)
 
 
 def _intervals(graded: Graded, draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    intervals = {name: _interval(partial(graded.mean, name), draws) for name in METRICS}
-    # Freed of its bias, an end may lie beyond what a share can be.
-    return {
-        name: {end: min(1.0, max(0.0, value)) for end, value in interval.items()}
-        for name, interval in intervals.items()
-    }
+    intervals = {}
+    for name in METRICS:
+        interval = _interval(partial(graded.mean, name), draws)
+        # The correction of the bias may move an end out of 0..1.
+        intervals[name] = {end: min(1.0, max(0.0, value)) for end, value in interval.items()}
+    return intervals
 
 
 def _interval(mean_of: Callable[[NDArray[np.int64]], float], draws: NDArray[np.int64]) -> dict[str, float]:
-    """Percentiles of the draws, freed of the bias that drawing has: with prompts repeated, diversity is always less."""
-    mean, drawn = mean_of(np.arange(draws.shape[1])), [mean_of(rows) for rows in draws]
+    """Return percentiles of the draws, corrected for their bias: repeated prompts always reduce the diversity."""
+    mean = mean_of(np.arange(draws.shape[1]))
+    drawn = [mean_of(rows) for rows in draws]
     low, high = np.quantile(drawn, [0.025, 0.975]) + mean - np.mean(drawn)
     return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
@@ -217,7 +234,7 @@ def _seconds(out: Path) -> dict[str, float]:
     total: dict[str, float] = {}
     for line in read_jsonl(out / "metrics.jsonl"):
         for name, seconds in line.items():
-            # Hidden work ran beside another phase and took no time of its own.
+            # Hidden work ran during another phase and took no additional time.
             if name.startswith("seconds/") and not name.startswith("seconds/hidden"):
                 phase = name.removeprefix("seconds/")
                 total[phase] = round(total.get(phase, 0.0) + seconds, 2)

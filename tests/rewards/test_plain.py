@@ -371,9 +371,9 @@ def test_a_service_that_is_not_there_is_named_before_the_first_rollout(service: 
     [
         ({}, r"rewards\.http\.args: 'url' is missing"),
         ({"url": "scorer:80"}, r"url: 'scorer:80' is not a URL such as"),
-        ({"url": "http://me:secret@host/"}, "at host holds what may be a password or a key; leave the user"),
-        ({"url": "http://sk-secret@host/"}, "at host holds what may be a password or a key"),
-        ({"url": "http://host/score?token=secret"}, "at host holds what may be a password or a key"),
+        ({"url": "http://me:secret@host/"}, "at host may hold a password or a key; leave the user"),
+        ({"url": "http://sk-secret@host/"}, "at host may hold a password or a key"),
+        ({"url": "http://host/score?token=secret"}, "at host may hold a password or a key"),
         ({"url": "http://host/", "tries": 0}, "args.tries must be above 0, got 0"),
         ({"url": "http://host/", "batch": "many"}, r"args\.batch: .*integer.* \(got 'many'\)"),
         ({"url": "http://host/", "retries": 3}, "unknown argument 'retries'; it takes url, batch"),

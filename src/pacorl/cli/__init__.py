@@ -1,4 +1,4 @@
-"""The command line. Entry points only: whatever is heavy is imported inside the command that needs it."""
+"""The command line. Entry points only: each command imports its heavy modules itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-# In the order of the help: what a newcomer needs first.
+# In the order of the help: a newcomer's commands first.
 app.command("quickstart")(train.quickstart)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("probe")(probe.probe)
@@ -63,9 +63,9 @@ def options(
 
 
 def main() -> None:
-    """Runs the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # torchvision is not missed
-    # The handler of loggers that are not configured, as pacorl's own.
+    """Run the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
+    # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
@@ -73,7 +73,7 @@ def main() -> None:
             sys.argv.remove("--debug")
             app()
             return
-        # Without the line of code that gave the warning.
+        # Without the warning's line of code.
         warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
         sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
     finally:
@@ -81,21 +81,21 @@ def main() -> None:
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """What a command ends with; a fault of what was given, or of the machine, becomes one line on stderr."""
+    """Run a command and return its exit code; faults of the input or the machine become one line on stderr."""
     try:
         code = command()
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option, argument or command
             return _refuse(error)
-        # Everything else is a fault of this program. safetensors' error is of none of these kinds, and its module is
-        # not loaded for every command.
+        # All other classes are faults of this program. safetensors' error is of none of these classes, and its module
+        # is not loaded for every command.
         users = (ValueError, OSError, RuntimeError, ImportError, MemoryError)
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
         # A message may quote a value, and a value may be a megabyte.
-        lines = (
-            line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in _line_of(error).split("\n")
-        )
+        lines = []
+        for line in _line_of(error).split("\n"):
+            lines.append(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
         echo_errors("pacorl: " + "\n".join(lines))
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
@@ -112,7 +112,7 @@ def _line_of(error: Exception) -> str:
 
 
 def _refuse(error: Any) -> int:
-    """Prints a wrong use of the command line; returns the exit code."""
+    """Print a wrong use of the command line; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:

@@ -1,6 +1,6 @@
-"""`pacorl benchmark NAME DATA`: the field's measures of judges and of generators, beside the paper's rows.
+"""`pacorl benchmark NAME DATA`: the field's measures of judges and of generators, compared with the paper's rows.
 
-The commands are made of the table of benchmarks: an entry's options are its flags.
+The commands come from the table of benchmarks: an entry's options are its flags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class BenchmarkGroup(TyperGroup):
         return list(BENCHMARKS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return command_of(cmd_name) if cmd_name in BENCHMARKS else None
+        if cmd_name in BENCHMARKS:
+            return command_of(cmd_name)
+        return None
 
 
 app = typer.Typer(
@@ -40,13 +42,13 @@ def benchmarks() -> None:
 
 
 def command_of(name: str) -> Any:
-    """The command of a benchmark."""
+    """Build the command of a benchmark."""
     spec = BENCHMARKS[name]
 
     def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
         run(name, data, options)
 
-    # The flags are read from the annotation: these are the entry's own options.
+    # The flags are read from the annotation.
     command.__annotations__["options"] = spec.options
     alone = Commands(add_completion=False)
     alone.command(name, help=spec.summary)(command)
@@ -54,7 +56,7 @@ def command_of(name: str) -> Any:
 
 
 def run(name: str, data: Path, options: BenchmarkOptions) -> None:
-    """Runs a benchmark and prints its tables; ends with a code of its own if items are lacking."""
+    """Run a benchmark and print its tables; exits with INCOMPLETE if items are lacking."""
     from pacorl.bench.running import run_benchmark
     from pacorl.runtime.cores import use_cores
 
@@ -67,6 +69,6 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     else:
         echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
     echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
-    # A table with gaps must not look like a finished one to a script.
+    # A script must not mistake a table with gaps for a finished table.
     if outcome.missing or outcome.skipped:
         raise typer.Exit(INCOMPLETE)

@@ -1,6 +1,6 @@
 """`pacorl dataset …`: from prompts to the training pairs of a judge, one step at a time.
 
-Every step works on one folder, says with --dry-run what it would do, and may be run again at any time.
+Every step works on one folder, has a --dry-run, and may be run again at any time.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria,
 
 
 def split_names(text: str) -> list[str]:
-    """The names in a text that commas separate."""
+    """Split a text at its commas; empty names are left out."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_price(text: str) -> tuple[float, float]:
-    """`0.5/1.5`: per million prompt and completion tokens."""
+    """Parse `0.5/1.5`: prices per million prompt and completion tokens."""
     try:
-        prompt, completion = map(amount, text.split("/"))
+        prompt, completion = text.split("/")
+        return amount(prompt), amount(completion)
     except ValueError:
         raise ValueError(f"{text!r} is not two numbers with a slash between them, such as 0.5/1.5") from None
-    return prompt, completion
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(JsonOption):
-    """What every step takes."""
+    """Options of every step."""
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
     def perform(self, activity: str, step: Callable[..., Mapping[str, Any]]) -> None:
-        """Runs a step under a progress bar and prints its counts."""
+        """Run a step under a progress bar and print its counts."""
         with progress(activity) as advance:
             counts = step(dry_run=self.dry_run, progress=advance)
         self.print(counts)
@@ -71,9 +71,9 @@ class StepOptions(JsonOption):
 
 @dataclass(frozen=True, kw_only=True)
 class SharingOptions:
-    """How the work of people is shared."""
+    """Division of people's work."""
 
-    # None is "as remembered", so that the defaults stand in the help alone.
+    # None selects the stored value, so only the help texts contain the defaults.
     overlap: float | None = option(
         None, "Share of the instances that several people rank. Default: 0.1.", least=0, most=1
     )
@@ -159,7 +159,8 @@ def prompts(
         return
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
-    model, price = None if step.dry_run else chat.connect(), chat.price or (0.0, 0.0)
+    model = None if step.dry_run else chat.connect()
+    price = chat.price or (0.0, 0.0)
     write = make_writer(writer, count=count, seed=seed, chat=model)
     with progress("writing") as advance:
         counts = write_all(
@@ -179,8 +180,10 @@ def prompts(
     if model and model.usage.calls:
         counts |= {"usage": model.usage.with_cost(price)}
     step.print(counts)
+
     # After the counts, which are of use all the same.
-    if failed := counts.get("failed"):
+    failed = counts.get("failed")
+    if failed:
         raise ValueError(f"{len(failed)} records could not be written; run the command again to try them again")
 
 
@@ -202,8 +205,8 @@ def diversify(
     from pacorl.dataset.diversify import diversify as select
     from pacorl.dataset.selections import Goal
 
-    run = partial(select, goal=Goal(number=number, distance=distance), method=method, embed=embed)
-    step.perform("selecting", partial(run, folder, per_category=per_category, seed=seed))
+    options = {"method": method, "embed": embed, "per_category": per_category, "seed": seed}
+    step.perform("selecting", partial(select, folder, goal=Goal(number=number, distance=distance), **options))
 
 
 @app.command("compare-diversity")
@@ -217,11 +220,13 @@ def compare_diversity(
     seed: int = SEED,
     output: JsonOption,
 ) -> None:
-    """Compare every selection with random choices of the same size, also in an embedding that did not select."""
+    """Compare every selection with random choices of the same size, also in other embeddings."""
     from pacorl.dataset.diversify import compare, table
     from pacorl.dataset.folder import read_prompts
 
-    records = [record for path in files for record in read_prompts(path)]
+    records = []
+    for path in files:
+        records += read_prompts(path)
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
     rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
     if output.as_json:
@@ -246,7 +251,7 @@ def generate(
     from pacorl.generate.image_queue import Shard
     from pacorl.models.policies import default_options
 
-    # Options of a kind go on by name; None is the checkpoint's own default.
+    # None is the checkpoint's own default.
     options = vars(generator).copy()
     source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
     run = partial(module.generate, folder, source, grids=grids, prompts=prompts, shard=Shard.parse(shard))
@@ -276,8 +281,8 @@ def pair(
 def annotate(
     folder: Path = FOLDER,
     *,
-    annotators: str = typer.Option("", help="Names, separated by commas; those of an earlier start keep their links."),
-    adjudicators: str = typer.Option("", help="Names of those who decide what the annotators disagree on."),
+    annotators: str = typer.Option("", help="Names, separated by commas; earlier annotators keep their links."),
+    adjudicators: str = typer.Option("", help="Names of people who decide disputed questions."),
     host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = typer.Option(8765, min=0, max=65_535, help="0 for any free one."),
     days: float = typer.Option(30, min=0, max=3650, help="How long a link is good for."),
@@ -287,19 +292,30 @@ def annotate(
 ) -> None:
     """Serve the page on which people rank candidates.
 
-    How the work is shared is remembered with the database: without these options a later start changes nothing.
+    The database stores the division of the work: without these options a later start does not change it.
     """
     with needing("data", what="the annotation page"):
         from pacorl.studio.annotate import routes
         from pacorl.studio.annotate.links import Sharing
 
+    # Without a flag, the database's own sharing holds.
     changes = {name: value for name, value in vars(share).items() if value is not None}
-    sharing, people = Sharing(**changes) if changes else None, split_names(annotators)
+    sharing = Sharing(**changes) if changes else None
+    people = split_names(annotators)
     if step.dry_run:
         step.print(routes.plan(folder, people, sharing=sharing))
         return
-    run = partial(routes.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=echo)
-    run(renew=split_names(renew), adjudicators=split_names(adjudicators))
+    routes.serve(
+        folder,
+        people,
+        sharing=sharing,
+        host=host,
+        port=port,
+        days=days,
+        renew=split_names(renew),
+        adjudicators=split_names(adjudicators),
+        announce=echo,
+    )
 
 
 @app.command()
@@ -331,7 +347,10 @@ def simulate(
     from pacorl.studio.annotate import simulate as module
 
     # A link ends with its token, and a token holds no slash.
-    tokens = {name: link.rpartition("/")[2] for name, _, link in (text.partition("=") for text in links)}
+    tokens = {}
+    for text in links:
+        name, _, link = text.partition("=")
+        tokens[name] = link.rpartition("/")[2]
     print_counts(module.simulate(url, tokens, noise=noise, attend=split_names(attend)), as_json=output.as_json)
 
 
@@ -348,8 +367,9 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit)
-    step.perform("explaining", partial(run, workers=chat.workers, price=chat.price or (0.0, 0.0)))
+    options: dict[str, Any] = {"workers": chat.workers, "price": chat.price or (0.0, 0.0)}
+    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit, **options)
+    step.perform("explaining", run)
 
 
 @app.command()
@@ -368,8 +388,8 @@ def export(
     from pacorl.dataset.export import export as write
 
     shares = {"train": 1 - test_share, "test": test_share}
-    run = partial(write, folder, out=out, formats=split_names(formats), shares=shares, seed=seed)
-    step.perform("exporting", partial(run, rule=rule, question=question))
+    options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
+    step.perform("exporting", partial(write, folder, out=out, rule=rule, question=question, **options))
 
 
 @app.command()
@@ -379,7 +399,7 @@ def tasks(
     out: Path = typer.Option(..., help="A folder, the root of Label Studio's local storage."),
     output: JsonOption,
 ) -> None:
-    """Write what is to be ranked, and the rankings so far, as tasks of Label Studio."""
+    """Write the questions, and the rankings so far, as tasks of Label Studio."""
     from pacorl.dataset.label_studio import write_tasks
 
     print_counts(write_tasks(folder, out), as_json=output.as_json)
@@ -388,12 +408,12 @@ def tasks(
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
-    source: Path = typer.Argument(help="A folder that was published, unpacked; or your rankings, a .csv or .jsonl."),
+    source: Path = typer.Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
     *,
     kind: str = typer.Option(
         ..., help="rankings (your own), label_studio, sharegpt (PaCo-Dataset), consistency_rank, sharegpt_4o_image."
     ),
-    name: str = typer.Option("", help="What it is called here; the source's name unless given."),
+    name: str = typer.Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:
     """Bring in rankings of your own, or published data."""
@@ -403,12 +423,13 @@ def import_(
 
 
 def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints counts: JSON for programs, a line for each for people."""
+    """Print counts: JSON for programs, a line for each for people."""
     if as_json:
         print_json(counts)
         return
     for label, count in _flat(counts):
-        echo(f"{label:<28} {count:.4f}" if isinstance(count, float) else f"{label:<28} {count}")
+        shown = f"{count:.4f}" if isinstance(count, float) else count
+        echo(f"{label:<28} {shown}")
 
 
 def _flat(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ MARKS = {"fine": "ok", "warning": "look", "error": "ERROR"}
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminedJudge(OnlyJudge):
-    """How the judge is reached that the command's argument names."""
+    """Access to the judge in the command's argument."""
 
     judge: str = ""
 
@@ -48,7 +48,7 @@ def doctor(
             if overrides:
                 raise ValueError(f"{overrides[0]}: only a run's config takes changes, and {target} is a judge")
             code = _examine_judge(target, access, as_json=as_json)
-    # Exit code 1 means "deserves a look" here, so that faults cannot go to the command line's own door.
+    # Exit code 1 means "deserves a look" here, so faults are not left to the command line, which would return 1.
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
         echo_errors(f"pacorl: {fault}")
         code = 2
@@ -64,11 +64,11 @@ def _is_run(target: str) -> bool:
     try:
         document = read_yaml(Path(target))
     except ValueError:
-        return True  # loading it says where it is wrong
+        return True  # loading it reports the fault's line
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:
         raise ValueError(f"{target} trains a judge; check it with `pacorl train-reward {target} --dry-run`")
-    # A description of servers is a YAML too, with a key that no run has.
+    # A description of servers is a YAML too; `judges` is no key of a run.
     return "judges" not in keys
 
 
@@ -94,7 +94,7 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
 
 def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
-    """Names served, a real question either way, token ids, versions, memory."""
+    """Probe a judge: served names, a real question either way, token ids, versions, memory."""
     from pacorl.judge import check_judge
 
     check_judge(judge, adapter=access.judge_adapter)
@@ -104,25 +104,30 @@ def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
 
     with PacoReward.from_pretrained(judge, **access.judge_access) as reward:
         answers = probe(reward.judge, name=reward.name)
-    print_json(answers.to_dict()) if as_json else echo("\n".join(_lines(answers)))
+    if as_json:
+        print_json(answers.to_dict())
+    else:
+        echo("\n".join(_lines(answers)))
     return EXIT_CODES[judge_severity(answers)]
 
 
 def _lines(probe: JudgeProbe) -> list[str]:
-    """The probe for a terminal."""
-    ids = ", ".join(f"{word} {'+'.join(map(str, ids))}" for word, ids in probe.token_ids.items())
-    same, different = (
-        "no answer" if p_yes is None else f"{p_yes:.4f}" for p_yes in (probe.p_yes_same, probe.p_yes_different)
-    )
-    facts = [
-        ("judge", probe.judge),
-        *(("served", f"{url}: {', '.join(names) or 'does not say'}") for url, names in probe.served.items()),
-        ("token ids", ids or "not told; answers are read by their text"),
-        ("P(Yes), one hero", same),
-        ("P(Yes), two heroes", different),
-        ("seconds", f"{probe.seconds:.2f}"),
-        *(("memory", f"{holder}: {gib:.2f} GiB") for holder, gib in probe.memory_gib.items()),
-        *(("version", f"{library} {number}") for library, number in probe.versions.items()),
-        *(("problem", problem) for problem in probe.problems),
-    ]
+    """Format the probe for a terminal."""
+    facts = [("judge", probe.judge)]
+    for url, names in probe.served.items():
+        facts.append(("served", f"{url}: {', '.join(names) or 'does not say'}"))
+
+    # The test questions.
+    words = []
+    for word, ids in probe.token_ids.items():
+        words.append(f"{word} {'+'.join([str(number) for number in ids])}")
+    facts.append(("token ids", ", ".join(words) or "not told; answers are read by their text"))
+    for label, p_yes in (("one hero", probe.p_yes_same), ("two heroes", probe.p_yes_different)):
+        facts.append((f"P(Yes), {label}", "no answer" if p_yes is None else f"{p_yes:.4f}"))
+    facts.append(("seconds", f"{probe.seconds:.2f}"))
+
+    # The environment.
+    facts += [("memory", f"{holder}: {gib:.2f} GiB") for holder, gib in probe.memory_gib.items()]
+    facts += [("version", f"{library} {number}") for library, number in probe.versions.items()]
+    facts += [("problem", problem) for problem in probe.problems]
     return [f"{label:<20}{fact}" for label, fact in facts]

@@ -12,8 +12,6 @@ from pacorl.cli.shared import Commands, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pacorl.models.lora.formats import Lora
 
 
@@ -41,7 +39,7 @@ def adapter(
     *,
     out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
 ) -> None:
-    """Say what an adapter is; with --out, write it so that pacorl, PEFT, diffusers and ComfyUI all read it."""
+    """Describe an adapter; with --out, write it in a form that pacorl, PEFT, diffusers and ComfyUI all read."""
     from pacorl.io.files import check_writable
 
     if out:
@@ -59,18 +57,16 @@ def adapter(
 
 
 def _summary(lora: Lora) -> str:
-    # Ranks and alphas may differ by module; the scale α/r is what a tool multiplies by.
-    scales = {lora.alphas[module] / rank for module, rank in lora.ranks.items()}
-    ranges = {"rank": lora.ranks.values(), "alpha": lora.alphas.values(), "scale": scales}
-    facts = [f"{len(lora.alphas)} modules", *(f"{name} {_range(numbers)}" for name, numbers in ranges.items())]
-    return ", ".join([*facts, *([f"trained on {lora.base}"] if lora.base else [])])
-
-
-def _range(numbers: Iterable[float]) -> str:
-    """One number, or the least and the most."""
-    # Twice, so that a single number is both ends.
-    low, *_, high = sorted([*numbers] * 2)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    # Ranks and alphas may differ by module; tools multiply by the scale α/r.
+    scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
+    facts = [f"{len(lora.alphas)} modules"]
+    for name, numbers in (("rank", lora.ranks.values()), ("alpha", lora.alphas.values()), ("scale", scales)):
+        low = min(numbers)
+        high = max(numbers)
+        facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
+    if lora.base:
+        facts.append(f"trained on {lora.base}")
+    return ", ".join(facts)
 
 
 @prompts.command("check")
@@ -80,10 +76,11 @@ def check_prompts(
     near: float = NEAR,
     as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
-    """Say which prompts are also in the others; exit code 1 if any is."""
+    """List the prompts that are also in other files or benchmarks; exit code 1 if there are any."""
     from pacorl.records.leaks import find_leaks, leak_report
     from pacorl.records.prompts import prompts_from
 
+    # Compare with every other file or benchmark.
     train = prompts_from(source)
     leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
     if as_json:
@@ -110,7 +107,7 @@ def split_prompts(
     *,
     out: Path = typer.Option(..., help="A folder for train.jsonl and test.jsonl."),
     test: int = typer.Option(
-        128, min=1, max=LARGEST, help="About how many to hold out; what belongs together stays together."
+        128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."
     ),
     seed: int = typer.Option(42, min=0, max=SEEDS, help="Of the draw."),
     keep_out: list[str] = typer.Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
@@ -122,11 +119,12 @@ def split_prompts(
     from pacorl.records.leaks import split_prompts
     from pacorl.records.prompts import prompts_from, save_prompts
 
+    # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     benchmarks = {name: prompts_from(name) for name in keep_out}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
     for name, side in (("train", train), ("test", held_out)):
-        # Edits have a form of their own: a record of a set has no place for a source image.
+        # Edits have their own format: a record of a set has no source image.
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
         save(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
@@ -134,10 +132,10 @@ def split_prompts(
 
 @config.command("show")
 def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
-    """Say what a key means, what it may be, and what it is if it is left out; of a section, all its keys."""
+    """Show a key's meaning, its values and its default; for a section, of all its keys."""
     from pacorl.lab.config_reference import matching
 
-    echo("\n\n".join(map(str, matching(key))))
+    echo("\n\n".join([str(entry) for entry in matching(key)]))
 
 
 @config.command("schema")

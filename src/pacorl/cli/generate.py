@@ -44,7 +44,7 @@ PDF_MARK = "pacorl".encode("utf-16-be")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions(WriterOptions):
-    """What is to be generated: one of a prompt, a record, a storyboard, an edit."""
+    """The request: a prompt, a record, a storyboard or an edit."""
 
     panel: ClassVar[str] = "Request"
 
@@ -64,7 +64,7 @@ class RequestOptions(WriterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedGenerator(GeneratorOptions):
-    """The generator, and how strongly its adapter acts."""
+    """The generator, and the strength of its adapter."""
 
     lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0, most=STRONGEST)
 
@@ -75,7 +75,7 @@ class AdaptedGenerator(GeneratorOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions(FrugalJudge):
-    """How many images, and which of them are kept."""
+    """Number of images, and the choice among candidates."""
 
     panel: ClassVar[str] = "Choice"
 
@@ -111,6 +111,10 @@ class OutputOptions:
         False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
     )
 
+    def page(self, request: GenerationRequest) -> Path | None:
+        """Return the page's path, which a storyboard always has."""
+        return self.report or (self.out / BOARD_PAGE if request.board else None)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -129,20 +133,23 @@ def generate(
     choice: ChoiceOptions,
     output: OutputOptions,
 ) -> None:
-    """Generate sets of images, edits and storyboards; each PNG says what made it."""
+    """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     request = with_prompt(request, text)
     if output.dry_run:
         _dry_run(generator, choice, shown_panels(request), edits=bool(request.images), as_json=output.as_json)
     if output.write:
         _write_storyboard(request, output.write)
         return
-    # Everything that can be wrong with the words is said before torch and weights are loaded.
+
+    # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
     _check_output(output, requested)
     spec = _check_models(generator, choice, judge, requested.prompts)
+
+    # Import and load.
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
@@ -157,7 +164,8 @@ def generate(
     model = _load(generator, memory=choice.memory, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size, lora_scale=generator.lora_scale)
-    # Denoising steps and not images: with one image the bar would jump from nothing to the end.
+
+    # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
     total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
     with _judge(model, judge, choice) if judge else nullcontext() as reward:
@@ -191,10 +199,10 @@ def generate(
 
 
 def with_prompt(options: RequestOptions, text: str) -> RequestOptions:
-    """The request with the prompt that was given without a flag.
+    """Add the prompt given without a flag.
 
     Raises:
-        ValueError: if there is another one.
+        ValueError: if there is another prompt.
     """
     if text and options.prompt:
         raise ValueError(f"{text!r} and --prompt {options.prompt!r} are two prompts; give one")
@@ -202,11 +210,12 @@ def with_prompt(options: RequestOptions, text: str) -> RequestOptions:
 
 
 def read_request(options: RequestOptions, model: str) -> GenerationRequest:
-    """Reads what is asked for, before anything heavy is loaded.
+    """Read the request without heavy imports.
 
     Raises:
-        ValueError: if not exactly one thing is asked for, or the model cannot do it.
+        ValueError: if there is not exactly one source, or the model does not support it.
     """
+    # Exactly one source.
     sources = {
         "--prompt": options.prompt,
         "--record": options.record,
@@ -214,24 +223,30 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
         "--instruction": options.instruction,
     }
     flags = [flag for flag, source in sources.items() if source]
-    if len(flags) != 1:
-        raise ValueError(f"give one of {', '.join(sources)}" + (f", not {' and '.join(flags)}" if flags else ""))
+    if not flags:
+        raise ValueError(f"give one of {', '.join(sources)}")
+    if len(flags) > 1:
+        raise ValueError(f"give one of {', '.join(sources)}, not {' and '.join(flags)}")
+
+    # Flags of other sources.
     if options.panels and not options.prompt:
         raise ValueError(f"--panel goes with --prompt, not with {flags[0]}")
     if options.layout and not options.prompt:
-        raise ValueError(f"--layout goes with --prompt; {flags[0]} says its own")
+        raise ValueError(f"--layout goes with --prompt; {flags[0]} has its own")
     if options.characters and not options.prompt:
         raise ValueError(f"--character goes with --prompt, not with {flags[0]}; a storyboard lists its own characters")
     if bool(options.images) != bool(options.instruction):
         raise ValueError("an edit needs both --image and --instruction")
+
+    # The prompts.
     if options.storyboard:
         from pacorl.generate.storyboard import pages, read_storyboard
 
         board = read_storyboard(options.storyboard)
         return GenerationRequest(board.title, pages(board, model), board)
     prompt = _prompt(options, model)
-    theme = "" if options.prompt else prompt.theme
-    return GenerationRequest(options.instruction or theme or (options.prompt or prompt.text)[:80], [prompt])
+    title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
+    return GenerationRequest(title, [prompt])
 
 
 def _prompt(options: RequestOptions, model: str) -> Prompt:
@@ -258,15 +273,16 @@ def _prompt(options: RequestOptions, model: str) -> Prompt:
 
 
 def written_storyboard(options: RequestOptions) -> Storyboard | None:
-    """A prompt's panels as a storyboard of one page, if they are to be written, saved or given characters.
+    """Draft a prompt's panels as a storyboard of one page; None if they need no writer and have no characters.
 
-    What the writer wrote is shown on the error stream.
+    The writer's panels are shown on the error stream.
     """
     from pacorl.core.grid import parse_layout
     from pacorl.generate.panels import PanelDraft, read_request, write_panels
     from pacorl.generate.storyboard import storyboard_of
     from pacorl.records.characters import find_character
 
+    # The panels: the user's own, a writer's for a request of several images, or the prompt itself.
     layout = parse_layout(options.layout) if options.layout else None
     characters = [find_character(name) for name in options.characters]
     asks_for_set = options.writer != TEMPLATE or read_request(options.prompt) is not None
@@ -281,6 +297,7 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     else:
         draft = PanelDraft(options.prompt, (options.prompt,))
 
+    # A storyboard is needed for characters, and for panels of a writer.
     if characters:
         echo_errors("characters act by their descriptions: no generator takes reference images yet")
     elif options.panels or len(draft.panels) == 1:
@@ -289,7 +306,7 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
 
 
 def shown_panels(options: RequestOptions) -> list[str]:
-    """The text of each panel, before a model reads it; empty for one image, an edit or a record."""
+    """Return the text of each panel for people; empty for one image, an edit or a record."""
     from pacorl.core.grid import panel_texts
     from pacorl.generate.storyboard import read_storyboard, spoken
 
@@ -313,11 +330,11 @@ def _write_storyboard(options: RequestOptions, path: Path) -> None:
 
 
 def _judge_source(choice: ChoiceOptions, model: str) -> str:
-    """The judge's name; the tiny one if the tiny generator's candidates are to be ranked; empty for none."""
+    """Return the judge's name, the tiny judge for the tiny generator's candidates; empty for no judge."""
     if choice.judge or choice.best_of == 1:
         return choice.judge
     if model != TINY:
-        raise ValueError(f"--best-of {choice.best_of} needs a judge to say which; name one with --judge")
+        raise ValueError(f"--best-of {choice.best_of} needs a judge to choose; name one with --judge")
     return TINY
 
 
@@ -332,24 +349,29 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
     """Raise an error if the output cannot be written, or would replace files that were not generated."""
     from pacorl.io.files import check_made, check_writable
 
+    # Images.
     check_writable(output.out, folder=True)
-    for path in filter(None, (output.report, output.pdf)):
-        check_writable(path)
     edits = any(prompt.sources for prompt in request.prompts)
-    stem = "page" if request.board else "edit" if edits else "set"
+    stem = "edit" if edits else "set"
+    if request.board:
+        stem = "page"
     for image in sorted(output.out.glob(f"{stem}-[0-9]*.png")):
         check_made(image, mark=IMAGE_MARK, limit=4096)
-    page = output.report or (output.out / BOARD_PAGE if request.board else None)
+
+    # The page, and the PDF.
+    page = output.page(request)
     if page:
+        check_writable(page)
         check_made(page)
     if output.pdf:
+        check_writable(output.pdf)
         check_made(output.pdf, mark=PDF_MARK)
 
 
 def _check_models(
     options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]
 ) -> PolicySpec:
-    """The kind of the generator; says what is wrong with it, the judge or the size before diffusers is imported."""
+    """Check generator, judge and size before diffusers is imported; returns the generator's kind."""
     from pacorl.judge import check_judge
     from pacorl.models.policies import POLICIES, check_sources, kind_of
 
@@ -374,7 +396,8 @@ def _dry_run(
     from pacorl.lab.plan.plan import plan_generation, print_plan
     from pacorl.models.policies import POLICIES, kind_of
 
-    weights, source = MEMORY[choice.memory], _judge_source(choice, options.model)
+    # The generator.
+    weights = MEMORY[choice.memory]
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
     policy = spec.options_for(
         options.model,
@@ -382,11 +405,15 @@ def _dry_run(
         **weights,
         **options.policy_options,
     )
+
+    # The judge, if it runs in this process.
+    source = _judge_source(choice, options.model)
     judge: BackendOptions | None = None
     if source and JUDGES[backend_of(source)].in_process:
         settings = {"checkpoint": source, "adapter": choice.judge_adapter, **weights}
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
+
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
     if as_json:
         print_json({"panels": panels} | parse_json(plan.to_json()))
@@ -396,7 +423,7 @@ def _dry_run(
 
 
 def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
-    """The judge of the candidates; with little memory it takes turns with the generator."""
+    """Load the judge of the candidates; with little memory it takes turns with the generator."""
     from pacorl.judge.paco_reward import PacoReward
 
     with model.judging():
@@ -409,7 +436,7 @@ def _load(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
     from pacorl.generate.generator import Generator
     from pacorl.models.policies import kind_of
 
-    # Which tiny checkpoint is meant only the request tells: one makes sets, one edits.
+    # The request selects the tiny checkpoint: one makes sets, the other edits.
     kind = options.kind or kind_of(options.model, edits=edits)
     return Generator.from_pretrained(
         options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options
@@ -423,17 +450,20 @@ def _deliver(
     reward: PacoReward | None,
     output: OutputOptions,
 ) -> None:
-    """Saves the images and their pages, and prints where they are."""
+    """Save the images and their pages, and print their paths."""
     from pacorl.generate import generated_images
 
+    # Files.
     judge = reward.name if reward else ""
     notes = [note for note in (model.note, reward.note if reward else "") if note]
     saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
-    page = output.report or (output.out / BOARD_PAGE if request.board else None)
+    page = output.page(request)
     if page:
         generated_images.write_page(page, saved, title=request.title, notes=notes, judge=judge)
     if output.pdf:
         generated_images.save_pdf(images, output.pdf, title=request.title)
+
+    # The terminal.
     if output.as_json:
         names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
         made = [generated_images.to_dict(image) for image in saved]
@@ -444,7 +474,8 @@ def _deliver(
 
 
 def _line(saved: SavedImage) -> str:
-    image, judged = saved.image, saved.image.judged
+    image = saved.image
+    judged = image.judged
     columns = [str(saved.path), f"seed {image.recipe.seed}"]
     if judged and judged.score is not None:
         columns.append(f"score {judged.score:.4f}")

@@ -67,11 +67,14 @@ def probe(
     from pacorl.io.quiet import quiet_loading
     from pacorl.runtime.cores import use_cores
 
+    # Check everything before torch and weights are loaded.
     run = load(PolicyConfig, config, overrides or [])
     if flags.out:
         check_writable(flags.out, folder=True)
         claim_folder(flags.out)
     check_run(run)
+
+    # Draw and score samples.
     use_cores()
     quiet_loading()
     from pacorl.lab.probe.probing import ProbeOptions
@@ -80,6 +83,8 @@ def probe(
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
         findings = run_probe(run, options, advance=advance)
+
+    # Output.
     document = findings.document()
     if flags.as_json:
         print_json(document)
@@ -99,6 +104,8 @@ def print_findings(findings: Findings) -> None:
 
     # Without a terminal rich assumes 80 columns, which would cut numbers.
     console = PlainConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+
+    # The design.
     design = findings.design
     levels = [name for name in (START, JUDGE) if name in findings.candidates[0].variances.names]
     drawn = f"{design.prompts} prompts × {design.seeds} starts × 2 children per step"
@@ -106,6 +113,7 @@ def print_findings(findings: Findings) -> None:
         drawn += f", read {', '.join(findings.readings)}"
     console.print(drawn, highlight=False)
 
+    # Shares of the variance by level.
     table = Table("", "mean", "step", *levels, "signal", "alike", title="shares of the reward's variance")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -121,6 +129,7 @@ def print_findings(findings: Findings) -> None:
         )
     console.print(table)
 
+    # Cost of an epoch.
     cost = findings.cost
     seconds = ", ".join(f"{phase} {spent:.1f} s" for phase, spent in cost.seconds.items())
     work = f"{cost.forwards:,} forwards in sampling, {cost.trained:,} in training, {cost.questions:,} questions"

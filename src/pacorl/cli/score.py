@@ -32,7 +32,7 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
-    """What the judge is asked."""
+    """The judge's questions."""
 
     panel: ClassVar[str] = "Questions"
 
@@ -46,7 +46,7 @@ class QuestionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Where the scores go."""
+    """Output of the scores."""
 
     panel: ClassVar[str] = "Output"
 
@@ -86,6 +86,8 @@ def score(
         check_writable(output.report)
         check_made(output.report)
     use_cores()
+
+    # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
     names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
     if ask.grid:
@@ -95,15 +97,16 @@ def score(
     whole = "" if ask.grid else _whole_sets(images)
     if whole and len(opened) == 1:
         raise ValueError(whole)
-    # Before a judge is loaded, which takes minutes.
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
     if JUDGES[backend_of(judge.judge)].in_process:
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
+
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
-        name, note = reward.name, reward.note
-        # Before any number: they say for which images the judge's numbers mean something.
+        name = reward.name
+        note = reward.note
+        # Before any number: the judge's numbers may be meaningless for these images.
         echo_errors(note, whole)
         scores = scoring.score_set(
             reward.judge,
@@ -115,6 +118,8 @@ def score(
             reasons=ask.reasons,
         )
         _check_complete(scores, keep_going=output.keep_going)
+
+    # Output.
     if output.as_json:
         print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
     else:
@@ -123,47 +128,52 @@ def score(
     if output.report:
         write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)
         echo_errors(f"page: {output.report}")
+
+    # The exit code.
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
-    if below := [*_below_least(scores, output.least), *_below_least_mean(scores, output.least_mean)]:
+    below = _below_least(scores, output.least) + _below_least_mean(scores, output.least_mean)
+    if below:
         echo_errors(*below)
         raise typer.Exit(BELOW)
 
 
 def _below_least(scores: Scores, least: float | None) -> list[str]:
-    """State what is below `--min`."""
+    """Report a score below `--min`."""
     lowest = scores.lowest_panel
     if least is None or lowest is None or lowest.median >= least:
         return []
     if len(scores.names) == 2:
         return [f"the pair has P(Yes) {lowest.median:.4f}, below --min {least:g}"]
-    name, others = scores.names[lowest.panel], "the reference" if scores.ranking else "the others"
-    return [f"the lowest image, {name}, has the median {lowest.median:.4f} with {others}, below --min {least:g}"]
+    name = scores.names[lowest.panel]
+    compared = "the reference" if scores.ranking else "the others"
+    return [f"the lowest image, {name}, has the median {lowest.median:.4f} with {compared}, below --min {least:g}"]
 
 
 def _below_least_mean(scores: Scores, least: float | None) -> list[str]:
-    """State what is below `--min-mean`."""
+    """Report a mean below `--min-mean`."""
     if least is None or scores.mean is None or scores.mean >= least:
         return []
     return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
 
 
 def _whole_sets(images: Sequence[str]) -> str:
-    """What to say of images that `pacorl generate` wrote as grids of panels: a judge compares panels."""
+    """Advise to cut a grid image written by `pacorl generate`, because a judge compares panels; empty for none."""
     from pacorl.io.images import png_texts
 
     for image in images:
         texts = png_texts(Path(image))
-        if (layout := texts.get("layout", "1x1")) != "1x1" and "panel" not in texts:
+        layout = texts.get("layout", "1x1")
+        if layout != "1x1" and "panel" not in texts:
             return f"{image} is a whole set; `pacorl score {image} --grid {layout}` compares its panels"
     return ""
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:
-    # A pair that the judge declined is an answer; only a question that failed is a fault.
+    # A declined pair is an answer; only failed questions are faults.
     failed = [pair for pair in scores.missing if not pair.declined]
     if failed and not keep_going:
         raise RuntimeError(
             f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {failed[0].error}; "
-            "--keep-going prints the others"
+            "--keep-going prints the rest"
         )

@@ -20,7 +20,7 @@ KEY_VARIABLE = "PACORL_API_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The servers and what they allow."""
+    """The servers and their limits."""
 
     backend: str = option("builtin", "vllm, or builtin (small judges, tests).")
     name: str = option("", "The name that requests ask for; by default the checkpoint's last part.")
@@ -44,9 +44,10 @@ def serve(
     *,
     options: ServeOptions,
 ) -> None:
-    """Serve a judge over an OpenAI-compatible API. What follows `--` is handed to `vllm serve`."""
+    """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
     from pacorl.judge.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
 
+    # The servers.
     if options.write and options.write.exists():
         load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
     description = _description(source, options)
@@ -57,6 +58,8 @@ def serve(
     if options.write:
         write_endpoints(description, options.write)
         echo_errors(f"endpoints: {options.write}")
+
+    # Serve until the end.
     if options.backend == "builtin":
         _run_builtin(servers, options, key=key, extra=context.args)
     elif options.backend == "vllm":
@@ -75,7 +78,7 @@ def _description(source: str, options: ServeOptions) -> Endpoints:
 
     if source.endswith((".yaml", ".yml")):
         if options.name or options.adapter:
-            raise ValueError(f"{source} says itself what is served under which name; leave --name and --adapter out")
+            raise ValueError(f"{source} contains the names of models and adapters; leave --name and --adapter out")
         return load_endpoints(Path(source))
     return describe(
         source,
@@ -84,7 +87,7 @@ def _description(source: str, options: ServeOptions) -> Endpoints:
         host=options.host,
         port=options.port,
         replicas=options.replicas,
-        # The description names the variable and never the key, because it is written to a file that is shared.
+        # The description contains the variable and never the key, because its file may be shared.
         api_key_env=KEY_VARIABLE if options.api_key else "",
     )
 
@@ -93,7 +96,9 @@ def _key_of(description: Endpoints) -> str:
     variable = description.api_key_env
     if variable and not os.environ.get(variable):
         raise ValueError(f"set the environment variable {variable} to the key that callers are to send; it is not set")
-    return os.environ[variable] if variable else ""
+    if variable:
+        return os.environ[variable]
+    return ""
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
@@ -105,22 +110,26 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
         raise ValueError(f"the built-in server is one process at one address, {len(servers)} are described; use vllm")
+
+    # Check judges and port before weights are loaded.
     (server,) = servers
     for adapter in server.adapters.values() or [""]:
         check_judge(server.checkpoint, adapter=adapter)
     with needing("serve", what="the built-in server"):
         from pacorl.web.site import listening
 
-        with listening(server.host, server.port):  # a port that is taken is told before weights are loaded
+        with listening(server.host, server.port):
             pass
         from pacorl.judge.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import load_judges, run_builtin
         from pacorl.serve.schema import Limits
+
+    # Load.
     use_cores()
     quiet_loading()
     judges = load_judges(server, dtype=options.dtype)
     _announce(servers)
-    # Said before the server takes over this thread.
+    # Before the server blocks this thread.
     for name, judge in judges.items():
         if judge.domain:
             declined = f"{name} declines images of anything but {judge.domain.name}"
@@ -139,7 +148,7 @@ def _announce(servers: list[Server]) -> None:
 def studio(
     *,
     models: StudioModels,
-    host: str = typer.Option("127.0.0.1", help="Where to listen; this machine only unless you say otherwise."),
+    host: str = typer.Option("127.0.0.1", help="Where to listen; by default this machine only."),
     port: int = typer.Option(8767, min=0, max=65535, help="0 for any free one."),
     history: str = typer.Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
     recipe: str = typer.Option("", help="The config that a LoRA is taught with; the tiny recipe, or the paper's."),
@@ -167,7 +176,7 @@ def studio(
 
 
 def _check_studio(models: StudioModels, history: Path | None, recipe: Path | None) -> None:
-    # The page would be there at once, and say half a minute later that its models are not.
+    # Otherwise the page would open at once, and report missing models half a minute later.
     from pacorl.config.base import load
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.io.files import check_writable

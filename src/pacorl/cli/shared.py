@@ -1,10 +1,10 @@
-"""What the commands share: flags from groups of options (`config.options`), a progress bar, one form of JSON.
+"""Base of all commands: flags from groups of options (`config.options`), a progress bar, one form of JSON.
 
     @Commands().command()
     def score(images: list[str] = typer.Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
         …
 
-A parameter whose type is a group becomes the flags of its fields; the command gets the group, filled.
+A parameter whose type is a group becomes the flags of its fields; the command gets an instance of the group.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
 from pacorl.io.terminal import printable, printable_json
 
 INCOMPLETE = 3
-"""Exit code if something has no judgement, or was left out because the user allowed it."""
+"""Exit code if an item has no judgement, or was left out with the user's permission."""
 BELOW = 4
-"""Exit code if a score is below what was asked for."""
+"""Exit code if a score is below the requested least score."""
 METAVARS: Mapping[type, str] = {bool: "", int: "N", float: "X", Path: "PATH"}
-"""What the help calls the values of a type; those of all others are texts."""
+"""Metavar per type in `--help`; TEXT otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOption:
-    """Whether a command prints for programs."""
+    """Choice of output for programs."""
 
     panel: ClassVar[str | None] = None
 
@@ -44,29 +44,29 @@ class JsonOption:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyJudge(JudgeOptions):
-    """The judge of a command without a generator, whose flags have short second names therefore."""
+    """The judge of a command without a generator, so that its flags may have short second names."""
 
     judge_model: str = inherited(JudgeOptions, "judge_model", also=("--model",))
     judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
 
 
 class SuggestingGroup(TyperGroup):
-    """A group whose refusal of an unknown command also names the commands that begin with the word, or `--help`."""
+    """Group of commands that suggests longer names, or `--help`, for an unknown command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
         if self.get_command(ctx, word) is None:
-            meant = [name for name in self.list_commands(ctx) if name.startswith(f"{word}-")]
+            meant = [repr(name) for name in self.list_commands(ctx) if name.startswith(f"{word}-")]
             if word == "help":
-                meant = ["--help"]
+                meant = ["'--help'"]
             if meant:
-                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(map(repr, meant))}?")
+                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(meant)}?")
 
         return super().resolve_command(ctx, args)
 
 
 class Commands(typer.Typer):
-    """A group of commands that may take groups of options."""
+    """Group of commands with groups of options."""
 
     def __init__(self, *, cls: type[TyperGroup] = SuggestingGroup, **settings: Any) -> None:
         super().__init__(cls=cls, **settings)
@@ -78,7 +78,7 @@ class Commands(typer.Typer):
 
 @contextmanager
 def needing(extra: str, *, what: str) -> Iterator[None]:
-    """Within the block an import that fails names the extra to install, and `what` needs it."""
+    """Replace a failed import by a ValueError with the extra to install for `what`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -86,26 +86,28 @@ def needing(extra: str, *, what: str) -> Iterator[None]:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command with a flag for each option of the groups among its parameters."""
+    """Replace a command's groups of options by a flag for each option."""
     hints = get_type_hints(command)
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
-    parameters = [
-        flag
-        for name, parameter in signature(command).parameters.items()
-        for flag in (_flags(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])])
-    ]
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            parameters += _flags(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
 
     for parameter in parameters:
-        if isinstance(flag := parameter.default, OptionInfo) and flag.metavar is None:
+        flag = parameter.default
+        if isinstance(flag, OptionInfo) and flag.metavar is None:
             flag.metavar = _metavar(parameter.annotation)
 
     @wraps(command)
     def run(**values: Any) -> Any:
-        options = {
-            name: group(**{field.name: _parsed(field, values.pop(field.name)) for field in _options_of(group)})
-            for name, group in groups.items()
-        }
-        return command(**values, **options)
+        filled = {}
+        for name, group in groups.items():
+            options = {field.name: _parsed(field, values.pop(field.name)) for field in _options_of(group)}
+            filled[name] = group(**options)
+        return command(**values, **filled)
 
     # typer reads parameters from here; `__wrapped__` would lead it back to the groups.
     del run.__wrapped__
@@ -115,13 +117,13 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _metavar(annotation: Any) -> str:
-    """What the help calls a flag's value: nothing for a switch. Typer's own `<float range>` takes a whole column."""
+    """Return the metavar of a flag; empty for a switch. Typer's own `<float range>` takes a whole column."""
     inner = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     return METAVARS.get(inner, "TEXT")
 
 
 def _options_of(group: type) -> list[Field[Any]]:
-    """A field without an option is no flag: what a shared group has and one command does not."""
+    """List the fields with an option; a command overrides an inherited option by a plain field to drop its flag."""
     return [field for field in fields(group) if KEY in field.metadata]
 
 
@@ -138,12 +140,12 @@ def _parsed(field: Field[Any], value: Any) -> Any:
 
 
 def _flags(group: type) -> Iterator[Parameter]:
-    """The parameters that typer makes flags of."""
+    """Yield typer's parameters of a group's flags."""
     hints = get_type_hints(group)
     for field in _options_of(group):
         setting: Option = field.metadata[KEY]
         default = field.default_factory() if callable(field.default_factory) else field.default
-        # The heading of the help is that of the group that declares the field first.
+        # The heading of the help comes from the first group to declare the field.
         declaring = next(base for base in reversed(group.__mro__) if field.name in get_annotations(base))
         flag = typer.Option(
             ("" if default is None else str(default)) if setting.parse else default,
@@ -162,9 +164,10 @@ def _flags(group: type) -> Iterator[Parameter]:
 
 def _names(field: Field[Any]) -> list[str]:
     setting: Option = field.metadata[KEY]
-    name = f"--{field.name.replace('_', '-')}"
-    # A switch that is off needs no second name.
-    return [*(setting.flags or (f"{name}/--no-{name[2:]}" if field.default is True else name,)), *setting.also]
+    name = field.name.replace("_", "-")
+    # Only a switch with the default True needs a negative name.
+    flag = f"--{name}/--no-{name}" if field.default is True else f"--{name}"
+    return [*(setting.flags or (flag,)), *setting.also]
 
 
 # --- printing --------------------------------------------------------------------------------------------------
@@ -172,12 +175,12 @@ def _names(field: Field[Any]) -> list[str]:
 
 @contextmanager
 def progress(activity: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream, so that `--json` stays clean; yields (done, total) → None."""
+    """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from pacorl.io.console import PlainConsole
 
-    # Transient below: what stays on a terminal are the results.
+    # Transient below: only the results stay on a terminal.
     columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=PlainConsole(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task(activity, total=None)
@@ -185,7 +188,7 @@ def progress(activity: str, *, shown: bool = True) -> Iterator[Callable[[int, in
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """Print a text without the control characters that others may have put into it."""
+    """Print a text, which may be untrusted, without control characters."""
     typer.echo(printable(str(text)), err=err)
 
 
@@ -200,6 +203,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def echo_errors(*lines: str) -> None:
-    """Print the lines that are not empty on the error stream."""
-    for line in filter(None, lines):
-        echo(line, err=True)
+    """Print lines on the error stream; empty lines are left out."""
+    for line in lines:
+        if line:
+            echo(line, err=True)

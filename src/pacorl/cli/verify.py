@@ -11,8 +11,8 @@ from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
-    from pacorl.lab.verify.audit import Finding, Kind
-    from pacorl.lab.verify.recompute import Comparison, Quantity
+    from pacorl.lab.verify.audit import Kind
+    from pacorl.lab.verify.recompute import Comparison
 
 
 def verify(
@@ -45,14 +45,11 @@ def _check(run: Path, *, as_json: bool) -> bool:
     if as_json:
         print_json(report.to_dict())
     else:
-        echo("\n".join(_findings(report.findings)))
+        for finding in report.findings:
+            echo(f"{'ok' if finding.fine else 'ERROR':<6}{finding.topic:<13}{finding.text}")
         repeatable = f"--epoch may be {ranges(report.epochs)}, --evaluation may be {ranges(report.evaluations)}"
         echo(f"hashing took {report.overhead:.1%} of the epochs' time; {repeatable}")
     return report.fine
-
-
-def _findings(findings: list[Finding]) -> list[str]:
-    return [f"{'ok' if finding.fine else 'ERROR':<6}{finding.topic:<13}{finding.text}" for finding in findings]
 
 
 def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
@@ -63,7 +60,7 @@ def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
     quiet_loading()
     comparison = recompute(run, epoch, kind)
     destroy_process_group()
-    if comparison is None:  # not the main process, which speaks
+    if comparison is None:  # only the main process prints
         return True
     if as_json:
         print_json(comparison.to_dict())
@@ -73,15 +70,18 @@ def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
 
 
 def _lines(comparison: Comparison) -> list[str]:
-    lines = [f"{quantity.name:<19}{_said(quantity)}" for quantity in comparison.quantities]
+    lines = []
+    for quantity in comparison.quantities:
+        result = "equal bits"
+        if not quantity.equal:
+            result = f"{quantity.difference:.1e} apart, and the tolerance is {quantity.tolerance:.0e}"
+        lines.append(f"{quantity.name:<19}{result}")
+
+    # The verdict, with changes of the environment as a possible reason.
     first = f": {comparison.first.name} first" if comparison.first else ""
+    reason = "in the same environment"
     changes = [f"{name} was {then} and is {now}" for name, (then, now) in comparison.environment.items()]
-    same = comparison.answer == "equal bits"
-    reason = f"{'although' if same else 'perhaps since'} {', '.join(changes)}" if changes else "in the same environment"
+    if changes:
+        link = "although" if comparison.answer == "equal bits" else "perhaps since"
+        reason = f"{link} {', '.join(changes)}"
     return [*lines, f"{comparison.kind} {comparison.epoch} {comparison.answer}{first}; {reason}"]
-
-
-def _said(quantity: Quantity) -> str:
-    if quantity.equal:
-        return "equal bits"
-    return f"{quantity.difference:.1e} apart, and the tolerance is {quantity.tolerance:.0e}"

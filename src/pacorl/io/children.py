@@ -1,8 +1,8 @@
 """Python child processes: none of them searches the working directory for modules.
 
 `python -c` and `python -m` put the working directory first on the module path, so a `yaml.py` in a downloaded folder
-would be executed. A trusted child inherits everything but that. A confined child, which reads untrusted input, inherits
-next to nothing, and gives up its privileges and the network where the system allows it.
+would be executed. A trusted child inherits everything but that. A confined child reads untrusted input. It inherits
+only INHERITED, and gives up its privileges and the network where the system allows it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "SYSTEMROOT")
 """Environment variables of a confined child; some Python installations do not start without the last two."""
 NEEDED = ("pacorl", "PIL")
-"""Packages that a confined child imports, which may lie outside of the interpreter's own folders (PYTHONPATH)."""
+"""Packages that a confined child imports, perhaps from outside of the interpreter's own folders (PYTHONPATH)."""
 CONFINED = (
     "import sys; sys.path[:0] = [folder for folder in sys.argv[2:] if folder not in sys.path]; "
     "from pacorl.io.children import run_confined; run_confined()"
@@ -30,7 +30,8 @@ CONFINED = (
 # linux/prctl.h, linux/sched.h and linux/capability.h
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION_3 = 0x20080522
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
 
 
 def start_python(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
@@ -39,7 +40,7 @@ def start_python(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
 
 
 def start_confined(entry: str) -> subprocess.Popen[bytes]:
-    """Start a process that confines itself and calls a function, `module:name`.
+    """Start a confined process, which calls a function, `module:name`.
 
     It is isolated (`python -I`), works in the root folder, has the INHERITED variables, and is connected to this
     process by its stdin and stdout.
@@ -55,10 +56,13 @@ def start_confined(entry: str) -> subprocess.Popen[bytes]:
 
 
 def _import_folders() -> list[str]:
-    """Folders that this process imports the NEEDED packages from."""
-    specs = [find_spec(name) for name in NEEDED]
-    origins = [Path(spec.origin) for spec in specs if spec and spec.origin]
-    return list(dict.fromkeys(str(origin.parents[1].resolve()) for origin in origins))
+    """List the folders from which this process imports the NEEDED packages."""
+    folders = []
+    for name in NEEDED:
+        spec = find_spec(name)
+        if spec and spec.origin:
+            folders.append(str(Path(spec.origin).parents[1].resolve()))
+    return list(dict.fromkeys(folders))
 
 
 def run_confined() -> None:
@@ -84,7 +88,7 @@ def confine() -> bool:
 def _leave_namespaces() -> bool:
     """Enter an empty network without any privilege (Linux); False if that is not permitted."""
     libc = ctypes.CDLL(None)
-    # A user namespace of its own is what permits an unprivileged process an empty network namespace.
+    # An unprivileged process may have an empty network namespace only within a new user namespace.
     is_offline = bool(libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # The new namespace has granted all capabilities within it, which reach much of the kernel.

@@ -11,7 +11,7 @@ from pacorl.io.terminal import printable
 
 
 class PlainConsole(Console):
-    """A console that prints strings as they are: no markup, no emoji codes, no control characters.
+    """Console without markup, emoji codes and control characters in strings.
 
     Cells, titles and headings of tables are strings too. A style is given by a `Text`.
     """

@@ -1,10 +1,10 @@
-"""Untrusted images, decoded in processes of their own: whatever a file does to a decoder, it does there.
+"""Untrusted images, decoded in separate processes, so that a malicious file cannot harm this one.
 
     image = open_upload(data, name="cat.png", max_pixels=25_000_000, caller="192.0.2.7")
 
-There are DECODERS processes (`io.decoder_process`), each with one image at a time. An image that takes too much CPU
-time or memory is refused, and a process that died of it is replaced. Callers take turns, and a caller has one decoder
-at most, so a caller's slow images delay nobody else's.
+There are DECODERS processes (`io.decoder_process`), each with one image at a time. Images are refused if they take too
+much CPU time or memory, and dead processes are replaced. Callers take turns, and a caller has one decoder at most, so a
+caller's slow images delay no other caller's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, calle
         caller: Who sent it, for instance an address. Images of one caller are decoded one after the other.
 
     Returns:
-        The image, or the error of `open_upload`. An image that is cancelled before its turn is not decoded.
+        The image, or the error of `open_upload`. Cancelling before its turn skips the decoding.
     """
     job = _Job(name, max_pixels, data)
     _DECODERS.submit(caller, job)
@@ -57,12 +57,12 @@ def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, calle
 
 
 class _Decoders:
-    """Some processes, and the images that wait for them by caller."""
+    """Processes, and the waiting images by caller."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job]] = {}
-        """Of each caller with a turn or a decoder."""
+        """Images of each caller with a turn or a decoder."""
         self._turns: SimpleQueue[str] = SimpleQueue()
         """Callers with a waiting image and no decoder, each once."""
         self.processes = [_Process() for _ in range(DECODERS)]
@@ -87,7 +87,7 @@ class _Decoders:
             self._take_turn(self._turns.get())
 
     def _take_turn(self, caller: str) -> None:
-        """Decode a caller's next image; the caller stands last again if another one waits."""
+        """Decode a caller's next image; the caller goes to the end of the queue if it has further images."""
         with self._lock:
             waiting = self._waiting[caller]
             job = waiting.popleft() if waiting else None
@@ -116,7 +116,7 @@ class _Decoders:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An image that waits."""
+    """A waiting image."""
 
     name: str
     max_pixels: int
@@ -175,12 +175,13 @@ class _Process:
 
     def close(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what a dead process did not read
+                with suppress(OSError):  # bytes that a dead process did not read
                     cast(IO[bytes], pipe).close()
 
 

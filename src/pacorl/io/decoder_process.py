@@ -15,15 +15,17 @@ from typing import IO, Any
 from pacorl.io.children import limit
 from pacorl.io.images import ImageError, open_image
 
-BASE_BYTES, BYTES_PER_PIXEL = 2**29, 16
-"""Address space of the process without an image, and per pixel that an image may have: transparent images are four
-buffers of four channels before they are three."""
+BASE_BYTES = 2**29
+"""Address space of the process without an image."""
+BYTES_PER_PIXEL = 16
+"""Address space per permitted pixel: transparent images are four buffers of four channels before they are three."""
 LONGEST_LINE = 2**16
 
 
 def serve() -> None:
-    """Decode what arrives on stdin until it is closed."""
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    """Decode images from stdin until it is closed."""
+    questions = sys.stdin.buffer
+    answers = sys.stdout.buffer
     send(answers, {"ready": True})
     while True:
         try:

@@ -1,13 +1,12 @@
-"""The one door for JSON, JSONL and YAML: what is read names its fault in one line, what is written appears whole.
+"""JSON, JSONL and YAML of the whole package: reading names a fault in one line, writing is atomic.
 
     records = read_jsonl(Path("prompts.jsonl"))     # ValueError: prompts.jsonl:7: not valid JSON at column 3 (…)
     config = read_yaml(Path("run.yaml"))
     write_json(folder / "summary.json", summary)
 
-What is read is a regular file of bounded size and depth in UTF-8. Its numbers are finite, its texts can be written as
-UTF-8 again, and no key stands twice in one mapping. YAML is read by version 1.2 (`io.yaml_core`). Every fault is a
-ValueError that begins with the file and its line. `fix`, if a reader takes it, ends the message: only the caller knows
-what the user should do about a file that cannot be used.
+Readers accept regular files of bounded size and depth in UTF-8, with finite numbers, texts that can be written as UTF-8
+again, and no repeated key in a mapping. YAML is version 1.2 (`io.yaml_core`). Every fault is a ValueError; its message
+begins with the file and its line. `fix`, a parameter of some readers, ends it with the caller's advice to the user.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
 Item = TypeVar("Item")
 
 MAX_BYTES = 2**30
-"""Of a text file. PaCo-Dataset's largest has a few hundred million."""
+"""Limit of a text file. PaCo-Dataset's largest has a few hundred million."""
 MAX_YAML_BYTES = 2**20
-"""YAML is what people write by hand, and its parser takes ten seconds for a million characters."""
+"""Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
 FLOAT_MAX = int(sys.float_info.max)
-"""A larger whole number is no float, and whoever computes with it meets an OverflowError."""
+"""Largest whole number with a float; computing with larger numbers raises OverflowError."""
 HALF_PAIR = re.compile(r"[\ud800-\udfff]")
-"""Half of a surrogate pair, which JSON's and YAML's escapes can hold and UTF-8 cannot: whoever writes it on fails."""
+"""Half of a surrogate pair. Escapes of JSON and YAML can contain it, UTF-8 cannot, so writing it again would fail."""
 TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")\s*(:?)|[{}]')
-"""Of a JSON text: a string, with the colon that makes it a key, or the edge of an object."""
+"""Token of a JSON text: a string, with the colon that makes it a key, or the edge of an object."""
 
 
 def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
@@ -50,7 +49,7 @@ def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
         content = read_bytes(path, limit=limit)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}){_ending(fix)}") from None
-    # All systems' line breaks, as Python's own text files have it.
+    # Accept the line breaks of all systems, as Python's text files do.
     return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -97,7 +96,7 @@ def read_records(
 
 
 def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
-    """(number from 1, text without surrounding space) of every line of a file that is not blank."""
+    """Yield (number from 1, text without surrounding space) of a file's lines; blank lines are left out."""
     # splitlines() would cut at U+2028 inside a text.
     for number, line in enumerate(read_text(path, fix=fix).split("\n"), start=1):
         if line.strip():
@@ -117,7 +116,7 @@ def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
 
 
 def text_field(record: Mapping[str, Any], key: str) -> str:
-    """A record's text; empty if it is absent or null, a ValueError if it is of another type."""
+    """Return a record's text; empty if it is absent or null, a ValueError if it is of another type."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{key!r} must be a text, got {value!r}")
@@ -126,7 +125,7 @@ def text_field(record: Mapping[str, Any], key: str) -> str:
 
 @contextmanager
 def blamed_on(location: object) -> Iterator[None]:
-    """Within the block, a ValueError's message begins with `location`: a file and line, or a record."""
+    """Prefix a ValueError's message with `location`: a file and line, or a record."""
     try:
         yield
     except ValueError as error:
@@ -134,16 +133,19 @@ def blamed_on(location: object) -> Iterator[None]:
 
 
 def check_keys(record: Mapping[str, Any], keys: Collection[str], *, foreign: bool = False) -> None:
-    """Raise ValueError if a record has a key beside `keys`; if it is a `foreign` one, only if that looks misspelt."""
-    for key in [key for key in record if key not in keys]:
+    """Raise ValueError if a record has an unknown key; in a `foreign` record, only if that key looks misspelt."""
+    for key in record:
+        if key in keys:
+            continue
         near = get_close_matches(key, {*keys} - record.keys(), n=1, cutoff=0.85)
-        if near or not foreign:
-            fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
-            raise ValueError(f"unknown name {key!r}; {fix}")
+        if near:
+            raise ValueError(f"unknown name {key!r}; did you mean {near[0]!r}?")
+        if not foreign:
+            raise ValueError(f"unknown name {key!r}; there are {', '.join(keys)}")
 
 
 def typed(document: Any, kind: type[Item]) -> Item:
-    """The document as a type that pydantic knows: a model, a dataclass, `dict[str, float]`.
+    """Convert a document to a type of pydantic's: a model, a dataclass, `dict[str, float]`.
 
     Raises:
         ValueError: it is none, and neither `true` nor "0.5" is a number; the message names the keys.
@@ -157,12 +159,15 @@ def typed(document: Any, kind: type[Item]) -> Item:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)  # costs a hundred times what reading one record does
+    return TypeAdapter(kind)  # costs a hundred times as much as reading one record
 
 
 def faults_of(error: ValidationError) -> str:
-    """The first three faults of a document on one line, each behind the field that it is in."""
-    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in error.errors()[:3]]
+    """List the first three faults of a document on one line, each after its field."""
+    faults = []
+    for fault in error.errors()[:3]:
+        field = ".".join([str(name) for name in fault["loc"]])
+        faults.append(f"{field}: {fault['msg']}".removeprefix(": "))
     return "; ".join(faults).replace("Value error, ", "")
 
 
@@ -172,34 +177,40 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: 
     Args:
         text: the document.
         name: the file.
-        fix: what the user should do about a document that cannot be used.
+        fix: advice to the user about an unusable document.
         half_pairs: whether its texts may hold half of a surrogate pair.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key, a number that is not finite, or
-            half of a surrogate pair.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key, an infinite number, or half of
+            a surrogate pair.
     """
     text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
         document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
         _check_values(document, half_pairs=half_pairs)
     except json.JSONDecodeError as error:
-        line, fault = error.lineno, f"not valid JSON at column {error.colno} ({error.msg})"
+        line = error.lineno
+        fault = f"not valid JSON at column {error.colno} ({error.msg})"
     except _RepeatedKeyError:
         key, line = _repeated_key(text)
         fault = f"key {key!r} is given twice in one object; keep one of them"
     except RecursionError:
-        line, fault = 1, f"nested deeper than {MAX_DEPTH} levels"
+        line = 1
+        fault = f"nested deeper than {MAX_DEPTH} levels"
     except ValueError as error:  # a number or a text
-        line, fault = 0, str(error)
+        line = 0
+        fault = str(error)
     else:
         return document
-    at = f":{line}" if line else ""
-    raise ValueError((f"{name}{at}: " if name else "") + fault + _ending(fix))
+
+    # One line with file, line, fault and fix.
+    if name:
+        fault = f"{name}:{line}: {fault}" if line else f"{name}: {fault}"
+    raise ValueError(fault + _ending(fix))
 
 
 class _RepeatedKeyError(Exception):
-    """The parser does not say which key, and where."""
+    """A key is repeated; the parser's hook gets neither its place nor its object's."""
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -210,7 +221,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated_key(text: str) -> tuple[str, int]:
-    """The first key of a JSON text that its object has already, and its line."""
+    """Find the first repeated key of a JSON text, and its line."""
     objects: list[set[str]] = []
     for token in TOKEN.finditer(text):
         if token[0] == "{":
@@ -238,7 +249,8 @@ def _check_values(document: Any, *, half_pairs: bool = False) -> None:
             for key, value in values.items() if isinstance(values, dict) else enumerate(values):
                 if isinstance(value, dict | list):
                     inner.append((f"{path}.{key}" if depth else "", value))
-                if fault := _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs):
+                fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
+                if fault:
                     at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
                     raise ValueError(at.encode(errors="backslashreplace").decode() + fault)  # a key may be the fault
         if not inner:
@@ -248,10 +260,12 @@ def _check_values(document: Any, *, half_pairs: bool = False) -> None:
 
 
 def _fault_of(value: Any, *, half_pairs: bool) -> str:
-    """Why a number (1e999 is infinite) or text cannot be used; empty if it can."""
+    """Return the reason why a number (1e999 is infinite) or text cannot be used; empty if it can."""
     if isinstance(value, str):
         whole = half_pairs or value.isascii() or not HALF_PAIR.search(value)
-        return "" if whole else f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
+        if whole:
+            return ""
+        return f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
     infinite = isinstance(value, float) and not math.isfinite(value)
     if infinite or (isinstance(value, int) and abs(value) > FLOAT_MAX):
         return f"{repr(value)[:20]} is not a finite number"
@@ -259,15 +273,16 @@ def _fault_of(value: Any, *, half_pairs: bool) -> str:
 
 
 def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> dict[str, Any]:
-    """Parse one line of JSONL; `kind` is what messages call it."""
+    """Parse one line of JSONL; `kind` is its name in messages."""
     document = parse_json(line, fix=fix or f"a {kind} is one JSON object a line")
     return _checked_object(document, f"a {kind} is a JSON object", "")
 
 
 def object_within(text: str) -> dict[str, Any]:
-    """The JSON object in a model's answer. Raises ValueError if there is none, or it is malformed."""
+    """Parse the JSON object in a model's answer. Raises ValueError if there is none, or it is malformed."""
     # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
-    start, end = text.find("{"), text.rfind("}")
+    start = text.find("{")
+    end = text.rfind("}")
     if not 0 <= start < end:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")
     with blamed_on("its JSON is malformed or breaks off"):
@@ -278,7 +293,7 @@ def parse_yaml(text: str, *, name: str) -> Any:
     """Parse a YAML 1.2 document; `name` begins the message of a fault.
 
     Raises:
-        ValueError: it is not YAML, too large, or has a repeated key or a number that is not finite.
+        ValueError: it is not YAML, too large, or has a repeated key or an infinite number.
     """
     try:
         document = CoreLoader(text).get_single_data()
@@ -287,7 +302,7 @@ def parse_yaml(text: str, *, name: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and "\n" in text else ""
         raise ValueError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
-    # Of characters and numbers: YAML escapes have more digits than there are characters, Python bounds those of an int.
+    # Escapes beyond Unicode's last character, and ints with more digits than Python reads.
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ValueError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
     return document
@@ -304,21 +319,21 @@ def _ending(fix: str) -> str:
 
 
 def dump_json(document: Any, *, indent: int | None = 2) -> str:
-    """A document as JSON; letters of all scripts stay readable, dates and paths become text, NaN becomes null."""
+    """Format a document as JSON; letters of all scripts stay readable, dates and paths become text, NaN null."""
     style: dict[str, Any] = {"indent": indent, "ensure_ascii": False, "default": str}
     try:
         return json.dumps(document, allow_nan=False, **style)
-    except ValueError:  # a number that is not finite, for which JSON has no word: null
+    except ValueError:  # JSON has no number for infinities and NaN
         return json.dumps(json.loads(json.dumps(document, **style), parse_constant=lambda constant: None), **style)
 
 
 def as_read_back(document: Any) -> Any:
-    """A document as `read_json` will return it: tuples are lists, keys are texts."""
+    """Convert a document to the form that `read_json` would return: tuples are lists, keys are texts."""
     return json.loads(dump_json(document))
 
 
 def dump_yaml(document: Any) -> str:
-    """A document as YAML, keys in the order given."""
+    """Format a document as YAML, keys in the order given."""
     return str(yaml.dump(document, Dumper=CoreDumper, sort_keys=False, allow_unicode=True))
 
 
@@ -341,7 +356,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     is_new = not path.exists()
     with disk_errors(path):
         with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as handle:
-            handle.write("".join(map(_line, rows)))
+            handle.write("".join([_line(row) for row in rows]))
             handle.flush()
             os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
         if is_new:
@@ -366,12 +381,13 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, key: str = "key") -> None:
-        self.path, self._key = path, key
+        self.path = path
+        self._key = key
         whole, torn = _whole_lines(path)
         if torn or not path.is_file():
             write_atomic(path, whole, mode=PRIVATE)  # else the next item would be appended to half a line
         self.torn = torn.decode(errors="replace")
-        """What was dropped on opening; empty if the file was whole."""
+        """Text dropped on opening; empty if the file was whole."""
         self.items = read_journal(path, key=key)
 
     def __contains__(self, key: object) -> bool:
@@ -380,11 +396,12 @@ class Journal:
     def add(self, *items: dict[str, Any]) -> None:
         """Append items, on the disk when this returns: one wait for all of them."""
         append_jsonl(self.path, *items)
-        self.items |= {item[self._key]: item for item in items}
+        for item in items:
+            self.items[item[self._key]] = item
 
 
 def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
-    """Read a journal as it lies on the disk: key → item, empty without a file. Nothing is written.
+    """Read a journal without writing to it: key → item, empty without a file.
 
     A half-written last line may be another process at work, so it is passed over.
     """
@@ -400,7 +417,7 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> tuple[bytes, bytes]:
-    """The lines that end, and what comes after them."""
+    """Split a file into its complete lines and the rest."""
     content = read_bytes(path, limit=MAX_BYTES) if path.is_file() else b""
     end = content.rfind(b"\n") + 1
     return content[:end], content[end:]

@@ -1,4 +1,4 @@
-"""The one door for files: written whole and on the disk, locked by the system, and inside their folder.
+"""Files of the whole package: atomic and durable writes, locks, and paths confined to a folder.
 
 What `docs/survives.md` promises of kills, power cuts and full disks rests on these functions.
 """
@@ -18,20 +18,22 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-LONGEST_NAME, LONGEST_PATH = 255, 2000
-"""Bytes of a file's name, and characters of a path below a folder."""
+LONGEST_NAME = 255
+"""Bytes of a file's name."""
+LONGEST_PATH = 2000
+"""Characters of a path below a folder."""
 PART = ".part"
-"""Ends the name of a file that is being written, `.NAME.MACHINE-PROCESS-RANDOM.part`."""
+"""Suffix of unfinished files, `.NAME.MACHINE-PROCESS-RANDOM.part`."""
 PRIVATE = 0o600
-"""Mode of databases, configs, histories and logs: people's names and prompts stand in them."""
+"""Mode of databases, configs, histories and logs, which contain people's names and prompts."""
 SHARED = 0o644
-"""Mode of what is made to be shown or handed on: pages, images, datasets, adapters. A stricter umask holds."""
+"""Mode of files for other people: pages, images, datasets, adapters. A stricter umask holds."""
 OWNED = ".pacorl"
-"""Marks a folder that a command made: it replaces files there."""
+"""Mark of a folder made by a command, in which it may replace files."""
 PAGE_MARK = b'<a class="brand" href="#top">pacorl</a>'
-"""In every page that a command writes."""
+"""Mark of every page written by a command."""
 NOTE = "process "
-"""Begins the content of a run's lock file; other locks are empty."""
+"""Beginning of a run's lock file; other locks are empty."""
 
 
 def digest(path: Path) -> str:
@@ -49,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
-    """Raise ValueError, naming the file, if a file of a folder is missing or not what `digests` saw."""
+    """Raise ValueError, naming the file, if a file of a folder is missing or has another digest."""
     for name, sha256 in expected.items():
         path = inside(folder, name)
         if digest(path) != sha256:
@@ -57,12 +59,12 @@ def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
 
 
 def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
-    """The content of a regular file.
+    """Read a regular file.
 
     Raises:
         OSError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
     """
-    # O_NONBLOCK: opening a pipe would otherwise wait for somebody to write into it. Windows has neither.
+    # O_NONBLOCK: opening a pipe would otherwise wait for its writer. Windows has neither flag.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -90,30 +92,27 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 
 
 def check_no_run(folder: Path) -> None:
-    """Raise ValueError if a training has run in a folder, of a generator or of a judge, or files have a run's names."""
+    """Raise ValueError if a folder holds a training run, of a generator or of a judge, or files with a run's names."""
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
         raise ValueError(f"{folder} holds a run already; go on with --resume auto, or name another folder with out=…")
-    names = ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl")
-    check_new(
-        *(folder / name for name in names),
-        fix="go on with --resume auto if it is of a run that was stopped, or name another folder with out=…",
-    )
+    fix = "go on with --resume auto if it is of a run that was stopped, or name another folder with out=…"
+    for name in ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl"):
+        check_new(folder / name, fix=fix)
 
 
 def check_new(*paths: Path, fix: str) -> None:
-    """Raise ValueError, naming the first, if a file that is to be made is there already; `fix` ends the message."""
+    """Raise ValueError, naming the first, if an output file exists already; `fix` ends the message."""
     for path in paths:
         if os.path.lexists(path):
             raise ValueError(f"{path} is there already, and is not replaced; {fix}")
 
 
 def check_made(path: Path, *, mark: bytes = PAGE_MARK, limit: int = -1) -> None:
-    """Raise ValueError if a file that is to be replaced was not made by this package.
+    """Raise ValueError if an existing output file was not made by this package.
 
     Args:
-        path: nothing is wrong if it is missing.
-        mark: what its own files contain.
-        limit: bytes of the beginning in which the mark is looked for; -1 for all.
+        mark: text in all files of this package.
+        limit: number of leading bytes to search for the mark; -1 for all.
     """
     if path.is_file():
         with path.open("rb") as handle:
@@ -122,14 +121,10 @@ def check_made(path: Path, *, mark: bytes = PAGE_MARK, limit: int = -1) -> None:
 
 
 def claim_folder(folder: Path, *marks: str) -> None:
-    """Make a folder that a command fills, or go on in one that it made.
-
-    Args:
-        folder: it is empty, or contains OWNED or one of `marks`.
-        marks: names that do as well.
+    """Make a command's output folder, or accept an empty folder or one with the file OWNED or one of `marks`.
 
     Raises:
-        ValueError: It contains files of others.
+        ValueError: It contains foreign files.
     """
     if any((folder / mark).is_file() for mark in (OWNED, *marks)):
         return
@@ -139,7 +134,7 @@ def claim_folder(folder: Path, *marks: str) -> None:
 
 
 def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
-    """Open a regular file for writing, made with `mode` if it is missing.
+    """Open a regular file for writing; a missing file is made with `mode`.
 
     Returns:
         The descriptor.
@@ -149,7 +144,7 @@ def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
     """
     if path.is_symlink():
         raise OSError(errno.ELOOP, "a link, and nothing is written through links here; delete it", str(path))
-    # O_NOFOLLOW: it may have become one since. Windows has neither.
+    # O_NOFOLLOW: it may have become a link since. Windows has neither flag.
     safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags | os.O_CREAT | safe, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -164,7 +159,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
     Args:
         path: the file; its folder is made.
         content: text is written as UTF-8.
-        mode: of a file that is new.
+        mode: mode of a new file.
         flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
     """
     try:
@@ -177,9 +172,9 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
 
 @contextmanager
 def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator[Path]:
-    """Replace a file by one that the block writes: the block's own name for it takes the real one at its end.
+    """Replace a file by the temporary file that the block writes.
 
-    If the block raises, what was there stays. A file that is replaced keeps its mode, a new one has `mode`.
+    If the block raises, the old file stays. A replaced file keeps its mode, a new file has `mode`.
 
     Example:
         with replacing(out / "rows.parquet") as temporary:
@@ -195,7 +190,7 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
         try:
             mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode) & 0o777
             yield temporary
-            # The block may have put a file of its own there.
+            # The block may have replaced the temporary file.
             if stat.S_IMODE(temporary.stat().st_mode) != mode:
                 temporary.chmod(mode)
             # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
@@ -209,25 +204,27 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
 
 
 def make_folder(folder: Path, *, flush: bool = True) -> None:
-    """Make a folder whose name is on the disk with `flush`, and the names of those above it that were missing."""
+    """Make a folder and its missing parents; with `flush` their names are on the disk afterwards."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(mode=0o755, exist_ok=True)  # whoever may write in a folder may replace its files
+        path.mkdir(mode=0o755, exist_ok=True)  # write access to a folder permits to replace its files
     folder.mkdir(exist_ok=True)  # raises if it is a file
-    for path in missing if flush else []:
-        flush_to_disk(path.parent)
+    if flush:
+        for path in missing:
+            flush_to_disk(path.parent)
 
 
 def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None) -> list[str]:
-    """Delete those files of a folder that were made there, and the folders that this leaves empty.
+    """Delete a command's own files from a folder, and the folders that this leaves empty.
+
+    A missing folder, and a link, are left alone.
 
     Args:
-        folder: nothing happens if it is missing or a link.
-        made: patterns of the files' paths within.
-        others: where every other file goes, at its path within; they stay if it is None.
+        made: patterns of the command's files, relative to the folder.
+        others: target folder of all other files, which keep their relative paths; they stay if it is None.
 
     Returns:
-        The paths within of the other files.
+        The relative paths of the other files.
     """
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -240,19 +237,19 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     # The deepest first, so that a folder is empty when its turn comes.
     left = sorted(folder.rglob("*"), reverse=True)
     foreign = [path.relative_to(folder) for path in left if path.is_symlink() or not path.is_dir()]
-    for name in foreign if others else []:
-        assert others
-        make_folder((others / name).parent)
-        (folder / name).rename(free_name(others / name))
+    if others:
+        for name in foreign:
+            make_folder((others / name).parent)
+            (folder / name).rename(free_name(others / name))
     for path in [*left, folder]:
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
-    return sorted(map(str, foreign))
+    return sorted([str(path) for path in foreign])
 
 
 def free_name(path: Path) -> Path:
-    """The path itself, or the first of PATH-2, PATH-3 … that is free."""
+    """Return the path itself, or the first unused of PATH-2, PATH-3 …"""
     return next(name for name in numbered(path) if not os.path.lexists(name))
 
 
@@ -264,18 +261,19 @@ def numbered(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(path: Path, *others: Path) -> Iterator[None]:
-    """Within the block, an error of the disk that names no file, or one of the `others`, names `path`."""
+    """Add `path` to an OSError without a file name, or with the name of one of the `others`."""
     try:
         yield
     except OSError as error:
-        # A full disk says so while bytes are written, and Python knows no name then.
-        if error.errno and error.filename in (None, *map(str, others)):
+        # Writes to a full disk raise without a name.
+        names = [str(other) for other in others]
+        if error.errno and error.filename in (None, *names):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def sweep(folder: Path) -> None:
-    """Remove the half-written files below a folder whose processes, of this machine, are gone."""
+    """Remove the unfinished files below a folder whose processes, of this machine, are gone."""
     written_here = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}{re.escape(PART)}")
     for path in folder.rglob(f".*{PART}"):
         match = written_here.fullmatch(path.name)
@@ -291,23 +289,23 @@ def is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's
         return True
     with contextlib.suppress(OSError):  # only Linux has it
-        # One that has ended keeps its number until its parent has asked how.
+        # An ended process keeps its number until its parent has collected the exit status.
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     return True
 
 
 def flush_tree(folder: Path) -> None:
-    """Wait until everything below a folder is on the disk, the folder's own name aside."""
+    """Wait until everything below a folder is on the disk, except for the folder's own name."""
     for path in [*folder.rglob("*"), folder]:
         if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # a pipe of the user would be waited for
             flush_to_disk(path)
 
 
 def flush_all(folder: Path) -> None:
-    """Wait until everything below a folder is on the disk, by one wait where the system has it, however many files."""
+    """Wait until everything below a folder is on the disk, by one `sync` if the system has it."""
     if hasattr(os, "sync"):
         os.sync()
     elif folder.is_dir():
@@ -321,7 +319,7 @@ def flush_to_disk(path: Path) -> None:
     except PermissionError:  # Windows opens no folders, and writes their names by itself
         return
     try:
-        # Network file systems may refuse for folders what they do for files.
+        # Network file systems may refuse it for folders.
         with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
             os.fsync(handle)
     finally:
@@ -329,7 +327,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 class LockedError(ValueError):
-    """Another process holds a lock; `holder` is what it wrote about itself."""
+    """Another process holds a lock; `holder` is its note."""
 
     def __init__(self, message: str, *, holder: str) -> None:
         super().__init__(message)
@@ -340,7 +338,7 @@ class LockedError(ValueError):
 def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    A process that comes second gets a LockedError with the `note` of the first, which begins with NOTE or is empty.
+    A second process gets a LockedError with the `note` of the first, which begins with NOTE or is empty.
 
     Raises:
         ValueError: The file is no lock.
@@ -348,7 +346,7 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     """
     try:
         import fcntl
-    except ImportError:  # Windows: nothing is locked there
+    except ImportError:  # Windows: no lock
         yield
         return
     make_folder(path.parent)
@@ -362,7 +360,7 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         if not NOTE.startswith(handle.read(len(NOTE)).strip("\0")):
             raise ValueError(f"{path} is no lock of pacorl's; move it away, or name another folder")
         handle.seek(0)
-        handle.truncate()  # the note of a holder that is gone
+        handle.truncate()  # an earlier holder's note
         with disk_errors(path):
             os.write(handle.fileno(), note.encode())  # unbuffered: closing would try a refused write again
         yield
@@ -370,7 +368,7 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Be the only process that writes a run's folder within the block; sweeps what killed ones left half-written.
+    """Lock a run's folder for this process, and remove unfinished files of killed processes.
 
     Raises:
         ValueError: another process does; it is named.
@@ -390,7 +388,7 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def safetensors_errors(name: object) -> Iterator[None]:
-    """Within the block, a damaged file of weights is a ValueError that names what was read."""
+    """Replace safetensors' error about a damaged file of weights by a ValueError with its name."""
     from safetensors import SafetensorError
 
     try:
@@ -401,7 +399,7 @@ def safetensors_errors(name: object) -> Iterator[None]:
 
 @contextmanager
 def weight_write_errors(path: Path) -> Iterator[None]:
-    """Within the block, a full disk that safetensors or torch.save met is an OSError that names the file."""
+    """Replace an error of safetensors or torch.save about a full disk by an OSError with the file's name."""
     from safetensors import SafetensorError
 
     try:
@@ -413,7 +411,7 @@ def weight_write_errors(path: Path) -> Iterator[None]:
 
 
 def safe_name(name: str) -> str:
-    """The name itself. Raises ValueError if some system could not have it as a folder's name."""
+    """Return the name. Raises ValueError if it is not a valid folder name on every system."""
     allowed = name.replace("-", "").replace("_", "").replace(".", "")
     if not (allowed.isascii() and allowed.isalnum()) or name.startswith(".") or len(name) > 120:
         raise ValueError(f"{name[:140]!r} cannot name a folder; use at most 120 letters, digits, '-', '_' and '.'")
@@ -421,9 +419,9 @@ def safe_name(name: str) -> str:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """`folder/relative`, links resolved. Raises ValueError if that lies outside of `folder`."""
+    """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`."""
     root = folder.resolve()
-    # Of a longer name Linux says so whenever it is looked for, and nobody knows by then where the name stood.
+    # Linux raises for longer names at any later access, when the origin of the name is lost.
     longest = max((len(part.encode(errors="replace")) for part in Path(relative).parts), default=0)
     if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
         raise ValueError(f"{relative[:60]!r} is not a path of a file")

@@ -1,7 +1,7 @@
-"""Where checkpoints are, before the libraries that load them are imported: in a folder, or under a name on the hub.
+"""Checks of a checkpoint, in a folder or on the hub, before the libraries that load it are imported.
 
-Those libraries take seconds to import. Without a network they try every file of a checkpoint five times, for minutes,
-and then say that a file is missing.
+The libraries take seconds to import. Without a network they try every file of a checkpoint five times, for minutes, and
+then report a missing file.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ CONFIGS = (
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.json"),
     "chat_template.jinja",
 )
-"""Files of a checkpoint that decide, beside the weights, what comes out of it."""
+"""Files that decide, with the weights, a checkpoint's outputs."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SECONDS = 5.0
-"""How long the hub may take to answer at all."""
+"""Timeout of the hub's first answer."""
 
 
 def check_checkpoint(source: str, *files: str) -> None:
-    """Check that a checkpoint can be had.
+    """Check that a checkpoint is available.
 
-    One that lies in the hub's cache is used as it is if the hub does not answer.
+    If the hub does not answer, its cache is used.
 
     Args:
         source: A folder, ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
@@ -37,6 +37,7 @@ def check_checkpoint(source: str, *files: str) -> None:
         ValueError: It is no folder with such a file and no name of the hub; or it is not on this machine, and the hub
             cannot be asked.
     """
+    # A folder or file of this machine.
     if Path(source).exists():
         if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in files):
             raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}")
@@ -45,9 +46,12 @@ def check_checkpoint(source: str, *files: str) -> None:
         raise ValueError(f"there is no {source}: name a folder, or a checkpoint of the hub as ORG/NAME")
     if ":" in source:
         return
+
+    # A name on the hub, or in its cache.
     from huggingface_hub import constants
 
-    if not (fault := "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _silence(constants.ENDPOINT)):
+    fault = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _silence(constants.ENDPOINT)
+    if not fault:
         return
     if not any(local_file(source, file) for file in files):
         raise ValueError(
@@ -58,17 +62,20 @@ def check_checkpoint(source: str, *files: str) -> None:
 
 
 def local_file(source: str, name: str) -> Path | None:
-    """A file of a checkpoint that is on this machine, in its folder or in the hub's cache; None if it is not."""
+    """Return a checkpoint's file in its folder or in the hub's cache; None if it is not on this machine."""
+    path = Path(source) / name
     if Path(source).exists() or not HUB_NAME.fullmatch(source):
-        return path if (path := Path(source) / name).is_file() else None
+        return path if path.is_file() else None
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(source, name)
-    return Path(cached) if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached)
+    return None
 
 
 def checkpoint_digest(source: str) -> str:
-    """SHA-256 of a checkpoint's weights and of the files that say how they are used, wherever it lies.
+    """Hash a checkpoint's weights and its CONFIGS with SHA-256, in a folder or in the hub's cache.
 
     Args:
         source: A file of weights, a folder, or ORG/NAME on the hub.
@@ -76,21 +83,32 @@ def checkpoint_digest(source: str) -> str:
     Returns:
         Hexadecimal digits; empty if the checkpoint is not on this machine.
     """
-    configs = [local_file(source, name) for name in CONFIGS]
-    here = Path(source) if Path(source).is_dir() else next((path.parent for path in configs if path), None)
-    files = sorted(here.glob("*.safetensors")) if here else [Path(source)] if Path(source).is_file() else []
-    files += [path for path in configs if path]
+    configs = []
+    for name in CONFIGS:
+        path = local_file(source, name)
+        if path:
+            configs.append(path)
+    if Path(source).is_file():
+        files = [Path(source)]
+    elif Path(source).is_dir() or configs:
+        folder = Path(source) if Path(source).is_dir() else configs[0].parent
+        files = sorted(folder.glob("*.safetensors")) + configs
+    else:
+        return ""
+
     content = hashlib.sha256()
     for path in files:
         content.update(f"{path.name} {_file_digest(path)}\n".encode())
-    return content.hexdigest() if files else ""
+    return content.hexdigest() if files else ""  # a folder without weights
 
 
 def _file_digest(path: Path) -> str:
     # The hub's cache names large files by their SHA-256: 16 GB need not be read again at each start.
-    stored, status = path.resolve().name, path.stat()
-    is_named = re.fullmatch(r"[0-9a-f]{64}", stored)
-    return stored if is_named else _digest_read(path, status.st_size, status.st_mtime_ns)
+    name = path.resolve().name
+    if re.fullmatch(r"[0-9a-f]{64}", name):
+        return name
+    status = path.stat()
+    return _digest_read(path, status.st_size, status.st_mtime_ns)
 
 
 @cache
@@ -100,7 +118,7 @@ def _digest_read(path: Path, size: int, modified: int) -> str:
 
 @cache
 def _silence(endpoint: str) -> str:
-    """Why the hub cannot be reached; empty if it answers anything."""
+    """Return the reason why the hub cannot be reached; empty if it answers anything."""
     from huggingface_hub import get_session
 
     try:

@@ -1,8 +1,8 @@
-"""Image files, walked block by block without decoding: the size in the header, and files made to keep a decoder busy.
+"""Size and complexity of image files, from their blocks and without decoding.
 
 The pixels of an image do not bound a decoder's time. A repeated scan of a JPEG takes 95 bytes and decodes the whole
 image once more, and Pillow reads the blocks before the pixels in Python. So the number of blocks is bounded here, far
-above what cameras and programs write. A walk is linear, and ends where a file is damaged: Pillow names the damage.
+above the numbers of cameras and programs. A scan of the blocks is linear, and ends at damage, which Pillow names.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Literal
 from pacorl.types import Size
 
 MAX_SCANS = 100
-"""Of a JPEG; programs write about ten. libtiff has the same limit for JPEGs within a TIFF."""
+"""Scans of a JPEG; programs write about ten. libtiff has the same limit for JPEGs within a TIFF."""
 MAX_BLOCKS = 500
 """Segments of a JPEG, chunks of a PNG and tags of a TIFF besides the pixels; a colour profile has up to 255."""
 MAX_PIXEL_CHUNKS = 2**17
-"""Of a PNG; the largest file that is read has half as many of libpng's usual 8 KiB."""
+"""Chunks of pixels of a PNG; the largest accepted file has half as many of libpng's usual 8 KiB."""
 MAX_DATA_BLOCKS = 2**20
 """Sub-blocks of a GIF, values of a tag of a TIFF; 64 million pixels take 400,000."""
 MAX_RUN_BYTES = 2**22
-"""Of a BMP with run-length coding, of which Pillow decodes two million bytes a second."""
+"""Size of a BMP with run-length coding, of which Pillow decodes two million bytes a second."""
 
 
 def size_of(data: bytes) -> Size | None:
-    """Height and width as stored, from the header alone, which may contradict the pixels; None if there is none."""
+    """Read height and width as stored from the header, which may contradict the pixels; None without a header."""
     kind = _kind_of(data)
     return kind.size(data) if kind else None
 
 
 def excess_of(data: bytes) -> str:
-    """The reason why decoding a file would take too long; empty if there is none."""
+    """Return the reason why decoding a file would take too long; empty if there is none."""
     kind = _kind_of(data)
     return kind.excess(data) if kind else ""
 
@@ -52,15 +52,15 @@ def _kind_of(data: bytes) -> _Kind | None:
     return next((kind for kind in _KINDS if data.startswith(kind.signatures)), None)
 
 
-def _too_many(what: str, most: int) -> str:
-    return f"has more than {most:,} {what}"
+def _too_many(blocks: str, most: int) -> str:
+    return f"has more than {most:,} {blocks}"
 
 
 # --- PNG ----------------------------------------------------------------------------------------------------------
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_DATA = (b"IDAT", b"fdAT", b"fcTL")
-"""Chunks of pixels; the last two are those of an animation's frames."""
+"""Chunks of pixels; the last two are frames of an animation."""
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -100,7 +100,10 @@ def _png_excess(data: bytes) -> str:
 
 MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """In entropy-coded data, FF is followed by 00 or a restart marker (D0 to D7). FF may be repeated before a marker."""
-SOI, EOI, SOS, TEM = 0xD8, 0xD9, 0xDA, 0x01
+SOI = 0xD8
+EOI = 0xD9
+SOS = 0xDA
+TEM = 0x01
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 ARITHMETIC = range(0xC9, 0xCC)
 
@@ -108,19 +111,22 @@ ARITHMETIC = range(0xC9, 0xCC)
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Marker, position of the content, and the number of bytes skipped before the marker, as libjpeg finds them."""
     position = 2
-    while found := MARKER.search(data, position):
-        marker, start = data[found.end() - 1], found.end()
-        yield marker, start, found.start() - position
-        length = 0 if marker in (SOI, EOI, TEM) else int.from_bytes(data[start : start + 2], "big")
-        position = start + length
+    while (match := MARKER.search(data, position)) is not None:
+        start = match.end()
+        marker = data[start - 1]
+        yield marker, start, match.start() - position
+        position = start
+        if marker not in (SOI, EOI, TEM):
+            position += int.from_bytes(data[start : start + 2], "big")
 
 
 def _jpeg_size(data: bytes) -> Size | None:
     size = None
     for count, (marker, start, skipped) in enumerate(_jpeg_segments(data)):
         if marker in FRAMES:
-            height, width = data[start + 3 : start + 5], data[start + 5 : start + 7]
-            size = Size(int.from_bytes(height, "big"), int.from_bytes(width, "big"))
+            height = int.from_bytes(data[start + 3 : start + 5], "big")
+            width = int.from_bytes(data[start + 5 : start + 7], "big")
+            size = Size(height, width)
         if marker == SOS or count + skipped > MAX_BLOCKS:
             break
     return size
@@ -133,7 +139,7 @@ def _jpeg_excess(data: bytes) -> str:
             break
         if marker in ARITHMETIC:  # scans of no bytes at all took 0.2 s each
             return "is coded arithmetically, which takes too long to decode"
-        # Pillow walks the bytes between the segments before the first scan one by one.
+        # Before the first scan, Pillow reads the bytes between the segments one by one.
         blocks += 1 if scans else 1 + skipped
         scans += marker == SOS
         if scans > MAX_SCANS:
@@ -145,7 +151,9 @@ def _jpeg_excess(data: bytes) -> str:
 
 # --- GIF ----------------------------------------------------------------------------------------------------------
 
-GIF_EXTENSION, GIF_FRAME, GIF_END = 0x21, 0x2C, 0x3B
+GIF_EXTENSION = 0x21
+GIF_FRAME = 0x2C
+GIF_END = 0x3B
 
 
 def _gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
@@ -169,19 +177,22 @@ def _gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _colour_bytes(flags: bytes) -> int:
     """Size of the colour table that follows."""
-    return 3 << ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+    if flags and flags[0] & 0x80:
+        return 3 << ((flags[0] & 7) + 1)
+    return 0
 
 
 def _gif_size(data: bytes) -> Size | None:
-    left, top, width, height = 0, 0, 0, 0
+    frame: Sequence[int] = (0, 0, 0, 0)
     for count, (block, position) in enumerate(_gif_blocks(data)):
         if block == GIF_FRAME:
-            left, top, width, height = _words(data[position + 1 : position + 9])
+            frame = _words(data[position + 1 : position + 9])
         if block in (GIF_FRAME, GIF_END) or count > MAX_BLOCKS:
             break
     if len(data) < 10:
         return None
     screen_width, screen_height = _words(data[6:14])[:2]
+    left, top, width, height = frame
     # A first frame beyond the screen enlarges the image.
     return Size(max(screen_height, top + height), max(screen_width, left + width))
 
@@ -201,9 +212,10 @@ def _gif_excess(data: bytes) -> str:
 
 TIFF = (b"II*\0", b"MM\0*", b"MM*\0", b"II\0*", b"II+\0", b"MM\0+")
 """Pillow reads the third and fourth too, which are wrong. The last two are BigTIFF."""
-TIFF_WIDTH, TIFF_HEIGHT = 256, 257
+TIFF_WIDTH = 256
+TIFF_HEIGHT = 257
 TEXTS = (1, 2, 6, 7)
-"""Types whose values are single bytes, which cost nothing to read."""
+"""Types of single bytes, which Pillow reads at once."""
 
 
 def _tiff_tags(data: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -221,8 +233,9 @@ def _tiff_tags(data: bytes) -> Iterator[tuple[int, int, int, int]]:
         entry = directory + count_bytes + index * (4 + 2 * word)
         if entry >= len(data):
             return
-        kind, values = number(entry + 2, 2), number(entry + 4, word)
-        # A short value stands at the front of its field.
+        kind = number(entry + 2, 2)
+        values = number(entry + 4, word)
+        # A short value is at the front of its field.
         size = {3: 2, 4: 4}.get(kind, word) if values == 1 else word
         yield number(entry, 2), kind, values, number(entry + 4 + word, size)
 
@@ -234,7 +247,9 @@ def _tiff_size(data: bytes) -> Size | None:
             sides[tag] = value
         if count > MAX_BLOCKS:
             break
-    return Size(sides[TIFF_HEIGHT], sides[TIFF_WIDTH]) if len(sides) == 2 else None
+    if len(sides) == 2:
+        return Size(sides[TIFF_HEIGHT], sides[TIFF_WIDTH])
+    return None
 
 
 def _tiff_excess(data: bytes) -> str:
@@ -262,10 +277,9 @@ def _bmp_size(data: bytes) -> Size | None:
 
 
 def _bmp_excess(data: bytes) -> str:
-    has_runs = int.from_bytes(data[30:34], "little") in BMP_RUNS
-    return (
-        f"has more than {MAX_RUN_BYTES:,} bytes in run-length coding" if has_runs and len(data) > MAX_RUN_BYTES else ""
-    )
+    if int.from_bytes(data[30:34], "little") in BMP_RUNS and len(data) > MAX_RUN_BYTES:
+        return _too_many("bytes in run-length coding", MAX_RUN_BYTES)
+    return ""
 
 
 def _webp_size(data: bytes) -> Size | None:

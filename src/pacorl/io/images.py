@@ -1,9 +1,8 @@
-"""The one door for images: every file becomes an upright 8-bit RGB image, or an ImageError that says why not.
+"""Images of the whole package: every file becomes an upright 8-bit RGB image, or an ImageError with the reason.
 
-What is read: FORMATS, their EXIF orientation applied. Transparency is laid on white (what a page would show); CMYK,
-palette and 16-bit grey become RGB. An image of several frames is refused: only its owner knows which of them is meant.
-The second image in a phone's photo (MPO) is not such a frame, and is ignored. What strangers upload is decoded by
-`io.decoder`, in a process of its own.
+FORMATS are read, and their EXIF orientation applied. Transparency is laid on white, as on a page; CMYK, palette and
+16-bit grey become RGB. An image of several frames is refused: only its owner can choose one of them. The second image
+in a phone's photo (MPO) is not such a frame, and is ignored. `io.decoder` decodes untrusted uploads in another process.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ from pacorl.io.image_headers import excess_of, size_of
 from pacorl.types import Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""By content, whatever a file's name says; JPEG with MPO. Pillow knows fifty more: one of them starts Ghostscript, and
-a kilobyte of JPEG 2000 within the limits took 44 seconds and 1.2 GB."""
+"""Formats by content, not by a file's name; JPEG with MPO. Pillow has fifty more: one of them starts Ghostscript, and a
+kilobyte of JPEG 2000 within the limits took 44 seconds and 1.2 GB."""
 
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 """File suffix → media type of the images that pages show."""
 
 MAX_PIXELS = 64_000_000
-"""A decompressed image of this many pixels takes about 250 MB; larger ones are bombs, or meant for print."""
+"""A decompressed image of this many pixels takes about 250 MB; larger images are bombs, or meant for print."""
 MIN_SIDE = 4
-"""Below it, rows and columns cannot be told from colour channels, and there is nothing to judge."""
+"""Shorter sides could be colour channels, and leave no content to judge."""
 MAX_ASPECT = 200
 """The judge's image processor refuses longer strips."""
 
 MAX_BYTES = 2**29
-"""Of a file: MAX_PIXELS of four channels of 16 bits, uncompressed."""
+"""Limit of a file: MAX_PIXELS of four channels of 16 bits, uncompressed."""
 
 CHANNELS = (1, 3, 4)
-"""Of an array: grey, RGB, RGB with transparency."""
+"""Channels of an array: grey, RGB, RGB with transparency."""
 
 SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations whose rows are columns; larger numbers have no meaning, and no reader turns by them."""
 
 SHOWN_FAULTS = 10
-"""How many unusable images a message lists; the rest is counted."""
+"""Unusable images listed in a message; the rest is counted."""
 
 
 class ImageError(ValueError):
-    """An image that cannot be used; the message names it and says why."""
+    """An unusable image; the message names it and the reason."""
 
 
 def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read a file, or the content of one, which messages call `name`, as an upright RGB image.
+    """Read a file or its content as an upright RGB image; `name` is its name in messages.
 
     Raises:
         ImageError: it is no image, damaged, too large or too small, or has several frames.
@@ -66,8 +65,8 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
         _check_blocks(data, name)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_frames(image, name)
-        # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats say
-        # their size a second time, where the pixels are.
+        # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats store
+        # their size a second time, with the pixels.
         _check_pixels(image, name, max_pixels)
         check_shape(image, name)
         image.load()
@@ -78,7 +77,7 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
 
 @contextmanager
 def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
-    """Within the block, whatever a decoder raises is an ImageError that names the image."""
+    """Replace any error of a decoder by an ImageError with the image's name."""
     try:
         yield
     except ImageError:
@@ -89,17 +88,20 @@ def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
         raise ImageError(f"{name}: {_unknown(data)}") from None
     except MemoryError:
         raise ImageError(f"{name}: too large to be decoded in this machine's memory") from None
-    except Exception as error:  # decoders raise what they like: struct.error, TypeError, RuntimeError
+    except Exception as error:  # decoders raise any class: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from None
 
 
 def _unknown(data: bytes) -> str:
-    return "not an image of a known format" if data else "empty"
+    if data:
+        return "not an image of a known format"
+    return "empty"
 
 
 def _check_blocks(data: bytes, name: str) -> None:
-    if excess := excess_of(data):
+    excess = excess_of(data)
+    if excess:
         raise ImageError(f"{name}: {excess}; save it anew as PNG")
 
 
@@ -110,17 +112,19 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 
 @cache
 def upright_size(path: Path) -> Size:
-    """Height and width of an image as it is looked at, from its header. Raises as `open_image` does."""
+    """Read height and width of an upright image from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
     with _decoder_errors(str(path), data, MAX_PIXELS):
         _check_blocks(data, str(path))
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
-            return Size(image.width, image.height) if sideways else Size(image.height, image.width)
+            if sideways:
+                return Size(image.width, image.height)
+            return Size(image.height, image.width)
 
 
 def image_size(data: bytes, *, name: str = "the image") -> Size:
-    """Height and width of the content of a file as stored, from its first bytes, in microseconds.
+    """Read height and width as stored from a file's first bytes, in microseconds.
 
     The header may contradict the pixels, so decode with `max_pixels` of this size.
 
@@ -134,7 +138,7 @@ def image_size(data: bytes, *, name: str = "the image") -> Size:
 
 
 def check_readable(paths: Iterable[Path]) -> None:
-    """Open every image once. Raises ImageError that lists those that cannot be used, each with its reason."""
+    """Open every image once. Raises ImageError with the unusable images and their reasons."""
 
     def fault_of(path: Path) -> str:
         try:
@@ -145,7 +149,7 @@ def check_readable(paths: Iterable[Path]) -> None:
             return f"{path}: {error.strerror or error}"
         return ""
 
-    # In threads: Pillow's decoders let go of the interpreter.
+    # In threads: Pillow's decoders release the interpreter lock.
     with ThreadPoolExecutor(8) as pool:
         faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
     if faults:
@@ -153,13 +157,15 @@ def check_readable(paths: Iterable[Path]) -> None:
 
 
 def listed(faults: Sequence[object]) -> str:
-    """The first SHOWN_FAULTS of a message's faults, each on a line of its own, and how many more there are."""
-    more = [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
-    return "".join(f"\n  {fault}" for fault in [*faults[:SHOWN_FAULTS], *more])
+    """List the first SHOWN_FAULTS of a message's faults, a line each, and the number of further faults."""
+    lines = [f"\n  {fault}" for fault in faults[:SHOWN_FAULTS]]
+    if len(faults) > SHOWN_FAULTS:
+        lines.append(f"\n  and {len(faults) - SHOWN_FAULTS} more")
+    return "".join(lines)
 
 
 def as_rgb(pixels: Any, name: str) -> Image.Image:
-    """The image as 8-bit RGB, itself if it is that already.
+    """Convert pixels to an 8-bit RGB image; an RGB image is returned as it is.
 
     Args:
         pixels: PIL's image, or an array or tensor: H×W, H×W×C or C×H×W of one, three or four channels; of 8 or 16 bits
@@ -187,9 +193,13 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
 def _from_array(array: Any, name: str) -> Image.Image:
     import numpy as np
 
-    if hasattr(array, "detach"):  # a tensor: NumPy knows no bfloat16, and nothing of graphs and devices
+    # A tensor: NumPy has no bfloat16, no graphs and no devices.
+    if hasattr(array, "detach"):
         array = array.detach().cpu()
-        array = array.float() if array.is_floating_point() else array
+        if array.is_floating_point():
+            array = array.float()
+
+    # The shape.
     pixels = np.asarray(array)
     if pixels.ndim == 3 and pixels.shape[-1] not in CHANNELS and pixels.shape[0] in CHANNELS:
         pixels = np.moveaxis(pixels, 0, -1)
@@ -198,8 +208,11 @@ def _from_array(array: Any, name: str) -> Image.Image:
             f"{name}: a {type(array).__name__} of shape {(*pixels.shape,)} and type {pixels.dtype} is no image; give a "
             "PIL image, or H×W×C or C×H×W of uint8, or of floats from 0 to 1"
         )
+
+    # The range: everything becomes uint8.
     if pixels.dtype.kind == "f":
-        low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
+        low = float(pixels.min(initial=0))
+        high = float(pixels.max(initial=0))
         if not (low >= 0 and high <= 1):  # also for NaN
             raise ImageError(
                 f"{name}: floats from {low:g} to {high:g}; an image's are from 0 to 1 (of −1..1 take x / 2 + 0.5, of "
@@ -208,12 +221,14 @@ def _from_array(array: Any, name: str) -> Image.Image:
         pixels = (pixels.astype(np.float64) * 255).round().astype(np.uint8)
     elif pixels.dtype != np.uint8:
         pixels = (pixels / np.iinfo(pixels.dtype).max * 255).round().astype(np.uint8)
-    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    return Image.fromarray(pixels)
 
 
 def check_frames(image: Image.Image, name: str) -> None:
     """Raise ImageError if a file holds several frames or pages."""
-    # Not `n_frames` where there is another way: to count them all takes a minute for a large file of empty ones.
+    # `n_frames` only as the last resort: counting takes a minute for a large file of empty frames.
     several = image.is_animated if hasattr(image, "is_animated") else getattr(image, "n_frames", 1) > 1
     if several and image.format != "MPO":
         raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
@@ -231,7 +246,7 @@ def check_shape(image: Image.Image | Size, name: str) -> None:
 
 
 def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> bytes:
-    """The image as PNG, with `texts` in its text chunks."""
+    """Encode the image as PNG, with `texts` in its text chunks."""
     chunks = PngImagePlugin.PngInfo()
     for key, text in (texts or {}).items():
         chunks.add_itxt(key, text)
@@ -241,7 +256,7 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
 
 
 def png_texts(path: Path) -> dict[str, str]:
-    """The text chunks of a PNG; none if the file is missing or broken."""
+    """Read the text chunks of a PNG; empty if the file is missing or broken."""
     try:
         data = read_bytes(path, limit=MAX_BYTES)
         _check_blocks(data, str(path))

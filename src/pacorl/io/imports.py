@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """Within the block garbage is not looked for, and what is there at its end is never looked through again.
+    """Suspend garbage collection, and exempt the block's objects from later collections.
 
-    torch, transformers and diffusers make a million objects that live as long as the process. To walk through them
-    again and again takes a quarter of the time that their import takes. It is for a command's first lines: models that
-    are loaded already would never be freed.
+    torch, transformers and diffusers make a million objects that live as long as the process. Collections take a
+    quarter of their import time. Use it only in a command's first lines: models that are loaded already would never be
+    freed.
     """
-    gc.collect()  # or what is garbage already would be kept for ever
+    gc.collect()  # or the garbage of today would be kept for ever
     gc.disable()
     try:
         yield

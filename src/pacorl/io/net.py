@@ -1,8 +1,8 @@
 """The only HTTP client: judges, reward services, language models and images by URL are asked through `exchange`.
 
-Whoever answers may be broken or hostile, so an answer is bounded on every side: a connection of its own, no redirects,
-no compression, at most `max_bytes`, and one deadline from the resolver to the last byte. What goes wrong on the wire or
-in parsing is a TransientError, which another try may not meet.
+A server may be broken or hostile, so an answer is bounded on every side: a new connection, no redirects, no
+compression, at most `max_bytes`, and one deadline from the resolver to the last byte. Faults of the wire and of parsing
+are a TransientError: another try may succeed.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ MAX_ANSWER_BYTES = 2**20
 PASSING = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 that another try may not see."""
 UNAVAILABLE = frozenset({502, 503, 504})
-"""HTTP statuses by which a gateway, or a server that still loads, stands in for a service that does not answer."""
+"""HTTP statuses of a gateway, or of a loading server, in place of a silent service."""
 MAX_BACKOFF_SECONDS = 20.0
 COOLDOWN_SECONDS = 10.0
-"""How long a service that did not answer is spared."""
+"""Pause before an unanswered service is asked again."""
 PATIENCE = 3
-"""A service that answers nothing for so many time-outs is broken: with a judge's default, for three minutes. Without a
-limit a judge that hangs would be asked every question seven times, which takes a day for an epoch of the paper."""
+"""Time-outs of silence after which a service is broken: with a judge's default, three minutes. Without a limit, a
+hanging judge would be asked every question seven times, which takes a day for an epoch of the paper."""
 REQUEST_ID = "X-Request-Id"
 ID_PREFIX = "pacorl-"
-"""Tells an echo of our ids from the ids that gateways make themselves."""
+"""Prefix of our ids, which gateways' own ids lack."""
 SHOWN = 200  # characters of an URL or of an error in a message
 MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
-"""What reading a document raises that is not what it should be: any of Python's complaints about values."""
+"""Errors of reading a malformed document: any of Python's complaints about values."""
 
 
 class TransientError(Exception):
-    """An attempt failed; another may not. `unreachable`: nobody answered at all."""
+    """An attempt failed; another may not. `unreachable`: there was no answer at all."""
 
     def __init__(self, reason: str, *, wait: float = 0.0, unreachable: bool = False) -> None:
         super().__init__(reason)
-        self.wait, self.unreachable = wait, unreachable
+        self.wait = wait
+        self.unreachable = unreachable
 
 
 class DeadlineError(TransientError):
@@ -64,7 +65,7 @@ class DeadlineError(TransientError):
 
 
 class SilentError(TransientError):
-    """Nobody has answered for so long that asking again now would be in vain."""
+    """The service has been silent for so long that asking again now would be in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Answer:
     """Looked up in any case of letters."""
     body: bytes = field(repr=False)
     key: str = field(default="", repr=False)
-    """The key that was sent, which no message may show."""
+    """The request's key, which no message may show."""
 
     @property
     def passing(self) -> bool:
@@ -85,13 +86,15 @@ class Answer:
 
     @property
     def redirect(self) -> str:
-        """Where the answer sends the question instead; empty if it does not."""
-        return shown_url(self.headers.get("location", "nowhere")) if 300 <= self.status < 400 else ""
+        """Target of a redirect; empty for any other status."""
+        if 300 <= self.status < 400:
+            return shown_url(self.headers.get("location", "nowhere"))
+        return ""
 
     def document(self) -> dict[str, Any]:
-        """The body's JSON object. Raises TransientError if it is none."""
+        """Parse the body's JSON object. Raises TransientError if it is none."""
         try:
-            document = parse_json(self.body, half_pairs=True)  # a judge may list a token that is half a character
+            document = parse_json(self.body, half_pairs=True)  # a judge may list half a character as a token
         except MALFORMED as fault:
             reason = self._one_line(str(fault)) if isinstance(fault, ValueError) else type(fault).__name__
             raise TransientError(f"an answer that is not JSON ({reason})") from None
@@ -100,15 +103,17 @@ class Answer:
         return document
 
     def error(self) -> dict[str, Any]:
-        """The `error` object of an API's refusal; empty if there is none."""
+        """Return the `error` object of an API's refusal; empty if there is none."""
         try:
             error = self.document().get("error")
         except TransientError:
             return {}
-        return error if isinstance(error, dict) else {"message": str(error)}
+        if isinstance(error, dict):
+            return error
+        return {"message": str(error)}
 
     def fault(self, *, unreachable: bool = False) -> TransientError:
-        """The status as an error; it asks for the wait that the server asks for (`Retry-After`)."""
+        """Return the status as an error, with the wait of the header `Retry-After`."""
         try:
             wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
         except ValueError:  # it may be a date
@@ -118,7 +123,9 @@ class Answer:
 
     def _one_line(self, text: str) -> str:
         clean = " ".join(text.split())[:300]
-        return clean.replace(self.key, "***") if self.key else clean
+        if self.key:
+            return clean.replace(self.key, "***")
+        return clean
 
 
 async def exchange(
@@ -136,31 +143,39 @@ async def exchange(
     Args:
         seconds: the deadline of everything together.
         key: sent as a bearer token.
-        server_name: the host that `url` stands for if it holds an address; proxies of the environment are passed by.
+        server_name: the host, if `url` contains its address instead; proxies of the environment are not used then.
 
     Raises:
-        TransientError: for any fault of the wire, and for an answer that breaks a bound. Statuses are no faults.
+        TransientError: for any fault of the wire, and for answers beyond a bound. Statuses are no faults.
     """
     import httpx2
 
+    # The request.
+    own_id = ID_PREFIX + uuid.uuid4().hex
     sent = {"User-Agent": f"pacorl/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
-    sent[REQUEST_ID] = own_id = ID_PREFIX + uuid.uuid4().hex
-    sent |= {"Authorization": f"Bearer {key}"} if key else {}
-    content = None
+    sent[REQUEST_ID] = own_id
+    if key:
+        sent["Authorization"] = f"Bearer {key}"
+    method = "GET"
+    request: dict[str, Any] = {}
     if document is not None:
-        sent["Content-Type"], content = "application/json", json.dumps(document).encode()
-    extensions = {"sni_hostname": server_name} if server_name else {}
-    request: dict[str, Any] = {"content": content, "headers": sent | dict(headers or {}), "extensions": extensions}
-    # A client, and so a connection, per question: bytes that one answer leaves over can never begin the next. It takes
+        method = "POST"
+        sent["Content-Type"] = "application/json"
+        request["content"] = json.dumps(document).encode()
+    request["headers"] = sent | dict(headers or {})
+    if server_name:
+        request["extensions"] = {"sni_hostname": server_name}
+
+    # A client, and so a connection, per question: left-over bytes of one answer can never begin the next. It takes
     # 0.1 ms more than a kept connection.
-    # Connecting ends before the deadline does: a TLS handshake that is cancelled from outside leaves its socket open.
+    # Connecting ends before the deadline does: cancelling a TLS handshake from outside leaves its socket open.
     timeout = httpx2.Timeout(None, connect=0.9 * seconds)
     client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False, trust_env=not server_name)
     try:
         async with (
-            asyncio.timeout(seconds),  # over all: a body that trickles in would reset a client's own
+            asyncio.timeout(seconds),  # over everything: each chunk of a slow body would reset the client's own
             client,
-            client.stream("GET" if content is None else "POST", url, **request) as response,
+            client.stream(method, url, **request) as response,
         ):
             _check_head(response.headers, own_id, max_bytes)
             body = bytearray()
@@ -180,7 +195,8 @@ async def exchange(
 
 def _check_head(headers: Mapping[str, str], own_id: str, max_bytes: int) -> None:
     _check_size(int(headers.get("content-length", "0")), max_bytes)
-    if (encoding := headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
         raise TransientError(f"an answer compressed as {encoding[:20]!r}, which was not asked for")
     returned = headers.get(REQUEST_ID, "")
     if returned.startswith(ID_PREFIX) and returned != own_id:
@@ -200,26 +216,26 @@ def _tls() -> ssl.SSLContext:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason of a fault, on one line."""
-    while inner := (
-        error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
-    ):
+    """Return the innermost reason of a fault, on one line."""
+    inner: BaseException | None = error
+    while inner:
         error = inner
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ConnectionError) and error.errno:
-        reason = os.strerror(error.errno)  # asyncio's own text names the address and not what is wrong
+        reason = os.strerror(error.errno)  # asyncio's text names the address without the reason
     return " ".join(str(reason).split())[:SHOWN]
 
 
 class Circuit:
-    """Whether a service answers at all. While it is broken, one question every COOLDOWN_SECONDS tries it."""
+    """State of a service's silence. While it is broken, one question every COOLDOWN_SECONDS probes it."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.cooldown_until = 0.0
         self._answered_at = -math.inf
         self._silent_since: float | None = None
-        """When the first of the requests was sent that nobody answered; None if the last one was answered."""
+        """Start of the first unanswered request; None if the last request was answered."""
         self._last_fault = ""
 
     @property
@@ -232,20 +248,22 @@ class Circuit:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the first of the requests that nobody has answered; 0 if the last one was answered."""
-        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+        """Seconds since the first unanswered request; 0 if the last request was answered."""
+        if self._silent_since is None:
+            return 0.0
+        return time.monotonic() - self._silent_since
 
     def check(self) -> None:
-        """Raises SilentError if it is broken, unless this question is the one that tries it."""
+        """Raise SilentError if the service is broken, unless this question probes it."""
         if not self.broken:
             return
         if self.cooling_down:
             raise SilentError(f"nobody has answered for {self.silent_seconds:.0f} s ({self._last_fault})")
-        self.cooldown_until = time.monotonic() + self._timeout  # the others go by while this one tries
+        self.cooldown_until = time.monotonic() + self._timeout  # other questions fail while this question probes
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Around one request: remembers whether somebody answered."""
+        """Record whether the block's request was answered."""
         sent_at = time.monotonic()
         try:
             yield
@@ -258,11 +276,14 @@ class Circuit:
         self._note_answer()
 
     def _note_answer(self) -> None:
-        self._silent_since, self.cooldown_until, self._answered_at = None, 0.0, time.monotonic()
+        self._silent_since = None
+        self.cooldown_until = 0.0
+        self._answered_at = time.monotonic()
 
     def _note_silence(self, sent_at: float, fault: str) -> None:
-        self.cooldown_until, self._last_fault = time.monotonic() + COOLDOWN_SECONDS, fault
-        # One question that hangs, while others are answered, is no silence of the service.
+        self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
+        self._last_fault = fault
+        # A single hanging question, among answered questions, is no silence of the service.
         if self._silent_since is None and sent_at >= self._answered_at:
             self._silent_since = sent_at
 
@@ -271,7 +292,7 @@ class Circuit:
 
 
 class LoopThread:
-    """An event loop on a thread of its own, so that code that blocks can wait for what is asynchronous."""
+    """Event loop on a separate thread, so that blocking code can wait for coroutines."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -280,9 +301,9 @@ class LoopThread:
         self._running: set[Future[Any]] = set()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """The outcome, once it is there. Raises RuntimeError if the loop is closed."""
+        """Start a coroutine. Raises RuntimeError if the loop is closed."""
         if self._loop.is_closed():
-            work.close()  # Python would warn of a coroutine that nobody awaits
+            work.close()  # Python would warn of a coroutine that is never awaited
             raise RuntimeError("this loop is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(future)
@@ -290,7 +311,7 @@ class LoopThread:
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for the outcome; a Ctrl-C meanwhile ends the work as well."""
+        """Run a coroutine and return its result; Ctrl-C cancels it."""
         future = self.submit(work)
         try:
             return future.result()
@@ -299,31 +320,31 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Abandons what is running, and ends the thread."""
+        """Cancel all running coroutines, and end the thread."""
         if self._loop.is_closed():
             return
-        for future in list(self._running):  # a copy: each takes itself out of the set when it is done
+        for future in list(self._running):  # a copy: finished futures remove themselves from the set
             future.cancel()
         asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        # Not asyncio's own way to end, which waits for a resolver that hangs.
+        # Not asyncio.run's shutdown, which waits for a hanging resolver.
         self._loop.close()
 
 
 async def _cancel_tasks() -> None:
-    for _ in range(10):  # a task that is cancelled may begin others, to clean up
+    for _ in range(10):  # a cancelled task may begin further tasks, to clean up
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
-    for _ in range(3):  # a transport closes a turn after it is told to, and one of TLS two
+    for _ in range(3):  # a transport closes one turn after the call, a TLS transport two
         await asyncio.sleep(0)
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of what is asynchronous, in code that is not, notebooks included."""
+    """Run a coroutine from blocking code, notebooks included."""
     loop = LoopThread()
     try:
         return loop.run(work)
@@ -335,12 +356,12 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def is_url(source: object) -> bool:
-    """Whether a source names something on the web, rather than a file."""
+    """Whether a source is an http(s) URL, rather than a file."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
 def service_url(url: str, *, name: str) -> str:
-    """The URL of a service, if it holds no credentials: it will stand in messages and logs.
+    """Return the URL of a service without surrounding space, after a check for credentials: messages and logs show it.
 
     Raises:
         ValueError: if it is no http(s) URL, or has a user, a password or a query; `name` begins the message.
@@ -350,23 +371,27 @@ def service_url(url: str, *, name: str) -> str:
         raise ValueError(f"{name} {shown_url(url)!r} is not a URL such as http://127.0.0.1:8000/v1")
     if split.username is not None or split.password is not None or split.query:
         fix = "leave the user, the password and the query out, and put the key into an environment variable"
-        raise ValueError(f"{name} at {split.hostname} holds what may be a password or a key; {fix}")
+        raise ValueError(f"{name} at {split.hostname} may hold a password or a key; {fix}")
     return url.strip()
 
 
 def key_from(variable: str) -> str:
-    """The key of a service, which an environment variable holds; empty without one.
+    """Read the key of a service from an environment variable; empty without a variable.
 
     Raises:
         ValueError: if the variable is not set.
     """
-    if variable and not os.environ.get(variable):
+    if not variable:
+        return ""
+    if not os.environ.get(variable):
         raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set")
-    return os.environ[variable] if variable else ""
+    return os.environ[variable]
 
 
 def shown_url(url: str) -> str:
-    """The URL for a message of one line: no user, no query, no control characters, not too long."""
+    """Format a URL for a message of one line: no user, no query, no control characters, not too long."""
     clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))
     clean = re.sub(r"\?.*", "?…", clean)
-    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
+    if len(clean) <= SHOWN:
+        return clean
+    return clean[:SHOWN] + "…"

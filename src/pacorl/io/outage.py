@@ -1,4 +1,4 @@
-"""Outages of a service that a run cannot do without: how long it is retried, and the answers that outlive the run.
+"""Outages of a run's services: retries until a deadline, and answers kept for a resumed run.
 
 outage = Outage("judge at http://127.0.0.1:8000/v1", circuits, seconds=900)
 await retried(attempt, tries=7, outage=outage)
@@ -23,26 +23,26 @@ logger = logging.getLogger(__name__)
 BACKOFF_SECONDS = 0.5
 """Longest wait before the second attempt; it doubles with each further one."""
 OUTAGE_SECONDS = 900.0
-"""Default length of an outage that a run survives: a 7B server restarts in minutes."""
+"""Default length of an outage before a run ends: a 7B server restarts in minutes."""
 MAX_PROBE_SECONDS = 5.0
-"""Longest time between two probes: a service that comes back is used within seconds."""
+"""Longest time between two probes, so that a restarted service is used within seconds."""
 GROWTH = 0.25
 """Time between two probes, as a share of the outage so far."""
 POLL_SECONDS = 0.2
-"""Time between two looks of a question that waits, at whether its turn has come. Nothing is sent."""
+"""Interval at which a waiting question checks for its turn, without a request."""
 ANNOUNCED_SECONDS = 1.0
-"""Length from which an outage is announced: a single connection that breaks is not worth a line."""
+"""Length from which an outage is announced: a single broken connection is not worth a line."""
 
 
 class UnreachableError(ConnectionError):
-    """A service stayed out of reach for longer than it is waited for."""
+    """A service was silent for longer than the permitted outage."""
 
     exit_code = 75
-    """Exit code of the command: EX_TEMPFAIL of sysexits.h, by which a scheduler knows to start it again."""
+    """Exit code of the command: EX_TEMPFAIL of sysexits.h, at which a scheduler starts it again."""
 
 
 class Outage:
-    """The silence of all endpoints of a service: one question at a time probes them, all others wait."""
+    """The silence of all endpoints of a service: one question at a time probes them, the rest waits."""
 
     def __init__(self, name: str, circuits: Sequence[Circuit], *, seconds: float) -> None:
         """
@@ -51,12 +51,14 @@ class Outage:
             circuits: one per endpoint.
             seconds: the length after which waiting ends.
         """
-        self.name, self.seconds, self._circuits = name, seconds, circuits
+        self.name = name
+        self.seconds = seconds
+        self._circuits = circuits
         self._next_probe = 0.0
         self._reason = ""
-        """Fault of the probe after which waiting ended; empty as long as it goes on."""
+        """Fault of the last probe, after which waiting ended; empty before."""
         self._announced_since: float | None = None
-        """Begin of the outage that was announced; None if none is."""
+        """Begin of the announced outage; None without an announcement."""
 
     @property
     def lasts(self) -> float:
@@ -65,16 +67,17 @@ class Outage:
 
     def check(self) -> None:
         """Raise SilentError during an outage, unless it is this question's turn to probe."""
-        lasts, now = self.lasts, time.monotonic()
+        lasts = self.lasts
         if not lasts:
             return
+        now = time.monotonic()
         if now < self._next_probe:
             raise SilentError(f"nobody has answered for {lasts:.0f} s")
         interval = min(MAX_PROBE_SECONDS, max(BACKOFF_SECONDS, GROWTH * lasts))
         self._next_probe = now + interval / len(self._circuits)
 
     async def pause(self, fault: TransientError) -> None:
-        """Wait a moment before the next attempt of a question that nobody answered.
+        """Wait a moment before the next attempt of an unanswered question.
 
         Raises:
             UnreachableError: the outage has lasted for `seconds`.
@@ -88,7 +91,7 @@ class Outage:
         await asyncio.sleep(random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
 
     def note_end(self) -> None:
-        """Announce the end of an outage whose begin was announced."""
+        """Announce the end of an announced outage."""
         self._reason = ""
         if self._announced_since is not None:
             logger.warning("%s answers again after %.0f s", self.name, time.monotonic() - self._announced_since)
@@ -101,7 +104,7 @@ class Outage:
 
 
 async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:
-    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError.
+    """Return the result of the first of `tries` attempts (numbered from 0) without a TransientError.
 
     Attempts during an outage do not count as tries. Without an `outage` a SilentError is raised at once.
 
@@ -123,7 +126,7 @@ async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage:
             failed += 1
             if failed >= tries:
                 raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
-            # Exponential with jitter, so that ranks that failed together do not come back together.
+            # Exponential backoff with jitter, so that ranks do not retry at the same time.
             longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
             await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
         else:
@@ -142,7 +145,7 @@ async def ask(
     outage: Outage | None = None,
     **options: Any,
 ) -> T:
-    """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
+    """Return `read` of the first answer that it accepts with a final status; `options` are `exchange`'s."""
 
     async def attempt(_: int) -> T:
         (outage or circuit).check()
@@ -162,12 +165,12 @@ class Answers:
     """Answers of a service by a digest of the question."""
 
     known: dict[str, float | None] = field(default_factory=dict)
-    """Answers to a process that was stopped: these questions are not asked again."""
+    """Answers to an earlier, stopped process: these questions are not asked again."""
     given: dict[str, float | None] = field(default_factory=dict)
     """Answers to this process."""
 
     async def of(self, key: str, ask: Callable[[], Awaitable[float]]) -> float:
-        """The known answer to a question, or the one that `ask` gets."""
+        """Return the known answer to a question, or the answer of `ask`."""
         known = self.known.get(key)
         if known is not None:
             return known
@@ -182,10 +185,10 @@ class Answers:
 
 @runtime_checkable
 class KeepsAnswers(Protocol):
-    """A judge or reward elsewhere whose answers a resumed run need not ask for again."""
+    """A remote judge or reward that can keep its answers for a resumed run."""
 
     answers: Answers | None
     """None before `keep_answers`."""
 
     def keep_answers(self, answers: Answers) -> None:
-        """From now on keep each answer, take those that are known, and wait for the service during an outage."""
+        """Keep each answer from now on, use the known answers, and wait for the service during an outage."""

@@ -1,9 +1,9 @@
-"""The one door to the `from_pretrained` of transformers and diffusers: a checkpoint is data, and runs no code.
+"""The only call of transformers' and diffusers' `from_pretrained`: a checkpoint is data, and runs no code.
 
     model = pretrained(AutoModelForImageTextToText, "folder-or-hub-name", dtype=torch.bfloat16)
 
 Python files of a checkpoint are neither run nor asked about, and weights are read from safetensors alone, since a
-pickle can run code. What a library refuses for these reasons becomes one line.
+pickle can run code. A library's refusal for these reasons becomes one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIBRARIES = ("diffusers", "transformers")
 """Libraries that the components of a pipeline may come from."""
 FIX = "convert it, or name another checkpoint"
 NO_SAFETENSORS = re.compile(r"no file named \S*safetensors|cannot be loaded with `safetensors`|named \S*safetensors\.$")
-"""Messages about absent weights; not those about one absent file of several."""
+"""Messages about absent weights, but not about one absent file of several."""
 
 
 def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
@@ -28,7 +28,7 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     Args:
         kind: A class of transformers or diffusers.
         source: A checkpoint folder or hub name.
-        options: Of the class's own `from_pretrained`.
+        options: Options of the class's own `from_pretrained`.
 
     Raises:
         ValueError: The checkpoint needs Python code of its own, has no safetensors, or is of an unknown or damaged
@@ -40,24 +40,27 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     # Seconds that transformers waits for an answer to "Do you wish to run the custom code?", which it asks wherever
     # `trust_remote_code` is not passed on: a processor does not, nor does a pipeline. At 0 it refuses instead.
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
     families = {base.__name__ for base in kind.__mro__}
     if "DiffusionPipeline" in families:
         index = kind.load_config(source)
-        # A component that is given is not loaded.
+        # Components among the options are not loaded.
         _check_components({name: entry for name, entry in index.items() if name not in options}, source)
     if families & {"DiffusionPipeline", "PreTrainedModel", "_BaseAutoModelClass"}:
         options["use_safetensors"] = True
+
     try:
         with safetensors_errors(source):
             return kind.from_pretrained(source, trust_remote_code=False, **options)
     except (ValueError, OSError) as error:
-        if refusal := _refusal(str(error)):
+        refusal = _refusal(str(error))
+        if refusal:
             raise ValueError(f"{source} {refusal}") from None
         raise
 
 
 def _check_components(index: Mapping[str, Any], source: str | Path) -> None:
-    """Raise ValueError if a component of a pipeline may be something else than a known class of the LIBRARIES."""
+    """Raise ValueError if a component of a pipeline is not a model class of the LIBRARIES."""
     for component, entry in index.items():
         if not isinstance(entry, list) or [type(part) for part in entry] != [str, str]:
             continue  # an absent component, or a setting
@@ -71,11 +74,12 @@ def _check_components(index: Mapping[str, Any], source: str | Path) -> None:
 
 
 def _refusal(message: str) -> str:
-    """The rest of a line about a checkpoint that a library refuses; empty for any other error."""
+    """Explain a library's refusal of a checkpoint; empty for any other error."""
     if "trust_remote_code" in message:
         return f"needs Python code of its own, and no code of a checkpoint is run; {FIX}"
-    if found := re.search(r"model type `([^`]*)` but Transformers does not recognize", message):
-        return f"is a {found[1]!r}, which this version of transformers does not know; update it, or {FIX}"
+    unknown = re.search(r"model type `([^`]*)` but Transformers does not recognize", message)
+    if unknown:
+        return f"is a {unknown[1]!r}, which this version of transformers does not know; update it, or {FIX}"
     if NO_SAFETENSORS.search(message):
         return f"has no weights as safetensors, and pickled ones (.bin, .pt) are not read: they could run code; {FIX}"
     return ""

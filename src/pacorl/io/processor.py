@@ -1,4 +1,4 @@
-"""The processor of a Qwen2-VL-family judge: tokenizer, image processor and chat template, and nothing for videos.
+"""The processor of a Qwen2-VL-family judge: tokenizer, image processor and chat template, but no video processor.
 
 transformers' own processors insist on a video processor, which needs torchvision; a judge never sees a video, so it
 is left out, and images are prepared by the PIL backend.
@@ -35,16 +35,17 @@ class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
 def image_text_processor(
     *, tokenizer: PreTrainedTokenizerBase, image_options: Mapping[str, Any], chat_template: str | None = None
 ) -> ImageTextProcessor:
-    """A processor from its parts."""
+    """Assemble a processor from its parts."""
     return ImageTextProcessor(
         image_processor=Qwen2VLImageProcessorPil(**image_options), tokenizer=tokenizer, chat_template=chat_template
     )
 
 
 def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
-    """Tokens that an image takes in a question, as Qwen2-VL's image processor with these options resizes it."""
-    side, bounds = options["patch_size"] * options["merge_size"], options.get("size", {})
+    """Count the tokens of an image in a question, as Qwen2-VL's image processor with these options resizes it."""
+    side = options["patch_size"] * options["merge_size"]
     # transformers saves the bounds as `size` today; published checkpoints have the older names.
+    bounds = options.get("size", {})
     height, width = smart_resize(
         image.height,
         image.width,
@@ -56,12 +57,13 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
-    """The processor of a checkpoint folder or hub name, whichever files it was saved in."""
+    """Load the processor of a checkpoint folder or hub name, from today's or older files."""
     tokenizer = pretrained(AutoTokenizer, source, **hub)
     image_processor = pretrained(Qwen2VLImageProcessorPil, source, **hub)
-    template = tokenizer.chat_template  # of a file chat_template.jinja too
+    template = tokenizer.chat_template  # includes a file chat_template.jinja
     # The processor's own older file wins, as in transformers.
-    if path := cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **hub):
+    path = cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **hub)
+    if path:
         try:
             template = str(read_object(Path(path))["chat_template"]) or template
         except (ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Keeping libraries from printing what pacorl has already seen to, or says itself."""
+"""Suppression of libraries' messages and progress bars that duplicate pacorl's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Within the block these loggers report errors alone."""
+    """Raise the level of these loggers to ERROR for the block."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

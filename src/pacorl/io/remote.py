@@ -1,9 +1,9 @@
-"""Images by URL, for the doors at which a person hands in images: `pacorl score`, `PacoReward`, `serve --allow-urls`.
+"""Images by URL, for the entry points that take images from people: `pacorl score`, `PacoReward`, `serve --allow-urls`.
 
-An URL may come from anybody, so a fetch can do little: http and https only, no credentials, cookies or proxies, three
-redirects, 20 MB, one deadline over everything, and public addresses only. A host is resolved once per hop, its
-addresses are checked, and the connection goes to the checked address itself: a name that resolves to something else a
-moment later changes nothing. Tests and private networks set `PACORL_ALLOW_PRIVATE_URLS=1`, or `allow_private=True`.
+A URL is untrusted, so a fetch can do little: http and https only, no credentials, cookies or proxies, three redirects,
+20 MB, one deadline over everything, and public addresses only. A host is resolved once per hop, its addresses are
+checked, and the connection goes to the checked address itself, so that a later change of the name (DNS rebinding) has
+no effect. Tests and private networks set `PACORL_ALLOW_PRIVATE_URLS=1`, or `allow_private=True`.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ DEADLINE_SECONDS = 30.0
 """For resolving, connecting, all redirects and the whole body together."""
 PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
 REDIRECTS = (301, 302, 303, 307, 308)
-PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+PRINTABLE = bytes(range(0x21, 0x7F)).decode()
 FILE_INSTEAD = "or download the image and give its file"
 
 Allowed = Callable[[str], bool]
 """Whether an IP address may be connected to."""
 
-NOT_PUBLIC = tuple(
-    map(
-        ipaddress.IPv4Network,
-        (
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "100.64.0.0/10",
-            "127.0.0.0/8",
-            "168.63.129.16/32",  # within a large cloud, a service of the host
-            "169.254.0.0/16",
-            "172.16.0.0/12",
-            "192.0.0.0/24",
-            "192.0.2.0/24",
-            "192.88.99.0/24",
-            "192.168.0.0/16",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/3",
-        ),
+NOT_PUBLIC = [
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # within a large cloud, a service of the host
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
     )
-)
+]
 """IPv4 networks outside of the public internet (IANA's special-purpose registry). Not the interpreter's own list,
 which differs from version to version."""
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 """All public IPv6 addresses."""
-NOT_PUBLIC_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+NOT_PUBLIC_6 = [ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
 """Networks of GLOBAL_UNICAST that are not public: protocols and tunnels (Teredo, 6to4), documentation."""
-EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+EMBEDDING = [
+    ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
+]
 """IPv6 networks whose last 32 bits are an IPv4 address: compatible, mapped, translated, NAT64 (RFC 6052)."""
 
 
@@ -90,11 +90,9 @@ def fetch_image(
     """Fetch an image by URL and decode it.
 
     Args:
-        name: Stands for the URL in messages about the pixels.
-        max_bytes: As of `fetch_bytes`.
-        seconds: As of `fetch_bytes`.
-        allow_private: As of `fetch_bytes`.
-        caller: As of `io.decoder.open_upload`.
+        name: replaces the URL in messages about the pixels.
+        max_bytes: see `fetch_bytes`, also for `seconds` and `allow_private`.
+        caller: see `io.decoder.open_upload`.
     """
     data = fetch_bytes(url, max_bytes=max_bytes, seconds=seconds, allow_private=allow_private)
     return open_upload(data, name=name or shown_url(url), max_pixels=max_pixels, caller=caller)
@@ -106,9 +104,9 @@ def fetch_bytes(
     """Fetch the file of an image by URL.
 
     Args:
-        max_bytes: Most bytes of an answer that are read, MAX_BYTES at most.
+        max_bytes: Limit of the answer, MAX_BYTES at most.
         seconds: Deadline of everything together.
-        allow_private: Whether addresses that are not public are connected to; by default PRIVATE_VARIABLE decides.
+        allow_private: Whether to connect to addresses that are not public; by default PRIVATE_VARIABLE decides.
     """
     if allow_private is None:
         allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
@@ -117,9 +115,10 @@ def fetch_bytes(
 
 
 def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
-    """The bytes at an URL, or an ImageError; every hop connects only to an address that is `allowed`."""
+    """Fetch the bytes at a URL; every hop connects only to an `allowed` address. Raises ImageError."""
     deadline = time.monotonic() + seconds
-    shown, current = shown_url(url), url
+    shown = shown_url(url)
+    current = url
     try:
         for _ in range(MAX_REDIRECTS + 1):
             answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
@@ -141,11 +140,11 @@ def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> byte
 
 
 class _FetchError(Exception):
-    """Why an URL is not fetched, and what to do."""
+    """Reason why a URL is not fetched, and the fix."""
 
 
 def _checked(url: str) -> SplitResult:
-    """An URL that may be fetched, split."""
+    """Split a URL and check its scheme, host and characters."""
     if re.search(r"[\x00-\x20\x7f]", url):
         raise _FetchError("the URL holds spaces or control characters; write them as %20 and the like")
     target = urlsplit(url)
@@ -157,21 +156,29 @@ def _checked(url: str) -> SplitResult:
 
 
 def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> Answer:
-    """One request, to an address that was checked."""
-    host, secure = (target.hostname or "").encode("idna").decode(), target.scheme.lower() == "https"
-    addresses = _resolved(host, port := target.port or (443 if secure else 80), deadline)
-    # Every one that the host resolves to must be allowed: which of them a client takes is up to the attacker.
+    """Send one request to a checked address."""
+    scheme = target.scheme.lower()
+    host = (target.hostname or "").encode("idna").decode()
+    port = target.port or (443 if scheme == "https" else 80)
+
+    # All addresses of the host must be allowed: an attacker controls a client's choice among them.
+    addresses = _resolved(host, port, deadline)
     for address in addresses:
         if not allowed(address):
             raise _FetchError(
                 f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
                 f"({PRIVATE_VARIABLE}=1 allows private ones)"
             )
-    # The request line is ASCII; what a person copied may hold letters of any script.
-    path = quote((target.path or "/") + (f"?{target.query}" if target.query else ""), safe=PRINTABLE)
-    # The checked address itself: a name would be resolved again, and perhaps to another one.
-    scheme, address = ("https" if secure else "http"), addresses[0]
-    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}{path}"
+
+    # Connect to the checked address itself: a name would be resolved again, and perhaps to another address.
+    address = addresses[0]
+    if ":" in address:
+        address = f"[{address}]"
+    path = target.path or "/"
+    if target.query:
+        path += f"?{target.query}"
+    # The request line is ASCII; a copied URL may contain letters of any script.
+    url = f"{scheme}://{address}:{port}{quote(path, safe=PRINTABLE)}"
     headers = {"Host": target.netloc.rpartition("@")[2].encode("idna").decode(), "Accept": "image/*"}
     options: dict[str, Any] = {"headers": headers, "max_bytes": max_bytes, "server_name": host}
     return blocking(exchange(url, seconds=_remaining(deadline), **options))
@@ -185,7 +192,7 @@ def _remaining(deadline: float) -> float:
 
 
 def _resolved(host: str, port: int, deadline: float) -> list[str]:
-    """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
+    """Resolve the host's addresses before the deadline, even if the resolver hangs."""
     answers: list[list[Any] | Exception] = []
 
     def resolve() -> None:
@@ -194,13 +201,14 @@ def _resolved(host: str, port: int, deadline: float) -> list[str]:
         except (OSError, UnicodeError) as error:
             answers.append(error)
 
-    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
+    # In a thread, which is abandoned at the deadline: getaddrinfo takes no timeout.
     thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
     thread.join(_remaining(deadline))
     if not answers:
         raise TimeoutError
-    if isinstance(rows := answers[0], Exception):
+    rows = answers[0]
+    if isinstance(rows, Exception):
         reason = getattr(rows, "strerror", "") or rows
         raise _FetchError(f"there is no host {host!r} ({reason}); check the URL and the network, {FILE_INSTEAD}")
     return [str(row[4][0]) for row in rows]

@@ -1,4 +1,4 @@
-"""The one door for parquet files."""
+"""Reading of parquet files, with faults that name the file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
-    """Open a parquet file for the block, in which a damaged page is a fault of the file, too.
+    """Open a parquet file for the block, and report damaged pages as faults of the file.
 
     Raises:
-        ValueError: it is damaged or cut off, or pyarrow is missing; the message names the file, or what to install.
+        ValueError: it is damaged or cut off, or pyarrow is missing; the message names the file, or the package.
     """
     try:
         import pyarrow as pa  # type: ignore[import-untyped]

@@ -2,8 +2,8 @@
 
     print(printable(answer))      # \\x1b]0;title\\x07, and the window keeps its title
 
-A terminal obeys what a file name, a server's answer or a config's key contains: `ESC ]52` writes the clipboard,
-`ESC [2J` clears the screen, and bidirectional controls reorder what is read (CVE-2021-42574).
+A terminal obeys the controls in a file name, a server's answer or a config's key: `ESC ]52` writes the clipboard,
+`ESC [2J` clears the screen, and bidirectional controls reorder the visible text (CVE-2021-42574).
 """
 
 from __future__ import annotations

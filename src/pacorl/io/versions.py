@@ -1,4 +1,4 @@
-"""The versions of what is installed."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Python's version and those of packages, by name."""
+    """Return the versions of Python and of packages by name."""
     installed = {"python": platform.python_version()}
     for package in packages:
         try:
             installed[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree, or an extra that is not installed
+        except PackageNotFoundError:  # run from a source tree, or of an extra
             installed[package] = "not installed"
     return installed

@@ -1,7 +1,7 @@
 """YAML 1.2's core schema (yaml.org/spec/1.2.2, §10.3) on PyYAML, which reads YAML 1.1.
 
 `no` and `on` are texts and not booleans, 017 is seventeen and not fifteen, 1:30 is a text and not ninety, 1e-4 is a
-number. A key stands once in its mapping. Aliases are read, as long as what they stand for stays small.
+number. Keys of a mapping are unique. Aliases are read, up to MAX_VALUES expanded values.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import yaml
 
 MAX_VALUES = 100_000
-"""Values of a document, those behind aliases counted each time: ten lines of aliases can stand for billions."""
+"""Values of a document with aliases expanded: ten lines of aliases can expand to billions."""
 MAX_DEPTH = 100
-"""Levels of mappings and lists; deeper ones would exhaust the stack of whoever walks them."""
+"""Levels of mappings and lists; deeper levels would exhaust the stack of recursive functions."""
 
 TAG = "tag:yaml.org,2002:"
 BASES = {"0o": 8, "0x": 16}
@@ -30,14 +30,14 @@ SCALARS: dict[str, tuple[str, list[str], Callable[[str], Any]]] = {
         lambda text: float(re.sub(r"\.(?=[inIN])", "", text)),
     ),
 }
-"""Type → how it is written, what it begins with ("" if it may be empty), and its value."""
+"""Type → its form, its first characters ("" if it may be empty), and its value."""
 
 
 class CoreLoader(yaml.SafeLoader):
-    """Reads one document. Raises yaml.MarkedYAMLError with the line of a fault."""
+    """Reader of one document. Raises yaml.MarkedYAMLError with the line of a fault."""
 
-    # Empty ones of its own: SafeLoader's hold YAML 1.1's types, and constructors that end in a KeyError or an
-    # IndexError if a tag does not fit its text (`!!bool maybe`, `!!int ""`).
+    # Not SafeLoader's, which hold YAML 1.1's types, and constructors that end in a KeyError or an IndexError if a tag
+    # does not fit its text (`!!bool maybe`, `!!int ""`).
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
 
@@ -47,8 +47,9 @@ class CoreLoader(yaml.SafeLoader):
         self._counts: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Bound depth and values while nodes are made: the objects made of them share what aliases repeat."""
-        event, before = self.peek_event(), self._count  # type: ignore[no-untyped-call]
+        """Bound depth and expanded values of the nodes; the objects built from them share aliases."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._count
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _fault(f"nested deeper than {MAX_DEPTH} levels", event)
@@ -65,7 +66,7 @@ class CoreLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuse a key that stands twice: which of its values was meant?"""
+        """Refuse a repeated key: which of its values was meant?"""
         node = super().compose_mapping_node(anchor)
         first: dict[tuple[str, str], yaml.Node] = {}
         for key, _ in node.value:
@@ -78,8 +79,7 @@ class CoreLoader(yaml.SafeLoader):
 
 
 class CoreDumper(yaml.SafeDumper):
-    """Writes what readers of YAML 1.1 and of 1.2 take for the same: a text that looks like another type to either is
-    quoted."""
+    """Writer for readers of YAML 1.1 and of 1.2: texts that look like another type to either are quoted."""
 
 
 def _fault(problem: str, at: Any) -> yaml.MarkedYAMLError:
@@ -102,7 +102,7 @@ for _kind, (_form, _beginnings, _) in SCALARS.items():
     for _class in (CoreLoader, CoreDumper):
         _class.add_implicit_resolver(TAG + _kind, re.compile(f"(?:{_form})$"), _beginnings)
     CoreLoader.add_constructor(TAG + _kind, _scalar(_kind))
-# Not of YAML 1.2: configs that share a section by `<<: *name` keep loading.
+# Not part of YAML 1.2: configs may share a section by `<<: *name`.
 CoreLoader.add_implicit_resolver(TAG + "merge", re.compile("<<$"), ["<"])
 for _name, _construct in {
     TAG + "map": yaml.SafeLoader.construct_yaml_map,

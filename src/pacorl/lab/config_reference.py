@@ -1,7 +1,7 @@
-"""Every key of a run's config: what it means, what it may be, and what it is if it is left out.
+"""Reference of every key of a run's config: meaning, values and default.
 
-pacorl config sampling.tree          # the keys below it
-python -m pacorl.lab.config_reference    # all of them, as a page in Markdown
+pacorl config sampling.tree              # the keys below it
+python -m pacorl.lab.config_reference    # all keys, as a page in Markdown
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -39,7 +39,7 @@ WORDS = {
     Path: "path",
     NoneType: "none",
 }
-"""What people call a type."""
+"""Python type → its name for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +47,40 @@ class Key:
     """One key of a config."""
 
     run: str
-    """The command that reads it."""
+    """Command that reads the key."""
     name: str
-    """With its sections: `sampling.tree.seeds`."""
+    """Name with its sections: `sampling.tree.seeds`."""
     only: str
-    """The choice that brings it, such as `kind: flux, kontext`; empty for a key that every choice has."""
+    """Choice with this key, such as `kind: flux, kontext`; empty for a key of every choice."""
     type: str
     default: str
-    """In YAML's flow form; empty for a section, whose keys have their own."""
+    """Default in YAML's flow form; empty for a section, whose keys have their own."""
     text: str
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.type}" + (f" = {self.default}" if self.default else "")]
-        lines += [f"    (with {self.only})"] if self.only else []
+        lines = [f"{self.name}: {self.type}"]
+        if self.default:
+            lines[0] += f" = {self.default}"
+        if self.only:
+            lines.append(f"    (with {self.only})")
         return "\n".join([*lines, *textwrap.wrap(self.text, 100, initial_indent="    ", subsequent_indent="    ")])
 
 
 @cache
 def keys() -> tuple[Key, ...]:
-    """The keys of all runs, in the order of their declaration."""
-    return tuple(key for run, model in RUNS.items() for key in _keys_of(model, run=run))
+    """List the keys of all runs, in the order of their declaration."""
+    return tuple(chain(*(_keys_of(model, run=run) for run, model in RUNS.items())))
 
 
 def matching(name: str) -> list[Key]:
-    """The keys of that name and those below it, or keys that end in it.
+    """Find the key `name` and all keys below it, or else the keys that end in `name`.
 
     Raises:
-        ValueError: if there are none; it names the nearest ones.
+        ValueError: if there are none; it names the nearest keys.
     """
     below = [key for key in keys() if key.name == name or key.name.startswith(f"{name}.")]
-    if matches := below or [key for key in keys() if f".{key.name}".endswith(f".{name}")]:
+    matches = below or [key for key in keys() if f".{key.name}".endswith(f".{name}")]
+    if matches:
         return matches
     names = {key.name for key in keys()} | {key.name.rpartition(".")[2] for key in keys()}
     near = difflib.get_close_matches(name, names, n=3)
@@ -93,21 +97,26 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         is_list = get_origin(field.annotation) in (tuple, list)
         default = "" if sections and not is_list else _default_of(field)
         yield Key(run, path, "", _type_of(annotation), default, text)
+
+        # The keys below it.
         inside = f"{path}[]." if is_list else f"{path}."
         if choice:
             yield from _keys_by_choice(choice, sections, run=run, prefix=inside)
-        for section in [] if choice else sections.values():
-            yield from _keys_of(section, run=run, prefix=inside)
+        else:
+            for section in sections.values():
+                yield from _keys_of(section, run=run, prefix=inside)
 
 
 def _text_of_section(choice: OneOf | None, sections: Mapping[str, type[BaseModel]]) -> str:
     if choice:
         return f"The options of one {choice.table.noun}."
-    return " ".join((next(iter(sections.values())).__doc__ or "").split()) if sections else ""
+    if sections:
+        return " ".join((next(iter(sections.values())).__doc__ or "").split())
+    return ""
 
 
 def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
-    """The keys of all entries, each once, with the names of the entries that have it in this form."""
+    """List the keys of all entries, each once, with the names of the entries that have it in this form."""
     entries: dict[Key, list[str]] = {}
     for name, section in sections.items():
         for key in _keys_of(section, run=run, prefix=prefix):
@@ -120,7 +129,7 @@ def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, r
 
 
 def _sections_of(annotation: Any) -> tuple[OneOf | None, dict[str, type[BaseModel]]]:
-    """The models within a type; if one of several is chosen by a table's entry, that choice and the entries' models."""
+    """Find the models within a type; for a choice by a table's entry, the choice and the models of its entries."""
     for note in getattr(annotation, "__metadata__", ()):
         if isinstance(note, OneOf):
             return note, {name: note.table[name].options for name in note.table}
@@ -131,11 +140,16 @@ def _sections_of(annotation: Any) -> tuple[OneOf | None, dict[str, type[BaseMode
 
 
 def _type_of(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
-    if origin is Annotated or (origin in (tuple, list) and arguments):
-        return ("" if origin is Annotated else "list of ") + _type_of(arguments[0])
-    if origin in (Union, UnionType, Literal):
-        return " | ".join(_type_of(argument) if origin is not Literal else str(argument) for argument in arguments)
+    origin = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
+    if origin is Annotated:
+        return _type_of(arguments[0])
+    if origin in (tuple, list) and arguments:
+        return f"list of {_type_of(arguments[0])}"
+    if origin is Literal:
+        return " | ".join([str(argument) for argument in arguments])
+    if origin in (Union, UnionType):
+        return " | ".join([_type_of(argument) for argument in arguments])
     if isinstance(origin, type) and issubclass(origin, BaseModel):
         return "section"
     return WORDS.get(origin, getattr(origin, "__name__", str(origin)))
@@ -149,11 +163,13 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    return str(value)
 
 
 def _texts_of(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each field of a model and its bases; Python keeps them in the source only."""
+    """Read the docstring below each field of a model and its bases from the source, the only place that has them."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel and base.__module__.startswith("pacorl."):

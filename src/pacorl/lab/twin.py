@@ -1,6 +1,6 @@
 """Checkpoints of random weights in a published architecture, so that a recipe runs without a download.
 
-Weights are drawn and written shard by shard, in bf16: main memory holds one shard. Tokenizers are those of the tiny
+Weights are drawn and written shard by shard, in bf16: main memory holds one shard. Tokenizers come from the tiny
 twins, whose vocabularies are smaller than the models'.
 """
 
@@ -78,7 +78,7 @@ def write_judge(spec: JudgeSpec, folder: Path, *, width: Width, depth: int | Non
 
 
 def own_config(model: Any) -> dict[str, Any]:
-    """The config of a model in memory, as `model_of` takes it."""
+    """Return the config of a model in memory, in the form of `model_of`."""
     config = dict(model.config.to_dict() if hasattr(model.config, "to_dict") else model.config)
     if "_class_name" in config:
         return config
@@ -86,7 +86,7 @@ def own_config(model: Any) -> dict[str, Any]:
 
 
 def published_component(name: str, twin: Any, parts: Parts) -> Any:
-    """The scheduler or processor with its published settings."""
+    """Build the scheduler or processor with its published settings."""
     if name == "scheduler":
         return type(twin).from_config(parts[name])
     from pacorl.io.processor import image_text_processor
@@ -97,16 +97,17 @@ def published_component(name: str, twin: Any, parts: Parts) -> Any:
 
 
 def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The ids at which a vision-language model's own tokenizer has the tokens of images; none of other models."""
+    """Look up the ids of image tokens in a vision-language model's tokenizer; empty for other models."""
     if "vision_config" not in config:
         return {}
-    names = {token: token.strip("<|>") for token in QWEN_SPECIAL_TOKENS if "vision_" in token or "_pad" in token}
-    keys = {"image_pad": "image", "video_pad": "video"}
-    return {
-        f"{keys.get(name, name)}_token_id": tokenizer.convert_tokens_to_ids(token)
-        for token, name in names.items()
-        if name != "vision_pad"
-    }
+    ids = {}
+    for token in QWEN_SPECIAL_TOKENS:
+        name = token.strip("<|>")
+        if name.startswith("vision_") and name != "vision_pad":
+            ids[f"{name}_token_id"] = tokenizer.convert_tokens_to_ids(token)
+        elif name in ("image_pad", "video_pad"):
+            ids[f"{name.removesuffix('_pad')}_token_id"] = tokenizer.convert_tokens_to_ids(token)
+    return ids
 
 
 # --- one model -------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def write_model(config: Mapping[str, Any], folder: Path, *, depth: int | None = 
 
 
 def at_depth(config: Mapping[str, Any], depth: int | None) -> dict[str, Any]:
-    """A config with at most `depth` blocks; single blocks are twice as many."""
+    """Reduce a config to at most `depth` blocks, and twice as many single blocks."""
     if depth is None:
         return dict(config)
     fewer: dict[str, Any] = {name: min(depth, config[name]) for name in DEPTHS if name in config}
@@ -148,19 +149,20 @@ def write_shards(model: nn.Module, folder: Path, stem: str) -> None:
 
     shards = list(shards_of(model))
     weight_map: dict[str, str] = {}
+    total = 0
     for number, shard in enumerate(shards, 1):
         name = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
         drawn = {key: random_weight(key, tensor) for key, tensor in shard.items()}
         with weight_write_errors(folder / name):
             save_file(drawn, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, name)
-    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+        total += sum(tensor.nbytes for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 def shards_of(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Names and shapes of a model's weights, in groups of at most SHARD bytes; of tied weights the first alone."""
+    """Yield names and shapes of a model's weights in groups of at most SHARD bytes; of tied weights only the first."""
     shard: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

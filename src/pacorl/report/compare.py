@@ -1,13 +1,14 @@
 """Two runs on one page (`pacorl report RUN RUN`): their last evaluations, the same prompts' images, their configs.
 
-What is compared is what both were asked for: images of equal text and seed. Their order and the differences' intervals
-are as between a run's first and last evaluation.
+Only images of equal text and seed are compared. Their order and the differences' intervals are as between a run's first
+and last evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,26 @@ def comparison_path(first: Path, second: Path) -> Path:
 
 
 def side_names(first: Path, second: Path) -> tuple[str, str]:
-    """What the runs are called: their folders' names, with as many of the folders above as tell them apart."""
-    one, other = first.resolve().parts, second.resolve().parts
-    count = next((n for n in range(1, max(len(one), len(other))) if one[-n:] != other[-n:]), 1)
-    return "/".join(one[-count:]), "/".join(other[-count:])
+    """Return the folders' names, with as many parent folders as distinguish them."""
+    parts = first.resolve().parts
+    others = second.resolve().parts
+    count = 1
+    while parts[-count:] == others[-count:] and count < max(len(parts), len(others)):
+        count += 1
+    return "/".join(parts[-count:]), "/".join(others[-count:])
 
 
 def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
+    # The gallery: shared images, by their change.
     names = side_names(first.path, second.path)
     samples, alone = asked_of_both(first, second)
     pairs, _ = match(samples)
     sets = choose(pairs, names=names)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
-    rows = results_of_both(first, second, samples)
     changes = [pair.change for pair in pairs if pair.change is not None]
+
+    # The table, and the page's contents.
+    rows = results_of_both(first, second, samples)
     return {
         "title": f"{names[0]} and {names[1]}",
         "name": "two runs",
@@ -80,51 +87,64 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
 
 def last_samples(run: RunFolder) -> list[Sample]:
     """The newest evaluation's images."""
-    return run.samples[max(run.samples)] if run.samples else []
+    if run.samples:
+        return run.samples[max(run.samples)]
+    return []
 
 
 def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[Sample]], int]:
-    """The newest evaluations, as 0 and 1, less the images that only one run has; and how many those are.
+    """Return the shared images of the newest evaluations, as 0 and 1, and the count of unshared images.
 
     Two files of prompts may give one number to two texts, so the texts must be equal too.
     """
-    sides = [{(*sample.key, sample.text): sample for sample in last_samples(run)} for run in (first, second)]
-    shared = [key for key in sides[0] if key in sides[1]]
-    samples = {index: [side[key] for key in shared] for index, side in enumerate(sides)} if shared else {}
-    return samples, sum(map(len, sides)) - 2 * len(shared)
+    side = {(*sample.key, sample.text): sample for sample in last_samples(first)}
+    counterparts = {(*sample.key, sample.text): sample for sample in last_samples(second)}
+    shared = [key for key in side if key in counterparts]
+    alone = len(side) + len(counterparts) - 2 * len(shared)
+    if not shared:
+        return {}, alone
+    return {0: [side[key] for key in shared], 1: [counterparts[key] for key in shared]}, alone
 
 
 def results_of_both(first: RunFolder, second: RunFolder, samples: Mapping[int, list[Sample]]) -> list[Result]:
-    """Every measure of the shared images with its paired difference, then what the summaries alone have."""
+    """Compare every measure of the shared images, then append the measures that only the summaries have."""
     rows = compared(samples)
-    known = {row.name for row in rows}
-    one, other = ({row.name: row.after for row in results(run.summary)} for run in (first, second))
-    return rows + [Result(name, one[name], other[name], None) for name in one if name in other and name not in known]
+    measured = {row.name for row in rows}
+    others = {row.name: row.after for row in results(second.summary)}
+    for row in results(first.summary):
+        if row.name in others and row.name not in measured:
+            rows.append(Result(row.name, row.after, others[row.name], None))
+    return rows
 
 
 def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) -> list[Chart]:
-    """Every curve of one line that both runs have, as one chart of two lines."""
-    one, other = ({(c.group, c.title): c for group in charts(run).values() for c in group} for run in (first, second))
-    shared = [(one[key], other[key]) for key in one if key in other]
-    return [
-        replace(both[0], band=[], lines=[replace(c.lines[0], label=name) for c, name in zip(both, names, strict=True)])
-        for both in shared
-        if all(len(chart.lines) == 1 for chart in both)
-    ]
+    """Draw every curve of one line that both runs have as one chart of two lines."""
+    counterparts = {(chart.group, chart.title): chart for chart in chain(*charts(second).values())}
+    shared = []
+    for chart in chain(*charts(first).values()):
+        counterpart = counterparts.get((chart.group, chart.title))
+        if counterpart and len(chart.lines) == len(counterpart.lines) == 1:
+            lines = [replace(chart.lines[0], label=names[0]), replace(counterpart.lines[0], label=names[1])]
+            shared.append(replace(chart, band=[], lines=lines))
+    return shared
 
 
 def differing_keys(first: str, second: str) -> list[tuple[str, str, str]]:
     """(key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
-    one, other = (dict(_settings(parse_yaml(text, name="config.yaml") or {})) for text in (first, second))
-    keys = [key for key in dict.fromkeys([*one, *other]) if key not in NOT_COMPARED]
-    return [(key, one.get(key, "–"), other.get(key, "–")) for key in keys if one.get(key) != other.get(key)]
+    values = dict(_settings(parse_yaml(first, name="config.yaml") or {}))
+    others = dict(_settings(parse_yaml(second, name="config.yaml") or {}))
+    differing = []
+    for key in dict.fromkeys([*values, *others]):
+        if key not in NOT_COMPARED and values.get(key) != others.get(key):
+            differing.append((key, values.get(key, "–"), others.get(key, "–")))
+    return differing
 
 
 def _settings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every leaf of a config by its dotted key; items of a list by their number."""
-    if isinstance(value, dict | list) and value:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, inner in items:
-            yield from _settings(inner, f"{key}.{name}" if key else str(name))
-    else:
+    """Yield every leaf of a config by its dotted key; items of a list by their number."""
+    if not value or not isinstance(value, dict | list):
         yield key, str(value)
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, inner in items:
+        yield from _settings(inner, f"{key}.{name}" if key else str(name))

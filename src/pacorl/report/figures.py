@@ -1,4 +1,4 @@
-"""What every page is drawn of: numbers in words, escaped SVG elements, plots of few numbers, images as data URLs.
+"""Elements of a page: numbers in words, escaped SVG elements, plots of few numbers, images as data URLs.
 
 Colours come from the page's stylesheet through classes and custom properties, so that every plot follows the reader's
 light or dark setting.
@@ -24,7 +24,7 @@ Rgb = tuple[int, int, int]
 
 WORDS = read_object(Path(__file__).with_name("words.json"))
 LABELS: Mapping[str, str] = WORDS["labels"]
-"""Name of a quantity → how it reads. A name that is not here reads as its own words."""
+"""Name of a quantity → its label. `label` turns unlisted names into words."""
 MEANINGS: Mapping[str, str] = WORDS["meanings"]
 """Metric → one sentence for the reader of a page; its order is the order of the page."""
 MINUS = "\N{MINUS SIGN}"
@@ -42,7 +42,7 @@ LADDER = ((1024, 88), (768, 86), (768, 76), (512, 76), (384, 66))
 BUDGET = 200_000
 """Bytes of one data URL: a page of 36 images stays under 8 MB."""
 COLUMN = 384
-"""CSS pixels of an image beside another; small ones grow by the largest whole factor that fits."""
+"""CSS pixels of an image's column; small images grow by the largest whole factor that fits."""
 WIDE = 1.8
 """An image at least so much wider than high is shown at twice the column."""
 
@@ -57,7 +57,7 @@ def label(name: str) -> str:
 
 
 def amount(value: float | None) -> str:
-    """About three significant figures with a real minus sign; – for nothing."""
+    """Format a value with about three significant figures and a real minus sign; – for None."""
     if value is None:
         return "–"
     size = abs(value)
@@ -74,13 +74,16 @@ def amount(value: float | None) -> str:
 
 
 def score(value: float | None) -> str:
-    """A value between 0 and 1 to three places, so that nearly 0 reads as 0; any other as `amount` says."""
-    return f"{value:.3f}" if value is not None and 0 <= value <= 1 else amount(value)
+    """Format a value between 0 and 1 to three places, so that nearly 0 reads as 0; any other as `amount` does."""
+    if value is not None and 0 <= value <= 1:
+        return f"{value:.3f}"
+    return amount(value)
 
 
 def change(value: float | None) -> str:
-    """An amount that says its direction: `+0.120`."""
-    return ("+" if value is not None and value > 0 else "") + amount(value)
+    """Format an amount with its sign: `+0.120`."""
+    sign = "+" if value is not None and value > 0 else ""
+    return sign + amount(value)
 
 
 def duration(seconds: float) -> str:
@@ -90,19 +93,24 @@ def duration(seconds: float) -> str:
     minutes, rest_seconds = divmod(round(seconds), 60)
     if minutes == 0:
         return f"{rest_seconds} s"
-    return f"{minutes} min {rest_seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest_seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 # --- elements --------------------------------------------------------------------------------------------------------
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """An element with everything escaped; a trailing underscore in an attribute is dropped, others become dashes."""
-    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`. Two decimals are a
-    # hundredth of a pixel; more would double the page.
-    shown = {key: f"{v:.2f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for key, v in attributes.items()}
-    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"' for key, text in shown.items())
-    return Markup(f"<{name}{written}>{''.join(map(escape, children))}</{name}>")
+    """Build an element with everything escaped; in attributes a trailing underscore is dropped and `_` becomes `-`."""
+    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`.
+    written = ""
+    for key, value in attributes.items():
+        # Two decimals are a hundredth of a pixel; more would double the page.
+        shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+        written += f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'
+    content = "".join([escape(child) for child in children])
+    return Markup(f"<{name}{written}>{content}</{name}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +127,22 @@ class Scale:
 
 
 def padded(values: Iterable[float]) -> tuple[float, float]:
-    """The ends of the values with some air; zero is taken in if it is near, one value gets a range of its own."""
+    """Return an axis' ends: 8 % of air around the values, and zero included if it is near."""
     numbers = list(values)
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     air = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
     reach = 0.4 * max(abs(low), abs(high))
-    return (0.0 if 0 <= low <= reach else low - air), (0.0 if -reach <= high <= 0 and low < 0 else high + air)
+    start = 0.0 if 0 <= low <= reach else low - air
+    end = 0.0 if -reach <= high <= 0 and low < 0 else high + air
+    return start, end
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About five round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
+    """Return about five round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
-    # The tolerances keep a tick that rounding has put just beyond its step or its end.
+    # The tolerances keep a tick just beyond its step or its end by rounding.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
@@ -140,31 +151,40 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def ends_of(interval: Interval) -> tuple[float, float]:
-    """The interval's ends; the mean for one that has none."""
-    low, high = interval.low, interval.high
-    return (interval.mean if low is None else low), (interval.mean if high is None else high)
+    """Return the interval's ends; the mean in place of a missing end."""
+    low = interval.mean if interval.low is None else interval.low
+    high = interval.mean if interval.high is None else interval.high
+    return low, high
 
 
 def unit_axis(before: Interval | None, after: Interval | None) -> bool:
-    """Whether all values lie in 0..1."""
-    return all(0 <= end <= 1 for side in (before, after) if side for end in ends_of(side))
+    """Whether all ends are in 0..1."""
+    return all(0 <= end <= 1 for end in _all_ends(before, after))
+
+
+def _all_ends(before: Interval | None, after: Interval | None) -> list[float]:
+    ends: list[float] = []
+    for side in (before, after):
+        if side:
+            ends += ends_of(side)
+    return ends
 
 
 def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
-    """Before above after on one axis: 0 to 1 if all values lie there, else just around them."""
-    sides = [(name, y, side) for name, y, side in (("before", 12, before), ("after", 24, after)) if side]
-    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(end for *_, side in sides for end in ends_of(side))
+    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them."""
+    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(_all_ends(before, after))
     scale = Scale(low, high, 6, 254)
     drawn = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
-    for name, y, side in sides:
-        left, right = map(scale, ends_of(side))
-        whisker = tag("line", x1=left, x2=right, y1=y, y2=y)
-        drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
+    for name, y, side in (("before", 12, before), ("after", 24, after)):
+        if side:
+            left, right = ends_of(side)
+            whisker = tag("line", x1=scale(left), x2=scale(right), y1=y, y2=y)
+            drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
     return tag("svg", *drawn, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
 
 
 def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
-    """One bar per image in the order given; those in `links` (index → element id) are strong and lead there."""
+    """Draw one bar per image in the order given; a bar in `links` (index → element id) is strong and links there."""
     if not changes:
         return Markup("")
     width = 1200 / len(changes)
@@ -173,7 +193,7 @@ def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
     bars = []
     for index, value in enumerate(changes):
         top, bottom = sorted((scale(value), scale(0)))
-        # No bar is lower than a unit: a change of 0 is an image too.
+        # At least one unit high, so that a change of 0 is visible.
         box = tag("rect", x=index * width + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
         if index in links:
             box = tag("a", tag("title", change(value)), box, href=f"#{links[index]}", tabindex=-1)
@@ -185,9 +205,10 @@ def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
 
 
 def shares_svg(seconds: Mapping[str, float]) -> Markup:
-    """One bar cut into phases in proportion to their seconds."""
+    """Draw one bar cut into phases in proportion to their seconds."""
     total = sum(seconds.values())
-    pieces, x = [], 0.0
+    pieces = []
+    x = 0.0
     for index, (name, spent) in enumerate(seconds.items()):
         width = spent / total * 1200
         title = tag("title", f"{name}: {duration(spent)}")
@@ -202,55 +223,59 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
 
 
 def pair_matrix_svg(p_yes: Matrix, *, title: str = "P(Yes) of each pair") -> Markup:
-    """P(Yes) of every pair of `K` panels as a heat map with numbers; panel numbers stand on the diagonal.
+    """Draw P(Yes) of every pair of `K` panels as a heat map with numbers; the diagonal has the panels' numbers.
 
     p_yes: K × K, None if there is no judgement. An empty matrix gives an empty text.
     """
     if not p_yes:
         return Markup("")
     side = len(p_yes) * CELL
-    cells = [_cell(value, row, col) for row, values in enumerate(p_yes) for col, value in enumerate(values)]
+    cells = []
+    for row, values in enumerate(p_yes):
+        cells += [_cell(value, row, col) for col, value in enumerate(values)]
     return tag("svg", tag("title", title), *cells, class_="matrix", viewBox=f"0 0 {side} {side}", role="img")
 
 
 def _cell(value: float | None, row: int, col: int) -> Markup:
-    x, y = col * CELL, row * CELL
+    x = col * CELL
+    y = row * CELL
     box = {"x": x + 1, "y": y + 1, "width": CELL - 2, "height": CELL - 2, "rx": 4}
     middle = {"x": x + CELL / 2, "y": y + CELL / 2 + 4.5, "text_anchor": "middle"}
     if row == col:
         return tag("text", str(row + 1), **middle, class_="panel-number")
     if value is None:
         return tag("rect", **box, class_="unjudged") + tag("text", "–", **middle, class_="panel-number")
-    light, dark = colour(LIGHT_RAMP, value), colour(DARK_RAMP, value)
-    style = f"--l:{_hex(light)};--lt:{readable_on(light)};--d:{_hex(dark)};--dt:{readable_on(dark)}"
+    light = colour(LIGHT_RAMP, value)
+    dark = colour(DARK_RAMP, value)
+    style = f"--l:#{bytes(light).hex()};--lt:{readable_on(light)};--d:#{bytes(dark).hex()};--dt:{readable_on(dark)}"
     name = tag("title", f"panels {row + 1} and {col + 1}: P(Yes) = {value:.3f}")
     return tag("g", name, tag("rect", **box), tag("text", f"{value:.2f}", **middle), class_="judged", style=style)
 
 
 def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
-    """The colour of `value`, clamped to 0..1."""
+    """Interpolate the colour of `value`, clamped to 0..1."""
     position = min(max(value, 0.0), 1.0) * (len(ramp) - 1)
     below = min(int(position), len(ramp) - 2)  # the last colour belongs to the last stretch
-    red, green, blue = (
-        round(a + (b - a) * (position - below)) for a, b in zip(ramp[below], ramp[below + 1], strict=True)
-    )
+    mixed = zip(ramp[below], ramp[below + 1], strict=True)
+    red, green, blue = (round(start + (end - start) * (position - below)) for start, end in mixed)
     return red, green, blue
 
 
 def readable_on(background: Rgb) -> str:
-    """Black or white, whichever has the larger contrast (WCAG 2.2); it is at least 4.5 on every colour."""
+    """Select black or white by the larger contrast (WCAG 2.2); it is at least 4.5 on every colour."""
     level = luminance(background) + 0.05
-    return "#000" if level / 0.05 >= 1.05 / level else "#fff"
+    if level / 0.05 >= 1.05 / level:
+        return "#000"
+    return "#fff"
 
 
 def luminance(rgb: Rgb) -> float:
     """Relative luminance of an sRGB colour (WCAG 2.2)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
+    linear = []
+    for channel in rgb:
+        c = channel / 255
+        linear.append(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _hex(rgb: Rgb) -> str:
-    return "#" + bytes(rgb).hex()
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -271,20 +296,24 @@ class ShownImage:
 
 
 def show(image: Image.Image) -> ShownImage:
-    """The image at the size that suits it."""
+    """Encode the image and choose its size on the page."""
     pixel_art = image.width * image.height < PIXEL_ART_BELOW
-    room = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
-    # Whole factors only: pixels of unequal sizes would look like a pattern that the generator made.
-    factor = max(1, room // image.width) if pixel_art else room / image.width
-    width, height = round(image.width * factor), round(image.height * factor)
+    column = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
+    factor = column / image.width
+    if pixel_art:
+        # Whole factors only: pixels of unequal sizes would look like a generated pattern.
+        factor = max(1, column // image.width)
+    width = round(image.width * factor)
+    height = round(image.height * factor)
     return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
 
 
 def data_url(image: Image.Image) -> str:
-    """The image as a data URL of about BUDGET bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
+    """Encode the image as a data URL of about BUDGET bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
     image = image.convert("RGB")  # JPEG has no transparency, and a page no use for it
     if image.width * image.height < PIXEL_ART_BELOW:
         return f"data:image/png;base64,{_base64(image, 'PNG')}"
+
     for side, quality in LADDER:
         scale = min(1.0, side / max(image.size))
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

@@ -1,7 +1,7 @@
 """Read a run's folder into plain records; only metrics.jsonl must be there.
 
-A last line without its line break is still being written and is left for the next time; every other line that
-cannot be read is an error with file and line.
+A last line without its line break is still being written and is left for the next time. Any other unreadable line is
+an error with file and line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ Record = dict[str, Any]
 Matrix = tuple[tuple[float | None, ...], ...]
 """P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
-SINGLE = Grid(1, 1)  # an edit, and a sample of a log that names no grid
+SINGLE = Grid(1, 1)  # for edits, and for samples whose log names no grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +45,33 @@ class Sample:
     reward: float | None = None
     """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
     held_out: Mapping[str, float] = field(default_factory=dict)
-    """Measures that nobody rewards."""
+    """Measures that are not rewarded."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What an image is matched by across evaluations."""
+        """Identity of an image across evaluations."""
         return self.prompt_id, self.seed
 
     @property
     def consistency(self) -> float | None:
         """Mean P(Yes) over the judged pairs of panels; the score of that name if there is no matrix."""
-        judged = [value for row in self.p_yes for value in row if value is not None]
-        return sum(judged) / len(judged) if judged else self.scores.get("consistency")
+        judged = [value for value in chain(*self.p_yes) if value is not None]
+        if judged:
+            return sum(judged) / len(judged)
+        return self.scores.get("consistency")
 
     @property
     def measures(self) -> dict[str, Any]:
         """The scores by a page's names, the judge's P(Yes) of the matrix first."""
         judged = self.p_yes and self.consistency is not None
-        return shown_names({"p_yes": self.consistency} | dict(self.scores)) if judged else dict(self.scores)
+        if judged:
+            return shown_names({"p_yes": self.consistency} | dict(self.scores))
+        return dict(self.scores)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """What a run has written so far."""
+    """A run's files so far."""
 
     path: Path
     epochs: list[Record]
@@ -75,7 +80,7 @@ class RunFolder:
     summary: Record
     """summary.json; empty until the run has ended."""
     config: str
-    """config.yaml as others may see it: keys are masked."""
+    """config.yaml for publication: keys are masked."""
     samples: dict[int, list[Sample]]
     """Evaluation images by epoch, ascending."""
     training_images: dict[int, Path]
@@ -84,10 +89,10 @@ class RunFolder:
     @property
     def epoch(self) -> int:
         """Epoch of the newest line; 0 without one."""
-        return max((int(line["epoch"]) for line in (*self.epochs, *self.evaluations)), default=0)
+        return max((int(line["epoch"]) for line in self.epochs + self.evaluations), default=0)
 
     def until(self, epoch: int) -> RunFolder:
-        """Leave out all that is newer than an epoch, and samples of an evaluation that the log does not have."""
+        """Leave out everything newer than an epoch, and samples without an evaluation in the log."""
         evaluations = [line for line in self.evaluations if line["epoch"] <= epoch]
         evaluated = {line["epoch"] for line in evaluations}
         return replace(
@@ -105,9 +110,11 @@ def read_run(run: Path) -> RunFolder:
     Raises:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
-    metrics, summary, config = (run / name for name in ("metrics.jsonl", "summary.json", "config.yaml"))
+    metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
+
+    # The log.
     records = []
     for location, record in _lines(metrics):
         if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
@@ -115,24 +122,30 @@ def read_run(run: Path) -> RunFolder:
         records.append(record)
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
+
+    # Images of every evaluation.
+    samples = {}
+    for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items():
+        samples[epoch] = [_sample(record, path.parent, location) for location, record in _lines(path)]
+
+    summary = run / "summary.json"
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
         summary=read_object(summary) if summary.is_file() else {},
-        config=_shown_config(config) if config.is_file() else "",
-        samples={
-            epoch: [_sample(record, path.parent, location) for location, record in _lines(path)]
-            for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()
-        },
+        config=_shown_config(run / "config.yaml"),
+        samples=samples,
         training_images=_by_epoch(run, "epoch-*.png"),
     )
 
 
 def _shown_config(path: Path) -> str:
-    """Read a config, mask its keys, and write it as YAML again; an empty config is an empty text."""
-    document = read_yaml(path)
-    return dump_yaml(public(document)) if document else ""
+    """Read a config, mask its keys, and write it as YAML again; "" for an empty or missing config."""
+    document = read_yaml(path) if path.is_file() else None
+    if document:
+        return dump_yaml(public(document))
+    return ""
 
 
 def number(value: object) -> float | None:
@@ -143,8 +156,9 @@ def number(value: object) -> float | None:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of a record that are numbers."""
-    return {str(name): finite for name, value in record.items() if (finite := number(value)) is not None}
+    """Select a record's finite numbers."""
+    finite = {str(name): number(value) for name, value in record.items()}
+    return {name: value for name, value in finite.items() if value is not None}
 
 
 class SampleRecord(BaseModel):
@@ -168,7 +182,7 @@ def _sample(document: Record, folder: Path, location: str) -> Sample:
         return Sample(
             prompt_id=record.prompt_id,
             seed=record.seed,
-            # A page carries its images along, so a record must not be able to name any other file of the machine.
+            # A page embeds its images, so a record must not name other files of the machine.
             image=inside(folder, record.image),
             text=record.text,
             theme=record.theme,

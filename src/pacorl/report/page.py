@@ -1,4 +1,4 @@
-"""From a run's folder to report.html: everything inline, nothing asked from anywhere.
+"""Build report.html from a run's folder: everything is inline, and the page loads no other file.
 
 The gallery shows before and after of one prompt and seed, at evenly spread quantiles of the change.
 """
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -30,19 +31,19 @@ from pacorl.report.results import alarms, compared, facts, is_monitored, provena
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
-"""What sets are ordered by → how the page says it."""
+"""Measure that orders the gallery → its words on the page."""
 
 SHOWN = 15
 """Odd, so that evenly spread ranks include the median."""
 OPEN_SETS = 5
-"""So many of the gallery's sets are open at once; the others wait behind a fold."""
+"""Number of sets that are open at first; the rest of the gallery is folded."""
 TRAINING_IMAGES = 6
 STATED = re.compile(r'<header class="[^"]*" data-run="(?P<name>[^"]*)" data-epoch="(?P<epoch>\d+)">')
 """The page's own statement of its run and of the last epoch that it shows."""
 
 
 def write_report(run: Path) -> Path:
-    """Build `report.html` in a run's folder from what is there; doing it again gives the same page.
+    """Build `report.html` in a run's folder from its files; a second build gives the same page.
 
     Returns:
         The page's path.
@@ -50,7 +51,8 @@ def write_report(run: Path) -> Path:
     Raises:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
-    path, contents = run / "report.html", read_run(run)
+    path = run / "report.html"
+    contents = read_run(run)
     write_atomic(path, _page(contents, name=run.resolve().name, epoch=contents.epoch))
     return path
 
@@ -66,11 +68,13 @@ def check_report(run: Path) -> int:
     """
     path = run / "report.html"
     page = read_text(path)
-    if stated := STATED.search(page):
-        name, epoch = html.unescape(stated["name"]), int(stated["epoch"])
-        if page == _page(read_run(run), name=name, epoch=epoch):
+    stated = STATED.search(page)
+    after = ""
+    if stated:
+        epoch = int(stated["epoch"])
+        if page == _page(read_run(run), name=html.unescape(stated["name"]), epoch=epoch):
             return epoch
-    after = f" after epoch {stated['epoch']}" if stated else ""
+        after = f" after epoch {epoch}"
     raise ValueError(
         f"{path} is not the page of the run's files{after}: the page or a file was changed, or other versions built "
         f"it; `pacorl report {run}` builds it again"
@@ -82,12 +86,12 @@ def _page(run: RunFolder, *, name: str, epoch: int) -> str:
 
 
 def render(template: str, /, **contents: object) -> str:
-    """A template of this package, with the stylesheet and the script inside; all texts are escaped."""
+    """Render a template of this package, with the stylesheet and the script inside; all texts are escaped."""
     return _environment().get_template(template).render(**contents)
 
 
 def notebook_frame(page: str) -> str:
-    """A page for a notebook, in a frame so that no style leaks out of it."""
+    """Wrap a page for a notebook in a frame, so that no style leaks out of it."""
     return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
 
 
@@ -100,20 +104,30 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "score", "change", "duration")}
-    environment.globals |= {name: getattr(figures, name) for name in ("MEANINGS", "interval_svg")} | {"zip": zip}
+    for name in ("label", "amount", "score", "change", "duration"):
+        environment.filters[name] = getattr(figures, name)
+    environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
     return environment
 
 
 def _contents(run: RunFolder, name: str) -> dict[str, object]:
     spent = seconds(run)
     rows = results(run.summary) or compared(run.samples)
+
+    # Images: evenly spread training epochs, then the gallery.
     training_epochs = list(run.training_images)
-    shown_epochs = [training_epochs[index] for index in spread(len(training_epochs), count=TRAINING_IMAGES)]
+    training_images = {}
+    for index in spread(len(training_epochs), count=TRAINING_IMAGES):
+        epoch = training_epochs[index]
+        training_images[epoch] = show(_open(run.training_images[epoch]))
     pairs, unmatched = match(run.samples)
     sets = choose(pairs)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     changes = [pair.change for pair in pairs if pair.change is not None]
+
+    charts = {}
+    for group, members in folded(run).items():
+        charts[group] = [(chart, line_chart_svg(chart)) for chart in members]
     return {
         "title": str(run.summary.get("title") or name),
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
@@ -123,10 +137,8 @@ def _contents(run: RunFolder, name: str) -> dict[str, object]:
         "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
-        "training_images": {epoch: show(_open(run.training_images[epoch])) for epoch in shown_epochs},
-        "charts": {
-            group: [(chart, line_chart_svg(chart)) for chart in members] for group, members in folded(run).items()
-        },
+        "training_images": training_images,
+        "charts": charts,
         "config": run.config,
         "provenance": provenance(run.summary),
         "facts": facts(run, images=len(pairs)),
@@ -162,12 +174,14 @@ class Pair:
         """By how much the measure rose; None if either side lacks it."""
         before = getattr(self.before, self.measure)
         after = getattr(self.after, self.measure) if self.after else None
-        return None if before is None or after is None else after - before
+        if before is None or after is None:
+            return None
+        return after - before
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One image, what the judge says of it, and the value of the measure that orders the gallery."""
+    """One image, the judge's matrix of it, and the value of the measure that orders the gallery."""
 
     name: str
     sample: Sample
@@ -182,19 +196,21 @@ class Set:
 
     pair: Pair
     rank: str
-    """What its rank among all pairs stands for."""
+    """Words for its rank among all pairs."""
     sides: list[Side]
 
     @property
     def id(self) -> str:
-        """Of its element on the page."""
+        """Id of its element on the page."""
         return "set-{}-{}".format(*self.pair.key)
 
     @property
     def panels(self) -> tuple[str, ...]:
         """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
-        return texts if len(texts) == self.pair.before.grid.count else ()
+        if len(texts) == self.pair.before.grid.count:
+            return texts
+        return ()
 
     @property
     def scores(self) -> list[tuple[str, float | None, float | None]]:
@@ -209,20 +225,19 @@ class Set:
 
 
 def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
-    """Pairs of the first and the last evaluation, largest change first, and how many images have no counterpart.
+    """Pair the images of the first and the last evaluation, largest change first, and count the unpaired images.
 
     The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
-    last, in the order of their prompts. Images that are not there yet do not count.
+    last, in the order of their prompts. Missing image files do not count.
     """
     if not samples:
         return [], 0
     measure = measure_of(samples)
-    first, last = (
-        {sample.key: sample for sample in samples[epoch] if sample.image.is_file()}
-        for epoch in (min(samples), max(samples))
-    )
+    first = {sample.key: sample for sample in samples[min(samples)] if sample.image.is_file()}
     if len(samples) == 1:
         return [Pair(first[key], None, measure) for key in sorted(first)], 0
+
+    last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
     pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
     return pairs, len(first.keys() ^ last.keys())
@@ -230,15 +245,17 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
 
 def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
     """The judge's consistency if any image has it, else the reward."""
-    judged = any(sample.consistency is not None for evaluation in samples.values() for sample in evaluation)
-    return "consistency" if judged else "reward"
+    judged = any(sample.consistency is not None for sample in chain(*samples.values()))
+    if judged:
+        return "consistency"
+    return "reward"
 
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:
-    """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between.
+    """Choose at most `count` of the sorted pairs at evenly spread ranks, from the largest change to the smallest.
 
     Args:
-        names: what the page calls the sides.
+        names: names of the sides on the page.
     """
     return [
         Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index], names))
@@ -247,13 +264,13 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
 
 
 def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
-    """Index of a pair, which is that of its bar since unjudged pairs come last → the id of its set on the page."""
+    """Map a pair's index to the id of its set. Unjudged pairs come last, so the index is also that of its bar."""
     id_of = {row.pair.key: row.id for row in sets}
     return {index: id_of[pair.key] for index, pair in enumerate(pairs) if pair.key in id_of}
 
 
 def spread(length: int, *, count: int) -> list[int]:
-    """At most `count` distinct indices of a sequence, evenly spread from its first to its last."""
+    """Return at most `count` distinct indices of a sequence, evenly spread from its first to its last."""
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
 
 
@@ -282,10 +299,12 @@ def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     change = pairs[index].change
     if change is None:
         return f"Image {index + 1} of {len(pairs)}"
-    # The first may have lost and the last may have gained: the ends are named by what they are.
+    # The first may have lost and the last may have gained, so the sign chooses the name.
     if index == 0:
         return "Largest gain" if change > 0 else "Smallest loss"
     judged = sum(pair.change is not None for pair in pairs)
     if index == judged - 1:
         return "Smallest gain" if change > 0 else "Largest loss"
-    return "Median change" if index == round((judged - 1) / 2) else f"Rank {index + 1} of {judged}"
+    if index == round((judged - 1) / 2):
+        return "Median change"
+    return f"Rank {index + 1} of {judged}"

@@ -1,6 +1,6 @@
-"""A run's adapter with a model card: what it is, what made it, what it was measured to do. For sharing.
+"""A run's adapter with a model card for sharing: its base, its training and its measurements.
 
-The card says what the run's own files say and nothing else. Nothing leaves this machine unless a repository is named.
+The card's text comes from the run's own files only. No file leaves this machine unless a repository is named.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pacorl.types import TINY
 
 CARD = "README.md"
 PICTURE = "before-after.png"
-"""What the quickstart draws into its run's folder."""
+"""Comparison image that the quickstart draws into its run's folder."""
 FOLDERS = ("adapter", "merged")
-"""Folders of a run that are worth sharing, first come first."""
+"""A run's folders to publish, the first existing."""
 JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
 WHOLE: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ SHOWN: Mapping[str, Sequence[str]] = {
     "rewards": REWARD,
     "judge": ("backend", "checkpoint", "adapter", "model", "symmetric", "variants"),
 }
-"""The config keys of a card, and of their sections or lists these keys, or all. A list of what to leave out would
-forget the next key that holds a password: arguments of rewards, `trainer`."""
+"""Config keys of a card → the keys of their sections or lists, or WHOLE. A list of keys to leave out would forget the
+next key that holds a password: arguments of rewards, `trainer`."""
 TEXT_FILES = (".json", ".md", ".txt", ".jinja")
 PUBLISHED = re.compile(
     "|".join(
@@ -71,7 +71,7 @@ class CardTable(BaseModel):
 
 
 class BenchmarkSummary(BaseModel):
-    """What a card takes of a benchmark's summary.json."""
+    """Keys of a benchmark's summary.json for a card."""
 
     tables: list[CardTable] = Field(min_length=1)
     complete: bool
@@ -89,14 +89,19 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
-    check_no_link(folder)
+    check_no_link(folder)  # a card written through a link would replace any file of the user
     check_replaceable(folder, picture=run / PICTURE)
-    config, picture = _config(run), _picture(run)
-    shown = _shown_config(config)
+
+    # The front matter.
+    config = _config(run)
     base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
     is_adapter = folder.name == FOLDERS[0]
     header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter) | {"pipeline_tag": _task(config)}
+
+    # The text.
+    picture = _picture(run)
+    shown = {key: _shown(value, SHOWN[key]) for key, value in config.items() if key in SHOWN}
     train = config.get("data" if is_judge else "prompts", {}).get("train")
     sources = train if isinstance(train, list) else [train]
     body = [
@@ -106,13 +111,19 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         *([f"![The same prompts and noise before (above) and after (below)]({PICTURE})"] if picture else []),
         *_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         *_measured(run),
-        *(text for benchmark in benchmarks for text in _benchmark(benchmark)),
-        "## Config",
-        f"```yaml\n{dump_yaml(shown)}```",
     ]
+    for benchmark in benchmarks:
+        body += _benchmark(benchmark)
+    body += ["## Config", f"```yaml\n{dump_yaml(shown)}```"]
     card = f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n"
+
+    # No secrets. `public` masks values under a password's key; the user has to learn of it before publishing.
     check_no_secret(card, name=str(run / "config.yaml"))
-    _check_names(shown)
+    masked = changed_keys(shown, public(shown))
+    if masked:
+        name = next(iter(masked)).rpartition(".")[2]
+        raise ValueError(f"the config's {name} looks like a secret; take it out before you publish the run")
+
     if picture:
         write_atomic(folder / PICTURE, picture)
     write_atomic(folder / CARD, sealed(card))
@@ -120,12 +131,12 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
 
 
 def sealed(card: str) -> str:
-    """A card with the hash of its text in a comment at its end, by which an edited one is known."""
+    """Append the hash of a card's text in a comment, so that an edit is detected."""
     return f"{card}\n<!-- pacorl publish {hashlib.sha256(card.encode()).hexdigest()} -->\n"
 
 
 def check_replaceable(folder: Path, *, picture: Path) -> None:
-    """Raise ValueError if a folder has a card or a picture that `write_card` did not write."""
+    """Raise ValueError if the folder's card or picture was not written by `write_card`."""
     card = folder / CARD
     if card.exists():
         text = read_text(card)
@@ -153,7 +164,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """List the files of a folder that are uploaded: those of PUBLISHED, and nothing in folders within.
+    """List a folder's files to upload: names in PUBLISHED, without subfolders.
 
     Raises:
         ValueError: the folder or one of the files is a link, whose target may be any file of the user.
@@ -168,7 +179,7 @@ def published_files(folder: Path) -> list[Path]:
 def check_no_link(path: Path) -> None:
     """Raise ValueError if a path is a link."""
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, and links are not published; copy what it points to")
+        raise ValueError(f"{path} is a link, and links are not published; copy its target")
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -196,26 +207,34 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
         header["license_name"] = licence_name
     if base not in ("", "tiny"):  # the hub links the base, and has none of this name
         header["base_model"] = base
-    header["library_name"] = ("peft" if is_judge else "diffusers") if is_adapter else "transformers"
-    return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
+    if not is_adapter:
+        header["library_name"] = "transformers"
+    else:
+        header["library_name"] = "peft" if is_judge else "diffusers"
+    header["tags"] = ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]
+    return header
 
 
 def _task(config: Mapping[str, Any]) -> str:
-    """What the hub calls the model's task."""
+    """Return the hub's name of the model's task."""
     if "data" in config:
         return "image-text-to-text"
     kind = str(config.get("model", {}).get("kind") or DEFAULT_KIND)
-    return "image-to-image" if kind in POLICIES and not POLICIES[kind].sets else "text-to-image"
+    if kind in POLICIES and not POLICIES[kind].sets:
+        return "image-to-image"
+    return "text-to-image"
 
 
 def _picture(run: Path) -> bytes:
     """Read the run's comparison; empty if it made none."""
     check_no_link(run / PICTURE)
-    return (run / PICTURE).read_bytes() if (run / PICTURE).is_file() else b""
+    if (run / PICTURE).is_file():
+        return (run / PICTURE).read_bytes()
+    return b""
 
 
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
-    """How to load it, with this project and, for a generator's adapter, with diffusers."""
+    """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     yield "## Use"
     if is_judge:
         source = f"{base} --adapter {name}" if is_adapter else name
@@ -237,41 +256,52 @@ def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterato
 
 
 def _name_of(source: str) -> str:
-    """A source without the folders and the network of the machine that it lay on."""
+    """Remove this machine's folders and network addresses from a source."""
     if "://" in source:
-        check_no_secret(source, name="the config")  # who put one there should know, though it is not shown
+        check_no_secret(source, name="the config")  # not shown, but its owner should learn of it
         return "(an address)"
-    return Path(source).name if Path(source).is_absolute() or source.startswith("~") else source
+    if Path(source).is_absolute() or source.startswith("~"):
+        return Path(source).name
+    return source
 
 
 def _measured(run: Path) -> Iterator[str]:
-    """The summary's figures, else the last evaluation of the log."""
-    path, log = run / "summary.json", run / "metrics.jsonl"
+    """Tabulate the summary's figures, else the last evaluation of the log."""
+    path = run / "summary.json"
     summary = read_object(path) if path.is_file() else {}
     sides = ("before", "after", "difference")
     with blamed_on(path):
-        figures = {side: typed(summary.get(side) or {}, dict[str, Any]) for side in sides}
-    rows = [(name, *(_figure(figures[side].get(name)) for side in sides)) for name in figures["after"]]
-    heads: tuple[str, ...] = ("", *sides)
+        figures = [typed(summary.get(side) or {}, dict[str, Any]) for side in sides]
+    rows = []
+    for name in figures[1]:
+        rows.append([name, *(_figure(side.get(name)) for side in figures)])
+    heads = ["", *sides]
+
     if not rows:
+        log = run / "metrics.jsonl"
         lines = read_jsonl(log) if log.is_file() else []
         newest = numbers(next((line for line in reversed(lines) if line.get("kind") == "evaluation"), {}))
-        # How long it took and what the monitor saw is about the run; a card is about the adapter.
+        # Times and the monitor's signs are about the run; a card is about the adapter.
         apart = ("epoch", "step", SECONDS, MONITOR, ALARM)
-        heads = ("last evaluation", "")
-        rows = [(name, _figure(value)) for name, value in newest.items() if not name.startswith(apart)]
+        heads = ["last evaluation", ""]
+        rows = [[name, _figure(value)] for name, value in newest.items() if not name.startswith(apart)]
+
     if rows:
         yield "## Measured"
         yield _table(heads, rows)
 
 
 def _figure(value: Any) -> str:
-    """`0.512 [0.480, 0.544]`; – if there is nothing."""
+    """`0.512 [0.480, 0.544]`; – for a missing mean."""
     interval = value if isinstance(value, Mapping) else {"mean": value}
-    mean, low, high = (number(interval.get(name)) for name in ("mean", "low", "high"))
+    mean = number(interval.get("mean"))
+    low = number(interval.get("low"))
+    high = number(interval.get("high"))
     if mean is None:
         return "–"
-    return f"{mean:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+    if low is None or high is None:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -279,46 +309,40 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _benchmark(folder: Path) -> Iterator[str]:
-    """The measured rows of a benchmark's main table."""
+    """Tabulate the measured rows of a benchmark's main table."""
     path = folder / "summary.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
     with blamed_on(path):
         summary = typed(read_object(path), BenchmarkSummary)
     table = summary.tables[0]
-    # The paper's rows are not this adapter's.
-    measured = [row for row in table.rows if row.source == "measured"]
+    rows = []
+    for row in table.rows:
+        if row.source == "measured":  # the paper's rows are not this adapter's
+            rows.append([row.name, *(_figure(value) for value in row.values.values())])
     yield f"## {table.title}"
-    yield _table(("", *table.columns), [(row.name, *map(_figure, row.values.values())) for row in measured])
+    yield _table(["", *table.columns], rows)
     if not summary.complete:
         yield f"Over {summary.measured} of {summary.wanted} items."
 
 
-def _shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Select a config's keys of SHOWN, without the folders of a machine."""
-    return {key: _shown(value, SHOWN[key]) for key, value in config.items() if key in SHOWN}
-
-
-def _check_names(shown: Mapping[str, Any]) -> None:
-    """Raise ValueError if a setting has the name of a key; a card could mask it, but the user should know."""
-    if masked := changed_keys(shown, public(shown)):
-        name = next(iter(masked)).rpartition(".")[2]
-        raise ValueError(f"the config's {name} looks like a secret; take it out before you publish the run")
-
-
 def _shown(value: Any, keys: Sequence[str]) -> Any:
+    """Select a setting's `keys`, without the folders of this machine."""
     if isinstance(value, Mapping):
         return {key: _shown(inner, WHOLE) for key, inner in value.items() if not keys or key in keys}
     if isinstance(value, list):
         return [_shown(item, keys) for item in value]
-    return _name_of(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _name_of(value)
+    return value
 
 
 def check_no_secret(text: str, *, name: str) -> None:
-    """Raise ValueError if a text holds what looks like a key or a password; the message shows its beginning only."""
-    if match := find_secret(text):
+    """Raise ValueError if a text seems to hold a key or a password; the message shows its beginning only."""
+    match = find_secret(text)
+    if match:
         line = text.count("\n", 0, match.start()) + 1
         raise ValueError(
-            f"{name}: {match[0][:6]}… (line {line} of what would be published) looks like a secret; take it out, and "
-            "make a new key if others could have read it"
+            f"{name}: {match[0][:6]}… (line {line} of the text to publish) looks like a secret; take it out, and "
+            "make a new key if anyone else could have read it"
         )

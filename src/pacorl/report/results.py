@@ -1,10 +1,12 @@
-"""What a page says in numbers: metrics before and after, alarms, facts, where the run came from."""
+"""Numbers of a page: metrics before and after, alarms, facts, provenance."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 DRAWS = 1000
 
 PHASES = ("rollout", "reward", "update")
-"""What an epoch's line times, one after another; further times in it lie within these."""
+"""Phases of an epoch, one after another; its further times are parts of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +35,55 @@ class Result:
 
     @property
     def sure(self) -> bool:
-        """Whether the difference's interval lies on one side of 0; without an interval nothing is sure."""
-        low, high = (self.difference.low, self.difference.high) if self.difference else (None, None)
-        return low is not None and high is not None and (low > 0 or high < 0)
+        """Whether the difference has an interval, and 0 is outside of it."""
+        if self.difference is None or self.difference.low is None or self.difference.high is None:
+            return False
+        return self.difference.low > 0 or self.difference.high < 0
 
 
 def results(summary: Record) -> list[Result]:
-    """Every metric that the summary has before or after, known ones first."""
-    before, after, difference = (
-        {name: interval for name, entry in section(summary, key).items() if (interval := _interval(entry))}
-        for key in ("before", "after", "difference")
-    )
+    """Read every metric that the summary has before or after, in the order of MEANINGS and then the summary's."""
+    before = _intervals(summary, "before")
+    after = _intervals(summary, "after")
+    difference = _intervals(summary, "difference")
     measured = [*before, *after]
     names = dict.fromkeys([name for name in MEANINGS if name in measured] + measured)
     return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
 
 
-def _interval(entry: object) -> Interval | None:
-    ends = entry if isinstance(entry, Mapping) else {"mean": entry}
-    mean = number(ends.get("mean"))
-    return None if mean is None else Interval(mean, number(ends.get("low")), number(ends.get("high")))
+def _intervals(summary: Record, key: str) -> dict[str, Interval]:
+    """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
+    intervals = {}
+    for name, entry in section(summary, key).items():
+        ends = entry if isinstance(entry, Mapping) else {"mean": entry}
+        mean = number(ends.get("mean"))
+        if mean is not None:
+            intervals[name] = Interval(mean, number(ends.get("low")), number(ends.get("high")))
+    return intervals
 
 
 def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
-    """Every score of the first evaluation beside the newest one's, from the images that both made.
+    """Compare every score of the first and the newest evaluation, over the images that both have.
 
-    It is what a run shows of itself before it has a summary; empty after one evaluation only.
+    A run without a summary shows these; empty after one evaluation only.
     """
     if len(samples) < 2:
         return []
-    first, last = ({sample.key: _scores(sample) for sample in samples[epoch]} for epoch in (min(samples), max(samples)))
-    keys = sorted(first.keys() & last.keys())
-    names = dict.fromkeys(name for key in keys for name in first[key] if name in last[key])
-    rows: list[Result] = []
-    for name in names:
-        both = [key for key in keys if name in first[key] and name in last[key]]
-        before, after = (np.array([side[key][name] for key in both]) for side in (first, last))
-        rows.append(Result(name, *_bootstrapped([prompt for prompt, _ in both], before, after)))
+    first = {sample.key: _scores(sample) for sample in samples[min(samples)]}
+    last = {sample.key: _scores(sample) for sample in samples[max(samples)]}
+
+    # Score → the images with it on both sides.
+    keys_of: dict[str, list[tuple[int, int]]] = {}
+    for key in sorted(first.keys() & last.keys()):
+        for name in first[key]:
+            if name in last[key]:
+                keys_of.setdefault(name, []).append(key)
+
+    rows = []
+    for name, keys in keys_of.items():
+        before = np.array([first[key][name] for key in keys])
+        after = np.array([last[key][name] for key in keys])
+        rows.append(Result(name, *_bootstrapped([prompt for prompt, _ in keys], before, after)))
     return rows
 
 
@@ -78,7 +92,7 @@ def _scores(sample: Sample) -> dict[str, float]:
 
 
 def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: NDArray[np.float64]) -> list[Interval]:
-    """Of both sides and their difference; prompts are drawn, because seeds of one prompt do not vary by themselves."""
+    """Bootstrap both sides and their difference over prompts, because seeds of one prompt are not independent."""
 
     def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.array([before[rows].mean(), after[rows].mean(), (after - before)[rows].mean()])
@@ -87,25 +101,28 @@ def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: ND
 
 
 def seconds(run: RunFolder) -> dict[str, float]:
-    """Phase → seconds: the summary's, else added up over the lines of the log."""
+    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out."""
     spent = numbers(section(run.summary, "seconds"))
     if not any(spent.values()):
-        phases = [(name, run.epochs) for name in PHASES] + [("evaluation", run.evaluations)]
-        spent = {name: sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines) for name, lines in phases}
-    return {name: total for name, total in spent.items() if total}  # a bar of no width has no place in the legend
+        for name, lines in [*((phase, run.epochs) for phase in PHASES), ("evaluation", run.evaluations)]:
+            spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
+    return {name: total for name, total in spent.items() if total}
 
 
 def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
-    """(value, what it is) of the few numbers worth a glance."""
-    judge = section(run.summary, "judge")
+    """(value, description) of the few numbers worth a glance."""
     rows = []
+
+    # The judge's accuracies; `pair_accuracy` was measured on `pairs` pairs, and so on.
+    judge = section(run.summary, "judge")
     for name, accuracy in numbers(judge).items():
         if name.endswith("_accuracy"):
-            # `pair_accuracy` stands beside the `pairs` that it was measured on, and so on.
             count = number(judge.get(name.removesuffix("_accuracy") + "s"))
-            rows.append((amount(accuracy), f"judge’s {label(name).lower()}" + (f", of {count:.0f}" if count else "")))
+            measured_on = f", of {count:.0f}" if count else ""
+            rows.append((amount(accuracy), f"judge’s {label(name).lower()}{measured_on}"))
+
+    # Progress, as planned by the config of today: --resume may have extended the run.
     epochs = len(run.epochs)
-    # The config as it stands says how far the run is to go: with --resume that may be farther than it was.
     planned = re.search(r"^epochs: (\d+)$", run.config, re.MULTILINE)
     if planned and epochs < int(planned[1]):
         rows.append((f"{epochs}", f"of {int(planned[1])} epochs"))
@@ -113,8 +130,11 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
         rows.append((f"{epochs}", "epoch" if epochs == 1 else "epochs"))
     if images:
         rows.append((f"{images}", "evaluation image" if images == 1 else "evaluation images"))
+
     total = sum(seconds(run).values())
-    return rows + ([(duration(total), "in all")] if total else [])
+    if total:
+        rows.append((duration(total), "in all"))
+    return rows
 
 
 def provenance(summary: Record) -> list[tuple[str, str]]:
@@ -136,7 +156,7 @@ def section(summary: Record, key: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RaisedAlarm:
-    """One sign that went beyond its limit."""
+    """A sign beyond its limit."""
 
     name: str
     meaning: str
@@ -148,27 +168,23 @@ class RaisedAlarm:
 
 
 def alarms(run: RunFolder) -> list[RaisedAlarm]:
-    """Every sign that was alarming, earliest first; training images and evaluations apart."""
+    """List every alarming sign, earliest first; training images and evaluations apart."""
     epochs_of: dict[tuple[str, str], list[int]] = {}
     for where, records in (("training images", run.epochs), ("evaluation", run.evaluations)):
         for record in records:
             for key in record:
                 if key.startswith(ALARM) and record[key]:
                     epochs_of.setdefault((where, key.removeprefix(ALARM)), []).append(int(record["epoch"]))
-    raised = [
-        RaisedAlarm(
-            name=label(sign.removeprefix(HELD_OUT)) + (", held out" if sign.startswith(HELD_OUT) else ""),
-            meaning=sign_meaning(sign),
-            where=where,
-            first=epochs[0],
-            last=epochs[-1],
-            times=len(epochs),
-        )
-        for (where, sign), epochs in epochs_of.items()
-    ]
-    return sorted(raised, key=lambda alarm: alarm.first)
+
+    raised = []
+    for (where, sign), epochs in epochs_of.items():
+        name = label(sign.removeprefix(HELD_OUT))
+        if sign.startswith(HELD_OUT):
+            name += ", held out"
+        raised.append(RaisedAlarm(name, sign_meaning(sign), where, epochs[0], epochs[-1], len(epochs)))
+    return sorted(raised, key=attrgetter("first"))
 
 
 def is_monitored(run: RunFolder) -> bool:
     """Whether the run measured any sign at all."""
-    return any(key.startswith((MONITOR, HELD_OUT)) for record in [*run.epochs, *run.evaluations] for key in record)
+    return any(key.startswith((MONITOR, HELD_OUT)) for key in chain(*run.epochs, *run.evaluations))

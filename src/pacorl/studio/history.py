@@ -1,7 +1,7 @@
-"""The sets that the studio made, each in one file that outlasts it.
+"""The studio's sets, each in one file on the disk.
 
-`set-000012.zip` holds `set.json`, the result as the page shows it, and the images that it names. An entry is written
-whole or not at all, and the oldest ones go when there are too many.
+`set-000012.zip` contains `set.json`, the result as the page shows it, and its images. Entries are written atomically,
+and the oldest are removed when there are too many.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ logger = logging.getLogger(__name__)
 
 MAX_SETS = 200
 MAX_BYTES = 4 * 2**30
-"""Of all entries: 50 candidates of 1024², each with its base, are about 150 MB."""
+"""Size of all entries: 50 candidates of 1024², each with its base, are about 150 MB."""
 DOCUMENT = "set.json"
-DOCUMENT_BYTES, IMAGE_BYTES = 16 * 2**20, 128 * 2**20
-"""Largest unpacked document and image of a set. Documents of 50 candidates have a tenth of it, uploads 75 MB."""
+DOCUMENT_BYTES = 16 * 2**20
+"""Largest unpacked document of a set. Documents of 50 candidates have a tenth of it."""
+IMAGE_BYTES = 128 * 2**20
+"""Largest unpacked image of a set. Uploads have 75 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the list of sets shows of one."""
+    """A set in the list of sets."""
 
     path: Path
     bytes: int
@@ -45,7 +47,7 @@ class Entry:
 
 
 class StoredImage(BaseModel):
-    """An image of a set, and how it came about."""
+    """An image of a set, its recipe and its scores."""
 
     image: str
     layout: Annotated[str, AfterValidator(lambda text: str(parse_layout(text)))]
@@ -58,7 +60,7 @@ class StoredImage(BaseModel):
 
 
 class StoredSet(BaseModel):
-    """What everybody who reads a set's document relies on."""
+    """Required fields of a set's document."""
 
     kind: str
     theme: str
@@ -75,30 +77,39 @@ class History:
         """
         Args:
             folder: made if it is missing.
-            max_sets: entries that are kept.
-            max_bytes: of all entries; the newest is kept however large it is.
+            max_sets: most entries.
+            max_bytes: most bytes of all entries; the newest entry is always kept.
 
         Raises:
             ValueError: another studio has the folder.
             OSError: it cannot be written.
         """
-        self.folder, self.max_sets, self.max_bytes = folder, max_sets, max_bytes
-        self._lock, self._held = threading.Lock(), ExitStack()
+        self.folder = folder
+        self.max_sets = max_sets
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._held = ExitStack()
+
+        # One studio at a time.
         make_folder(folder)
         try:
             self._held.enter_context(sole_holder(folder / ".lock"))
         except LockedError:
             raise ValueError(f"{folder} is another studio's history; name another folder with --history") from None
+
+        # The sets of earlier studios.
         sweep(folder)
-        names = {path.stem.removeprefix("set-"): path for path in sorted(folder.glob("set-*.zip"))}
-        # Others are not the studio's, and it counts on from the largest number.
-        self._entries = {name: _entry(path) for name, path in names.items() if name.isascii() and name.isdigit()}
+        self._entries: dict[str, Entry] = {}
+        for path in sorted(folder.glob("set-*.zip")):
+            name = path.stem.removeprefix("set-")
+            if name.isascii() and name.isdigit():  # other files are not the studio's
+                self._entries[name] = _entry(path)
 
     def close(self) -> None:
         self._held.close()
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Every set, the newest first: its id, when it was made, its theme, best score and image."""
+        """List all sets, the newest first: id, time, theme, best score and image."""
         entries = list(self._entries.items())
         return [{"id": name, **entry.summary} for name, entry in reversed(entries) if entry.summary]
 
@@ -106,7 +117,7 @@ class History:
         """Write a set to the disk.
 
         Args:
-            document: what the page shows.
+            document: the result on the page.
             images: PNGs by the names in the document.
 
         Returns:
@@ -116,10 +127,10 @@ class History:
             OSError: the disk is full, or gone.
         """
         with self._lock:
-            name = f"{max(map(int, self._entries), default=0) + 1:06d}"
+            name = f"{max((int(name) for name in self._entries), default=0) + 1:06d}"
             path = self.folder / f"set-{name}.zip"
             document = {**document, "made": datetime.now(UTC).isoformat(timespec="seconds")}
-            # Not compressed: PNGs are that already.
+            # Not compressed: PNGs are compressed already.
             with replacing(path, mode=PRIVATE) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 archive.writestr(DOCUMENT, json.dumps(document, ensure_ascii=False))
                 for image, content in images.items():
@@ -129,56 +140,65 @@ class History:
         return name
 
     def _forget_oldest(self) -> None:
-        while len(self._entries) > 1 and (
-            len(self._entries) > self.max_sets or sum(e.bytes for e in self._entries.values()) > self.max_bytes
-        ):
+        while len(self._entries) > 1:
+            size = sum(entry.bytes for entry in self._entries.values())
+            if len(self._entries) <= self.max_sets and size <= self.max_bytes:
+                return
             self._remove(min(self._entries, key=int))
 
     def remove(self, name: str) -> None:
-        """Delete a set; nothing happens if there is none."""
+        """Delete a set, if there is one of this name."""
         with self._lock:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
-        if entry := self._entries.pop(name, None):
+        entry = self._entries.pop(name, None)
+        if entry:
             entry.path.unlink(missing_ok=True)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A set's document; None if there is no such set."""
+        """Read a set's document; None if there is no such set."""
         try:
             return _document(self._entries[name].path)
         except (KeyError, ValueError):  # no such set; deleted by hand, or damaged
             return None
 
     def image(self, name: str, image: str) -> bytes | None:
-        """One of a set's images; None if there is no such image."""
+        """Read an image of a set; None if there is no such image."""
         try:
-            # By the listing, so that no name can lead out of the folder.
+            # Only listed names, so that a path cannot lead out of the folder.
             with _archive(self._entries[name].path) as archive:
                 return _unpacked(archive, f"{image}.png", most=IMAGE_BYTES)
         except (KeyError, ValueError):
             return None
 
     def export(self, name: str, number: int) -> bytes | None:
-        """One image of a set for use elsewhere, as a zip; None if there is no such image.
+        """Pack an image of a set as a zip for other programs; None if there is no such image.
 
-        It holds the grid image, its panels, its recipe and scores, and what it was compared with or made from.
+        It contains the grid image, its panels, its recipe and scores, the base's image, and the sources of an edit.
         """
         document = self.read(name)
         if document is None or not 0 <= number < len(document["candidates"]):
             return None
         candidate = document["candidates"][number]
+
+        # Images.
         grid = parse_layout(candidate["layout"])
         files: dict[str, bytes | None] = {"image.png": self.image(name, candidate["image"])}
         if candidate["base"]:
             files["base.png"] = self.image(name, candidate["base"]["image"])
-        files |= {f"{source}.png": self.image(name, source) for source in document["sources"]}
+        for source in document["sources"]:
+            files[f"{source}.png"] = self.image(name, source)
         if files["image.png"] and grid.count > 1:
             panels = split(open_image(files["image.png"], name=f"set {name}, image {candidate['image']}"), grid)
-            files |= {f"panel-{place}.png": png_bytes(panel) for place, panel in enumerate(panels, 1)}
+            for position, panel in enumerate(panels, 1):
+                files[f"panel-{position}.png"] = png_bytes(panel)
+
+        # Recipe and scores.
         recipe = {key: candidate[key] for key in ("recipe", "rank", "score", "matrix", "error")}
         recipe |= {"of": len(document["candidates"]), "made": document["made"], "asked": document["asked"]}
         files["recipe.json"] = json.dumps(recipe, indent=2, ensure_ascii=False).encode()
+
         archived = io.BytesIO()
         with zipfile.ZipFile(archived, "w") as archive:
             for file, content in files.items():
@@ -188,7 +208,7 @@ class History:
 
 
 def _entry(path: Path) -> Entry:
-    """An entry by its file; one that cannot be read keeps its number, and is not shown."""
+    """Read an entry; an unreadable file keeps its number, and is not shown."""
     try:
         document = _document(path)
         best = document["candidates"][0]
@@ -201,7 +221,7 @@ def _entry(path: Path) -> Entry:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A set's document. Raises ValueError that names the file if it is none."""
+    """Read a set's document. Raises ValueError with the file's name if it is malformed."""
     with _archive(path) as archive:
         document = parse_object(_unpacked(archive, DOCUMENT, most=DOCUMENT_BYTES))
         typed(document, StoredSet)
@@ -219,11 +239,11 @@ def _unpacked(archive: zipfile.ZipFile, name: str, *, most: int) -> bytes:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A set's file. Raises ValueError that names it for whatever is wrong with it, within the block too."""
+    """Open a set's file. Raises ValueError with its name for any damage, within the block too."""
     try:
         if not path.is_file():  # opening a pipe would wait for ever
             raise ValueError("not a regular file")
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except Exception as fault:  # zipfile raises what it likes: zlib.error, NotImplementedError, struct.error
+    except Exception as fault:  # zipfile raises any class: zlib.error, NotImplementedError, struct.error
         raise ValueError(f"{path}: damaged ({fault})") from None

@@ -1,4 +1,4 @@
-"""A queue of jobs that run one at a time in a thread of their own, report progress, and can be cancelled."""
+"""Queue of jobs: they run one at a time on another thread, report progress, and can be cancelled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ENDED = 8
 
 
 class CancelledError(Exception):
-    """Raised inside a job that was cancelled."""
+    """Raised inside a cancelled job."""
 
 
 class BusyError(RefusedError):
@@ -34,7 +34,7 @@ class BusyError(RefusedError):
 
 @dataclass(slots=True)
 class Job:
-    """One piece of work. Its fields are written by the worker and read by anyone."""
+    """Work of the queue. The worker's thread writes its fields, all threads read them."""
 
     id: str
     kind: str
@@ -49,16 +49,18 @@ class Job:
     """PNG bytes by name."""
     is_cancelled: bool = False
     owner: str = ""
-    """The browser that asked for it, and that alone may see it."""
+    """The browser of its request, and the only one to see it."""
 
     def advance(self, count: int) -> None:
-        """So much more is done. Raises CancelledError if the job is cancelled."""
+        """Count progress. Raises CancelledError if the job is cancelled."""
         self.done += count
         self.check()
 
     def enter(self, phase: str, *, total: int = 0) -> None:
-        """A new phase begins; `total` is 0 if nobody knows how long it takes."""
-        self.phase, self.done, self.total = phase, 0, total
+        """Begin a new phase; `total` is 0 if its length is unknown."""
+        self.phase = phase
+        self.done = 0
+        self.total = total
         self.check()
 
     def check(self) -> None:
@@ -75,14 +77,14 @@ Work = Callable[[Job], Mapping[str, Any]]
 
 
 class JobQueue:
-    """The queue. `close` ends the worker after the step that it is in."""
+    """The queue. `close` ends the worker after its current step."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[tuple[Job, Work] | None] = queue.Queue()
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        # A daemon: a process that is interrupted must not wait for the end of a set.
+        # A daemon: an interrupted process must not wait for the end of a set.
         self._worker = threading.Thread(target=self._run, name="studio", daemon=True)
         self._worker.start()
 
@@ -103,21 +105,23 @@ class JobQueue:
         return self._jobs.get(name)
 
     def cancel(self, job: Job) -> None:
-        """A job that waits ends at once, one that runs at its next step; one that has ended stays as it is."""
-        # A running job ends at its next `check`: a thread cannot be stopped from outside.
+        """Cancel a job: a waiting job ends at once, a running job at its next step."""
+        # At its next `check`: a thread cannot be stopped from outside.
         job.is_cancelled = True
         if job.status == "queued":
             job.status = "cancelled"
 
     @property
     def unfinished(self) -> list[Job]:
-        # Of a copy, because requests submit jobs from threads of their own.
+        # A copy, because requests submit jobs from other threads.
         return [job for job in list(self._jobs.values()) if job.status not in ENDED]
 
     def latest(self, kind: str, *, owner: str = "") -> Job | None:
-        """The owner's newest job of a kind that is not cancelled or failed."""
-        jobs = [job for job in self._jobs.values() if (job.kind, job.owner) == (kind, owner)]
-        return next((job for job in reversed(jobs) if job.status not in ("cancelled", "failed")), None)
+        """Return the owner's newest job of a kind, except for cancelled and failed jobs."""
+        for job in reversed(self._jobs.values()):
+            if (job.kind, job.owner) == (kind, owner) and job.status not in ("cancelled", "failed"):
+                return job
+        return None
 
     def close(self) -> None:
         for job in self.unfinished:
@@ -126,8 +130,7 @@ class JobQueue:
         self._worker.join(timeout=10)
 
     def _run(self) -> None:
-        while (entry := self._waiting.get()) is not None:
-            job, work = entry
+        for job, work in iter(self._waiting.get, None):
             if job.status != "queued":  # cancelled while it waited
                 continue
             began = time.monotonic()
@@ -139,10 +142,10 @@ class JobQueue:
             except CancelledError:
                 job.status = "cancelled"
             except Exception as error:
-                # These say in one line what the user can change; anything else is a fault of ours, logged in full.
+                # Messages of these classes are for users; anything else is a fault of ours, logged in full.
                 if not isinstance(error, ValueError | OSError | RuntimeError):
                     logging.getLogger(__name__).exception("a job of the studio failed")
                 job.error = str(error).strip() or type(error).__name__
-                job.status = "failed"  # last: whoever sees it reads the error too
+                job.status = "failed"  # last: readers of the status read the error too
             finally:
                 job.seconds = time.monotonic() - began

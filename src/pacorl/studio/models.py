@@ -1,4 +1,4 @@
-"""The studio's models and uploads, and what its jobs do with them: generate and rank candidates, judge uploads."""
+"""The studio's models and uploads, and the work of its jobs: generate and rank candidates, judge uploads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
 MAX_IMAGES = 12
-"""Of one browser: 66 pairs."""
+"""Uploads of one browser: 66 pairs."""
 MAX_ALL_IMAGES = 4 * MAX_IMAGES
 PREVIEW = 512  # pixels of the longer side
 
@@ -45,7 +45,7 @@ PREVIEW = 512  # pixels of the longer side
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One image as it came, and a small one to show."""
+    """An uploaded image, and its preview."""
 
     id: str
     name: str
@@ -53,14 +53,14 @@ class Upload:
     preview: bytes
     size: tuple[int, int]
     owner: str = ""
-    """The browser that handed it in."""
+    """The browser of the upload."""
 
     def open(self) -> Image:
         return open_upload(self.data, name=self.name, max_pixels=MAX_PIXELS)
 
 
 class Uploads:
-    """What each browser has handed in and not taken back: few, and in memory only."""
+    """The present uploads of each browser: few, and in memory only."""
 
     def __init__(self) -> None:
         self._uploads: dict[str, Upload] = {}
@@ -70,15 +70,15 @@ class Uploads:
         """Check an image and store it. It waits in no thread for its turn to be decoded.
 
         Raises:
-            ImageError: if `data` is no image that can be judged; it begins with the name.
+            ImageError: if `data` is no suitable image; it begins with the name.
             ValueError: if there are too many.
         """
-        # A name stands in messages, which are one line.
+        # Messages are one line, and contain the name.
         name = " ".join(name.split())[:120] or "image"
         image = await asyncio.wrap_future(submit_upload(data, name=name, max_pixels=MAX_PIXELS, caller=owner))
         preview = await asyncio.to_thread(lambda: png_bytes(preview_of(image)))
         upload = Upload(secrets.token_hex(8), name, data, preview, image.size, owner)
-        # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
+        # Decoding took its time outside of the lock, so the count is checked here, together with the change.
         with self._lock:
             if len(self.of(owner)) >= MAX_IMAGES or len(self._uploads) >= MAX_ALL_IMAGES:
                 raise ValueError(f"{name}: {len(self._uploads)} images are here already; take one away first")
@@ -86,7 +86,7 @@ class Uploads:
         return upload
 
     def of(self, owner: str) -> list[Upload]:
-        """All of one browser."""
+        """List the uploads of one browser."""
         return [upload for upload in list(self._uploads.values()) if upload.owner == owner]
 
     def find(self, name: str, *, owner: str = "") -> Upload | None:
@@ -109,7 +109,7 @@ def preview_of(image: Image) -> Image:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How candidates are sampled, beside their prompt."""
+    """Sampling settings of candidates, without their prompt."""
 
     candidates: int = 4
     seed: int = 0
@@ -129,7 +129,7 @@ class ModelHost:
         self._sources = TemporaryDirectory(prefix="pacorl-studio-")
 
     def load(self, job: Job) -> dict[str, Any]:
-        """The first job: imports and weights."""
+        """Import the libraries and load the weights, as the first job."""
         self._models(job)
         return {}
 
@@ -138,17 +138,18 @@ class ModelHost:
         self._sources.cleanup()
 
     def unload(self) -> None:
-        """Let go of the models; the next job loads them again."""
+        """Release the models; the next job loads them again."""
         if self._loaded:
             self._loaded[1].close()
         self._loaded = None
 
     @property
     def modes(self) -> dict[str, str] | None:
-        """What the generator cannot do, by mode, with the reason and what could; None until it is loaded."""
+        """Unsupported mode → reason and fix; None until the generator is loaded."""
         if self._loaded is None:
             return None
-        generator, modes = self._loaded[0], {}
+        generator = self._loaded[0]
+        modes = {}
         if not generator.sets:
             modes["set"] = modes["storyboard"] = (
                 f"{generator.model} ({generator.kind}) changes pictures and makes no sets from words. Start from a "
@@ -172,14 +173,18 @@ class ModelHost:
     def make_set(
         self, job: Job, prompt: Prompt, sampling: Sampling, *, sources: Sequence[Upload] = ()
     ) -> dict[str, Any]:
-        """Ranked candidates of a set, or of an edit of `sources`."""
+        """Generate and rank candidates of a set, or of an edit of `sources`."""
         from pacorl.generate.sets import generate_sets
 
         generator, reward = self._models(job)
+
+        # The sources of an edit.
         if sources:
             prompt = replace(prompt, sources=self._files_of(sources))
         for number, path in enumerate(prompt.sources, 1):
             job.images[f"source-{number}"] = path.read_bytes()
+
+        # The candidates.
         options = _options(job, generator, reward, sampling)
 
         def generate(phase: str, *, base: bool) -> list[dict[str, Any]]:
@@ -192,14 +197,17 @@ class ModelHost:
         result = _result(job, "edit" if prompt.sources else "set", generator, reward, sampling)
         result["theme"] = prompt.theme or prompt.text
         result["candidates"] = ranked
+
+        # The base model's images of the same seeds; the page shows the ranking meanwhile.
         if sampling.compare and generator.adapter:
-            job.result = result  # the page shows the ranking while the base model generates
+            job.result = result
             base_of = {image["seed"]: image for image in generate("Generating with the base", base=True)}
-            result = {**result, "candidates": [{**one, "base": base_of[one["seed"]]} for one in ranked]}
+            compared = [{**candidate, "base": base_of[candidate["seed"]]} for candidate in ranked]
+            result = {**result, "candidates": compared}
         return result
 
     def make_storyboard(self, job: Job, board: Storyboard, sampling: Sampling) -> dict[str, Any]:
-        """The pages of a storyboard, each the best of its candidates."""
+        """Generate the pages of a storyboard, each the best of its candidates."""
         from pacorl.generate.storyboard import generate_storyboard
 
         generator, reward = self._models(job)
@@ -209,13 +217,13 @@ class ModelHost:
         images = generate_storyboard(generator, board, **options)
         result = _result(job, "storyboard", generator, reward, sampling)
         result["theme"] = board.title
-        result["candidates"] = [
-            {**_candidate_dict(job, image, reward.name), "rank": page} for page, image in enumerate(images, 1)
-        ]
+        result["candidates"] = []
+        for page, image in enumerate(images, 1):
+            result["candidates"].append({**_candidate_dict(job, image, reward.name), "rank": page})
         return result
 
     def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
-        """Uploads as files, which policies read; equal ones are the same file, so that each is encoded once."""
+        """Write uploads as files for policies; equal uploads are one file, so that each is encoded once."""
         paths = []
         for number, upload in enumerate(sources, 1):
             folder = Path(self._sources.name) / sha256(upload.data).hexdigest()
@@ -234,11 +242,13 @@ class ModelHost:
         grid: Grid | None = None,
         symmetric: bool = False,
     ) -> dict[str, Any]:
-        """Every pair of some images, or of the panels of one."""
+        """Judge every pair of some images, or of the panels of one grid image."""
         from pacorl.judge import score_set as scoring
 
         generator, reward = self._models(job)
         job.enter("Judging")
+
+        # Images and questions.
         names: tuple[str, ...] = tuple(upload.name for upload in uploads)
         images = tuple(upload.open() for upload in uploads)
         if grid:
@@ -248,17 +258,19 @@ class ModelHost:
             scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
+
+        # The result for the page.
+        pairs = []
+        for pair in scores.ranked:
+            answer = {"p_yes": pair.p_yes, "by_question": pair.by_question, "error": pair.error}
+            pairs.append({"images": [pair.first, pair.second], **answer})
         return {
             "names": list(scores.names),
             "questions": [[question.label, question.text] for question in scores.questions],
             "mean": scores.mean,
             "matrix": scores.matrix,
             "odd": scores.odd_one_out and asdict(scores.odd_one_out),
-            "pairs": [
-                {"images": [pair.first, pair.second]}
-                | {name: getattr(pair, name) for name in ("p_yes", "by_question", "error")}
-                for pair in scores.ranked
-            ],
+            "pairs": pairs,
             "judge": reward.name,
             "note": reward.note,
             "images": len(images),
@@ -281,7 +293,7 @@ def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
 
 
 def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
-    """What sets and storyboards share."""
+    """Collect the options that sets and storyboards share."""
     return {
         "seed": sampling.seed,
         "best_of": sampling.candidates,
@@ -294,7 +306,7 @@ def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampl
 
 
 def _result(job: Job, kind: str, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
-    """A set as the page and the history have it; its theme and candidates follow."""
+    """Describe a set for the page and the history; the caller adds its theme and candidates."""
     return {
         "kind": kind,
         "images": f"/images/{job.id}",
@@ -309,7 +321,8 @@ def _result(job: Job, kind: str, generator: Generator, reward: PacoReward, sampl
 def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
     from pacorl.generate.generated_images import recipe_texts
 
-    recipe, judged = image.recipe, image.judged
+    recipe = image.recipe
+    judged = image.judged
     name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"
     texts = recipe_texts(image, judge=judge)
     job.images[name] = png_bytes(image.image, texts)
@@ -330,28 +343,28 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
     }
 
 
-# --- what the page asks for --------------------------------------------------------------------------------------
+# --- requests of the page ----------------------------------------------------------------------------------------
 
 
 def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Grid | None) -> Prompt:
-    """The prompt of a set.
+    """Build the prompt of a set.
 
     Raises:
-        ValueError: for fewer than two panels, and for words that the tiny generator does not know.
+        ValueError: for fewer than two panels, and for words outside of the tiny generator's vocabulary.
     """
     if len(panels) < 2:
-        raise ValueError(f"a set has two panels or more, {len(panels)} is described; say what each shows")
+        raise ValueError(f"a set has two panels or more, {len(panels)} is described; describe each")
     return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
 
 
 def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
-    """The prompt of an edit, whose sources follow.
+    """Build the prompt of an edit, to which the caller adds the sources.
 
     Raises:
-        ValueError: for no instruction, and for words that the tiny editor does not know.
+        ValueError: for no instruction, and for words outside of the tiny editor's vocabulary.
     """
     if not instruction.strip():
-        raise ValueError("the instruction is empty; say what to change in the image")
+        raise ValueError("the instruction is empty; describe the change of the image")
     prompt = Prompt(id=0, text=instruction.strip())
     if names.model == TINY:
         tiny_spec(edits=True).committed.check(prompt)
@@ -359,10 +372,10 @@ def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
 
 
 def board_for(names: StudioModels, document: Mapping[str, Any]) -> Storyboard:
-    """The storyboard of a form.
+    """Parse the storyboard of a form.
 
     Raises:
-        ValueError: naming what cannot be used, or a page that the model cannot generate.
+        ValueError: naming the faulty field, or the page that the model cannot generate.
     """
     board = parse_storyboard(document)
     pages(board, names.model)
@@ -370,7 +383,7 @@ def board_for(names: StudioModels, document: Mapping[str, Any]) -> Storyboard:
 
 
 def example(names: StudioModels, number: int) -> dict[str, Any]:
-    """Something that the model can be asked for, in each mode."""
+    """Return an example request for each mode of the model."""
     if names.model != TINY:
         theme, panels = EXAMPLES[number % len(EXAMPLES)]
         return {
@@ -379,9 +392,12 @@ def example(names: StudioModels, number: int) -> dict[str, Any]:
             "instruction": INSTRUCTIONS[number % len(INSTRUCTIONS)],
             "board": STORYBOARDS[number % len(STORYBOARDS)],
         }
+
+    # The tiny world's own words.
     rng = random.Random(number)
     prompt = rng.choice(character_prompts("test", 48, seed=number % 7))
-    instruction, (subject, palette) = rng.choice(TINY_INSTRUCTIONS), prompt.theme.rsplit(", ", 1)
+    instruction = rng.choice(TINY_INSTRUCTIONS)
+    subject, palette = prompt.theme.rsplit(", ", 1)
     hero = {"title": "A hero's day", "style": palette, "characters": {"hero": subject}}
     scenes = [f"{{hero}}, {text}" for text in _panel_texts(prompt)]
     return {
@@ -405,7 +421,7 @@ EXAMPLES = (
 
 
 def taste_example(names: StudioModels, count: int = 12) -> list[str]:
-    """Prompts to teach a taste on, one a line: what all panels share, and each panel behind a bar."""
+    """Return example prompts to teach a taste on, one a line: the theme, and each panel after a bar."""
     if names.model != TINY:
         return [" | ".join([theme, *panels]) for theme, panels in EXAMPLES]
     return [" | ".join([prompt.theme, *_panel_texts(prompt)]) for prompt in character_prompts("train", count)]
@@ -428,8 +444,10 @@ STORYBOARDS = (
 
 
 def words(names: StudioModels) -> dict[str, list[str]]:
-    """All that the tiny generator can be asked for; nothing for others."""
-    return {attribute: list(values) for attribute, values in VALUES.items()} if names.model == TINY else {}
+    """Return the tiny generator's vocabulary by attribute; empty for other generators."""
+    if names.model != TINY:
+        return {}
+    return {attribute: list(values) for attribute, values in VALUES.items()}
 
 
 def _panel_texts(prompt: Prompt) -> list[str]:

@@ -248,7 +248,7 @@ class SamplingForm(Form):
     compare: bool = True
 
     def sampling(self, adapter: str) -> Sampling:
-        """Raise ValueError for a size that cannot be parsed or is too large, and for a strength without a LoRA."""
+        """Check and convert the fields. Raises ValueError for a malformed or large size, or a strength without LoRA."""
         size = Size.parse(self.size) if self.size.strip() else None
         if size and max(size.height, size.width) > MAX_SIDE:
             raise ValueError(f"an image of {self.size} pixels is too large; each side may have {MAX_SIDE}")
@@ -288,7 +288,8 @@ def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue an edit of uploads. A generator that is not loaded yet is checked for editing by the job."""
     prompt = models.edit_prompt(state.names, form.instruction)
     sampling = form.sampling(state.names.adapter)
-    if reason := (state.host.modes or {}).get("edit"):
+    reason = (state.host.modes or {}).get("edit")
+    if reason:
         raise ValueError(reason)
     sources = [_upload(state, name, browser) for name in form.sources]
     return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling, sources=sources))
@@ -375,12 +376,14 @@ def export(name: str, number: int, state: State) -> Response:
 def _png(content: bytes | None) -> Response:
     if content is None:
         raise RefusedError("there is no such image", status=404)
-    # An image never changes under its name, and a page that is loaded again shows all of them.
+    # An image never changes under its name, and a reloaded page shows all of them.
     return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
 
 def _grid(text: str) -> Grid | None:
-    return parse_layout(text) if text.strip() else None
+    if text.strip():
+        return parse_layout(text)
+    return None
 
 
 # --- you are the reward ----------------------------------------------------------------------------------------
@@ -408,7 +411,7 @@ class TasteForm(Form):
 
 @router.post("/api/taste")
 def teach(form: TasteForm, state: State) -> dict[str, Any]:
-    """Start a run. A run that cannot be trained is refused before anything is written."""
+    """Start a run. An invalid run is refused before anything is written."""
     state.taste.check_idle()
     request = TasteRequest(**{**form.model_dump(), "prompts": tuple(form.prompts)})
     return _launch(state, state.taste.create(request))
@@ -488,7 +491,7 @@ def taste_image(name: str, group: str, number: int, state: State) -> Response:
 
 @router.post("/api/uploads")
 async def upload(request: Request, state: State, browser: Browser, name: str = "image") -> dict[str, Any]:
-    """Keep the bytes of one image. An image that cannot be judged is refused by name."""
+    """Keep the bytes of one image. Unsuitable images are refused by name."""
     return _upload_dict(await state.uploads.add(await request.body(), name, owner=browser))
 
 
@@ -539,11 +542,11 @@ def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
     if grid and count != 1:
         raise ValueError(f"a grid image is cut alone, and {count} images are given")
     if not grid and count < 2:
-        raise ValueError("one image has nothing to be compared with; add another, or say how to cut it")
+        raise ValueError("one image has nothing to be compared with; add another, or choose how to cut it")
     if grid and not 2 <= grid.count <= MAX_IMAGES:
         raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")
 
-    # The job keeps the images: an upload that is removed while the job waits is judged all the same.
+    # The job keeps the images: removing an upload while the job waits does not change its judgement.
     uploads = [_upload(state, name, browser) for name in form.uploads]
     criteria = [text.strip() for text in form.criteria if text.strip()]
 

@@ -1,12 +1,12 @@
 """You are the reward: runs of `train-policy` whose reward is a person's ranking, mixed with the judge's scores.
 
-    FOLDER/NAME/prompts.jsonl, config.yaml    what the run is made of
+    FOLDER/NAME/prompts.jsonl, config.yaml    inputs of the run
     FOLDER/NAME/rankings/                     groups and their ranks (`rewards.human`)
     FOLDER/NAME/run/                          the trainer's own folder; the LoRA is run/adapter
-    FOLDER/NAME/log.txt                       what it printed
+    FOLDER/NAME/log.txt                       the trainer's output
 
-The trainer is a process of its own, so that it can be stopped at any time and goes on from its last round. One runs at
-a time.
+The trainer is a separate process, so that it can be stopped at any time and resumed from its last round. One runs at a
+time.
 """
 
 from __future__ import annotations
@@ -39,82 +39,83 @@ from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
 
 PATIENCE = 10.0
-"""Seconds in which a trainer that is told to stop saves; it loses nothing if it is killed then."""
+"""Seconds for a stopping trainer to save; a kill afterwards loses no work."""
 SHOWN = 4
 """Prompts of the pictures before and after."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TasteRequest:
-    """A run that a person starts."""
+    """Settings of a person's run."""
 
     name: str
     prompts: tuple[str, ...]
-    """Each a theme and its panels with bars between, or a plain text."""
+    """Themes with their panels, separated by bars, or plain texts."""
     rounds: int = 20
     groups: int = 2
-    """That are ranked in a round."""
+    """Groups to rank in a round."""
     group_size: int = 8
     judge_share: float = 0.5
-    """Of the reward: 0 is the person's alone."""
+    """Judge's share of the reward; at 0 the person's ranking is the only reward."""
 
 
 def parse_prompts(model: str, lines: Sequence[str]) -> list[Prompt]:
-    """The prompts of lines `theme | panel | panel …`.
+    """Parse prompts of lines `theme | panel | panel …`; blank lines are left out.
 
     Raises:
-        ValueError: naming the line, and what the model cannot make.
+        ValueError: the model cannot generate a prompt; the message names its number.
     """
     prompts: list[Prompt] = []
-    for number, line in enumerate(filter(str.strip, lines), 1):
-        theme, *panels = (part.strip() for part in line.split("|"))
-        try:
-            prompts.append(prompt_from(model, theme=theme, panels=panels, number=len(prompts)))
-        except ValueError as error:
-            raise ValueError(f"prompt {number}: {error}") from None
+    for line in lines:
+        if line.strip():
+            theme, *panels = [text.strip() for text in line.split("|")]
+            try:
+                prompts.append(prompt_from(model, theme=theme, panels=panels, number=len(prompts)))
+            except ValueError as error:
+                raise ValueError(f"prompt {len(prompts) + 1}: {error}") from None
     if not prompts:
         raise ValueError("there are no prompts; write one a line, as: what all share | first panel | second panel …")
     return prompts
 
 
 def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe: Path | None) -> PolicyConfig:
-    """The trainer's config: a recipe with the person among its rewards.
+    """Build the trainer's config: a recipe with the person among its rewards.
 
     Args:
-        request: what was asked for.
-        names: the studio's models.
-        folder: of the run.
-        recipe: a config of `train-policy` to begin with; without one the studio's models, and the paper's values.
+        recipe: a config of `train-policy` to begin with; without it the studio's models, and the paper's values.
 
     Raises:
-        ValueError: if it cannot be run.
+        ValueError: the settings are invalid.
     """
-    own = [] if recipe else _models(names)
-    recipe = recipe or (tiny_recipe() if names.model == TINY else None)
-    base = configs.load(PolicyConfig, recipe, own)
+    # The recipe.
+    overrides = [] if recipe else _models(names)
+    if recipe is None and names.model == TINY:
+        recipe = tiny_recipe()
+    base = configs.load(PolicyConfig, recipe, overrides)
+
+    # The person's ranking is the first reward: computing the others takes time, after the person has ranked.
     human_share = 1 - request.judge_share
-    judged, total = base.rewards, sum(reward.weight for reward in base.rewards)
-    # First: the others are computed once the person has ranked, and would delay the round's last group.
     rewards = [RewardConfig(name="human_ranking", weight=human_share, args={"folder": str(folder / "rankings")})]
     if request.judge_share:
-        rewards += [r.model_copy(update={"weight": request.judge_share * r.weight / total}) for r in judged]
+        total = sum(reward.weight for reward in base.rewards)
+        for reward in base.rewards:
+            rewards.append(reward.model_copy(update={"weight": request.judge_share * reward.weight / total}))
+
     prompts = str(folder / "prompts.jsonl")
     settings = {
         "out": str(folder / "run"),
         "epochs": request.rounds,
         "prompts_per_epoch": request.groups,
         "group_size": request.group_size,
-        # A run that is stopped saves itself; one that is killed samples again what came after its checkpoint, and
-        # nobody is asked for it.
+        # A stopped run saves itself. A killed run repeats the epochs after its checkpoint, without asking the person.
         "save_every": 5,
         "keep_checkpoints": 1,
         "best_by": "",
         "trackers": [],
-        # Images of a group that share their initial noise differ in what the trained step did, so that a ranking is
-        # about nothing else.
+        # Images with one initial noise differ by the trained step alone, and so a ranking is about this step.
         "sampling.tree": {"seeds": 1},
         "sampling.batch": math.gcd(request.group_size, base.sampling.batch),
-        "sampling.suffix.check_every": 0,  # its second finish of a group would be ranked too
+        "sampling.suffix.check_every": 0,  # the check's second samples of a group would be ranked too
         "selection": {},
         "prompts": {"train": prompts, "evaluation": prompts, "evaluation_limit": SHOWN, "leaks": "off"},
         "evaluation.every": 0,
@@ -123,7 +124,7 @@ def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe:
         "evaluation.rewards": [],
         "evaluation.judge": None,
         "optimizer.updates_per_epoch": 1,
-        # At the full rate twenty rounds on the tiny world cost a third of what prompts ask for (0.84 to 0.55).
+        # At the full rate, twenty rounds on the tiny world reduced prompt adherence by a third (0.84 to 0.55).
         "optimizer.lr": base.optimizer.lr / 2,
         # Ranks and P(Yes) are on different scales; gdpo normalises each reward in its group before it weighs them.
         "advantages": {"aggregate": "gdpo", "floor": {"form": "add"}},
@@ -131,13 +132,12 @@ def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe:
     }
     if not request.judge_share:
         settings["judge"] = "none"
-    return configs.load(
-        PolicyConfig, recipe, [*own, *(f"{key}={json.dumps(value)}" for key, value in settings.items())]
-    )
+    overrides += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return configs.load(PolicyConfig, recipe, overrides)
 
 
 def _models(names: StudioModels) -> list[str]:
-    """The studio's generator and judge as a config names them."""
+    """Format the studio's generator and judge as settings of a config."""
     backend = backend_of(names.judge)
     judge: dict[str, Any] = {"backend": backend, "checkpoint": names.judge}
     if JUDGES[backend].in_process:
@@ -146,8 +146,7 @@ def _models(names: StudioModels) -> list[str]:
         judge |= {"model": names.judge_model, "api_key_env": names.api_key_env}
     model: dict[str, Any] = {"kind": names.kind or kind_of(names.model), "checkpoint": names.model}
     if names.model == TINY:
-        own = POLICIES[model["kind"]].committed.options
-        model |= {"dtype": "float32", "gradient_checkpointing": False, **own}
+        model |= {"dtype": "float32", "gradient_checkpointing": False, **POLICIES[model["kind"]].committed.options}
     return [f"memory={names.memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
 
 
@@ -155,15 +154,18 @@ class TasteRuns:
     """The runs of a folder; at most one has a process."""
 
     def __init__(self, folder: Path, names: StudioModels, *, recipe: Path | None = None) -> None:
-        self.folder, self.names, self.recipe = folder, names, recipe
+        self.folder = folder
+        self.names = names
+        self.recipe = recipe
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._name = self._announced = ""
+        self._name = ""
+        self._announced = ""
         self.newest = ""
-        """The run that was started or continued last."""
+        """The run started or continued last."""
 
     def announce(self, name: str) -> None:
-        """Say that a run is about to be launched; what an earlier process asked is forgotten."""
+        """Announce the launch of a run, and forget an earlier process' open groups."""
         human.prepare(self._folder(name) / "rankings")
         self.newest = self._announced = name
 
@@ -192,17 +194,19 @@ class TasteRuns:
         """Start a run's trainer, or let it go on from its last round."""
         folder = self._folder(name)
         command = ["-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
-        command.append("--stop-with-stdin")  # a studio that is killed cannot end it
+        command.append("--stop-with-stdin")  # a killed studio cannot end it
         flags = os.O_WRONLY | os.O_TRUNC
         with self._lock, open(open_regular(folder / "log.txt", flags), "wb") as log:
             if self._announced == name:  # else it was stopped while it waited for the studio's jobs
                 self._let_go()
                 pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-                self._name, self._process = name, start_python(*command, **pipes)
-                self._announced = ""  # last: between the two it would seem to be stopped
+                process = start_python(*command, **pipes)
+                self._name = name
+                self._process = process
+                self._announced = ""  # last: a run that is neither announced nor running seems to be stopped
 
     def check_idle(self) -> None:
-        """Raises RefusedError while a trainer runs, or is about to."""
+        """Raise RefusedError while a trainer runs, or is about to."""
         if self.is_running or self._announced:
             name = self._announced or self._name
             raise RefusedError(f"{name} is being taught and has the machine; stop it, it can go on later", status=409)
@@ -230,7 +234,7 @@ class TasteRuns:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Close the pipe of a trainer that has ended."""
+        """Close the pipe of an ended trainer."""
         if self._process and self._process.stdin:
             self._process.stdin.close()
 
@@ -238,55 +242,64 @@ class TasteRuns:
         return sorted(path.parent.name for path in self.folder.glob("*/request.json"))
 
     def rank(self, name: str, group: str, ranks: Sequence[int]) -> None:
-        """Keep a ranking; raises ValueError for one that does not fit what is asked."""
+        """Keep a ranking; raises ValueError if it does not fit the group."""
         human.write_ranks(self._folder(name) / "rankings", group, ranks)
 
     def state(self, name: str, *, group: str = "") -> dict[str, Any]:
-        """Where a run stands, and the group that is to be ranked: the next one, or `group` of the same round."""
+        """Describe a run's progress, and the group to rank: the next group, or `group` of the same round."""
         folder = self._folder(name)
-        request, rankings = read_json(folder / "request.json"), folder / "rankings"
+        request = read_json(folder / "request.json")
+        rankings = folder / "rankings"
+
+        # The groups of this round.
         alive = self.is_running and self._name == name
-        asked = human.asked_groups(rankings) if alive else []
-        waiting = [one for one in asked if not human.read_ranks(rankings, one)]
-        shown = group if group in asked and waiting else next(iter(waiting), "")
+        groups = human.asked_groups(rankings) if alive else []
+        waiting = [label for label in groups if not human.read_ranks(rankings, label)]
+        shown = ""
+        if waiting:
+            shown = group if group in groups else waiting[0]
+
         done = rounds_done(folder / "run" / "metrics.jsonl")
+        finished = done >= request["rounds"]
         return {
             "name": name,
             **request,
             "done": done,
-            "status": self._status(
-                name,
-                asked=len(asked),
-                waiting=len(waiting),
-                groups=request["groups"],
-                finished=done >= request["rounds"],
-            ),
+            "status": self._status(name, len(groups), len(waiting), groups=request["groups"], finished=finished),
             "ranked": len(list(rankings.glob("*/ranks.json"))),
-            "asked": asked,
+            "asked": groups,
             "task": _task(name, rankings, shown) if shown else None,
             "adapter": str(folder / "run" / "adapter") if (folder / "run" / "adapter").exists() else "",
             "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
             "error": _last_line(folder / "log.txt") if self._failed(name) else "",
         }
 
-    def _status(self, name: str, *, asked: int, waiting: int, groups: int, finished: bool) -> str:
+    def _status(self, name: str, sampled: int, waiting: int, *, groups: int, finished: bool) -> str:
         if self._announced == name:
             return "starting"
         if not (self.is_running and self._name == name):
-            return "failed" if self._failed(name) else "done" if finished else "stopped"
-        if waiting or not asked:
-            return "ranking" if waiting else "starting"
-        return "sampling" if asked < groups else "learning"
+            if self._failed(name):
+                return "failed"
+            return "done" if finished else "stopped"
+        if waiting:
+            return "ranking"
+        if not sampled:
+            return "starting"
+        return "sampling" if sampled < groups else "learning"
 
     def image(self, name: str, group: str, number: int) -> bytes | None:
         path = self._folder(name) / "rankings" / safe_name(group) / f"{number}.png"
-        return path.read_bytes() if path.is_file() else None
+        if path.is_file():
+            return path.read_bytes()
+        return None
 
     def picture(self, name: str, when: str, number: int) -> bytes | None:
-        """The base's image of a prompt, or what the newest evaluation made of it."""
+        """Read a prompt's image by the base, or by the newest evaluation; None if it is missing."""
         folders = sorted((self._folder(name) / "run" / "samples").glob("evaluation-*/"))
         path = folders[0 if when == "before" else -1] / f"{number:04d}.png" if folders else None
-        return path.read_bytes() if path and path.is_file() else None
+        if path and path.is_file():
+            return path.read_bytes()
+        return None
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / safe_name(name)
@@ -296,7 +309,7 @@ class TasteRuns:
 
 
 def rounds_done(log: Path) -> int:
-    """Epochs in a run's log."""
+    """Count the epochs in a run's log."""
     lines = read_jsonl(log) if log.exists() else []
     return max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
 
@@ -309,4 +322,6 @@ def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:
 
 def _last_line(log: Path) -> str:
     lines = read_bytes(log).decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("pacorl: ") if lines else "the trainer ended without a word"
+    if lines:
+        return lines[-1].removeprefix("pacorl: ")
+    return "the trainer ended without a word"

@@ -1,1 +1,1 @@
-"""What the web servers share: guards of requests, and the base of the pages."""
+"""Base of all web servers: guards of requests, and pages."""

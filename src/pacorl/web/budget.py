@@ -17,7 +17,8 @@ class PixelBudget:
     def __init__(self, pixels: int, *, per_request: int) -> None:
         if not 0 < per_request <= pixels:
             raise ValueError(f"per_request {per_request:,} must be from 1 to the budget's {pixels:,} pixels")
-        self.free, self.per_request = pixels, per_request
+        self.free = pixels
+        self.per_request = per_request
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
@@ -46,16 +47,16 @@ class PixelBudget:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came in the moment in which it was cancelled
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at the same moment
                 self.free += pixels
             self._admit()
             raise
 
     def _admit(self) -> None:
-        """Give turns in order, to as many as fit."""
+        """Admit requests in order, as long as they fit."""
         while self._waiting:
             pixels, turn = self._waiting[0]
-            # A caller that has gone needs nothing, and must not hold up the next.
+            # A cancelled request takes no pixels, and must not block the next.
             if not turn.cancelled():
                 if pixels > self.free:
                     return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Request, Response
@@ -16,9 +15,9 @@ from starlette.concurrency import run_in_threadpool
 from pacorl.io.documents import HALF_PAIR, parse_json
 
 MOST_LETTERS = 2**21
-"""Of any text of a form; most fields allow far fewer."""
+"""Length of any text of a form; most fields allow far fewer letters."""
 MOST_ENTRIES = 1024
-"""Of any list or object of a form; each field's own limit is lower."""
+"""Length of any list or object of a form; each field's own limit is lower."""
 LARGE_BYTES = 256 * 2**10
 """JSON above it is parsed on a thread."""
 SHOWN_FAULTS = 3
@@ -26,7 +25,7 @@ SHOWN_LETTERS = 200
 
 
 def _writable(text: str) -> str:
-    """JSON's escapes can hold what UTF-8, and so no answer and no database, can."""
+    """Check that a text can be UTF-8 in answers and databases, which JSON's escapes do not guarantee."""
     if len(text) > MOST_LETTERS:
         raise ValueError(f"it has {len(text):,} letters; at most {MOST_LETTERS:,} are taken")
     # isascii() takes no time, the search a second for 64 MiB.
@@ -40,7 +39,7 @@ Text = Annotated[str, AfterValidator(_writable)]
 
 
 class Form(BaseModel):
-    """The JSON of a request. A field that is not listed is refused by name."""
+    """The JSON of a request. Unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +61,7 @@ class Form(BaseModel):
 
 
 class JsonRoute(APIRoute):
-    """A route whose endpoint receives JSON that was parsed as JsonRequest does it."""
+    """A route whose requests are JsonRequests."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -84,20 +83,21 @@ class JsonRequest(Request):
         """
         body = await self.body()
         # Half of a surrogate pair is refused by the fields, which name it.
-        parse = partial(parse_json, half_pairs=True)
         try:
-            return await run_in_threadpool(parse, body) if len(body) > LARGE_BYTES else parse(body)
+            if len(body) > LARGE_BYTES:
+                return await run_in_threadpool(parse_json, body, half_pairs=True)
+            return parse_json(body, half_pairs=True)
         except ValueError as fault:
             raise json.JSONDecodeError(str(fault), "", 0) from None
 
 
 def validation_message(error: RequestValidationError) -> str:
-    """List the first faults of a request on one line, and how many follow."""
+    """List the first faults of a request on one line, and the number of further faults."""
     faults = error.errors()
     shown = []
     for fault in faults[:SHOWN_FAULTS]:
-        field = ".".join(map(str, fault["loc"][1:]))
+        field = ".".join([str(name) for name in fault["loc"][1:]])
         shown.append(f"{field}: {fault['msg']}".removeprefix(": ")[:SHOWN_LETTERS])
-    if more := len(faults) - len(shown):
-        shown.append(f"and {more:,} more")
+    if len(faults) > SHOWN_FAULTS:
+        shown.append(f"and {len(faults) - SHOWN_FAULTS:,} more")
     return "; ".join(shown) or "malformed request"

@@ -1,4 +1,4 @@
-"""What every server of the project asks of a request before it reads it: its host, its origin, a token, a size."""
+"""Checks of a request before its body is read, by all servers: host, origin, token and size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS_VARIABLE = "PACORL_HOSTS"
-"""Further names under which a server may be reached, with commas between: behind a proxy, say."""
+"""Further names of a server, separated by commas, for instance behind a proxy."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 OTHERS = "*"
-"""The routes that a table of limits does not name."""
+"""Key of a table of limits for all other routes."""
 
 
 class RefusedError(ValueError):
-    """A request that is not carried out; nothing has changed. `status` is its HTTP status."""
+    """A refused request, without any effect. `status` is its HTTP status."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
@@ -34,23 +34,23 @@ class BodyLimit:
     """Largest body of a route."""
 
     bytes: int = 4 * 2**20
-    """As announced, and as they come."""
+    """Limit of the announced and of the received bytes."""
     marks: int | None = 2**16
     """Most brackets, braces and commas, which bound the values of JSON before it is parsed; None for other content."""
 
 
 NO_BODY = BodyLimit(0)
 FORM = BodyLimit(4 * 2**10)
-"""Limit of the forms that sign in and out, which anybody may send."""
+"""Limit of the public forms that sign in and out."""
 
 
 class Guard:
-    """ASGI middleware: refuses what the application need not see, in order of cost; a body is read last.
+    """ASGI middleware of all checks, in order of cost; a body is read last.
 
     Args:
         answer: turns a refusal into the server's form of an error.
-        admit: raises RefusedError for a request that may not be made, by its headers alone.
-        limits: path → limit of the bodies sent there; OTHERS for all other paths. A request that only reads has none.
+        admit: raises RefusedError for a forbidden request, by its headers alone.
+        limits: path → limit of its bodies; OTHERS for all other paths. Reading requests have no body.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Guard:
         limits: Mapping[str, BodyLimit],
         admit: Callable[[Request], Awaitable[None]],
     ) -> None:
-        self.app, self.answer, self.limits, self.admit = app, answer, limits, admit
+        self.app = app
+        self.answer = answer
+        self.limits = limits
+        self.admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,18 +81,19 @@ class Guard:
         replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Message:
-            """The body once more, and afterwards whatever comes."""
+            """Return the body once more, and further messages afterwards."""
             return next(replayed, None) or await receive()
 
         await self.app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body. Raises RefusedError if it is too large, or the client has gone."""
+        """Read the whole body. Raises RefusedError if it is too large, or the client is gone."""
         limit = NO_BODY if scope["method"] in READING else self.limits.get(scope["path"], self.limits[OTHERS])
         too_large = RefusedError(f"the body is larger than {limit.bytes} bytes", status=413)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if not announced.isdigit() or len(announced) > 20 or int(announced) > limit.bytes:
             raise too_large
+
         # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
         chunks: list[bytes] = []
         size = marks = 0
@@ -111,32 +115,30 @@ class Guard:
 
 
 def check_host(scope: Scope) -> None:
-    """Raises RefusedError for a name that is not this machine's: a page of that name would have been rebound to it.
+    """Raise RefusedError for a name of another machine: a page of that name may have been rebound to this one.
 
-    Addresses are taken as they are, since no page can rebind one.
+    Addresses are accepted, since no page can rebind an address.
     """
-    host = _host(Headers(scope=scope).get("host", ""))
-    if not _is_address(host) and host not in _own_names() | _further_names():
+    try:
+        host = (urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or "").rstrip(".")
+    except ValueError:
+        host = ""
+    further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
+    if not _is_address(host) and host not in _own_names() and host not in further:
         fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host[:80]}"
         raise RefusedError(f"this server is not called {host[:80]!r}; {fix}", status=421)
 
 
 def check_origin(scope: Scope) -> None:
-    """Raises RefusedError if a page of another origin asks for a change."""
+    """Raise RefusedError if a page of another origin asks for a change."""
+    if scope["method"] in READING:
+        return
     headers = Headers(scope=scope)
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    origin = headers.get("origin")
     # Not by urlsplit, which raises for half an address.
     foreign = origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
-    if scope["method"] not in READING and (foreign or site not in ("same-origin", "none")):
+    if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         raise RefusedError("a page of another site may change nothing here", status=403)
-
-
-def _host(header: str) -> str:
-    """A Host header without its port."""
-    try:
-        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
 
 
 def _is_address(host: str) -> bool:
@@ -151,7 +153,3 @@ def _is_address(host: str) -> bool:
 def _own_names() -> frozenset[str]:
     name = socket.gethostname().lower()
     return frozenset({"localhost", name, f"{name}.local", socket.getfqdn().lower()})
-
-
-def _further_names() -> frozenset[str]:
-    return frozenset(os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split())

@@ -1,4 +1,4 @@
-"""The base of the project's servers: files with a strict policy, links that sign people in, errors as one line of JSON.
+"""The base of all servers: files with a strict policy, links that sign people in, errors as one line of JSON.
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -57,11 +57,11 @@ class Session:
     """Rights of a token."""
 
     path: str = "/"
-    """The page that its join link leads to."""
+    """Target page of its join link."""
     expires: float | None = None
     """End of its cookie, in seconds since 1970; None for the end of the browser's session."""
     name: str = ""
-    """Name of its owner, for the page that asks before it signs in."""
+    """Name of its owner, for the confirmation page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Site:
         limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
         app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
         app.middleware("http")(with_headers)
-        app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
+        app.add_exception_handler(RefusedError, _refused)
         app.add_exception_handler(RequestValidationError, _malformed)
 
         for page in sorted(self.folder.glob("*.html")):
@@ -102,7 +102,9 @@ class Site:
     def token(self, request: Request) -> str:
         """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        return bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie(request), "")
+        if scheme.lower() == "bearer":
+            return bearer
+        return request.cookies.get(self._cookie(request), "")
 
     def browser(self, request: Request) -> str:
         """Read the id of a signed-in browser; empty for a client with a token instead of a cookie."""
@@ -111,7 +113,9 @@ class Site:
     def _cookie(self, request: Request, suffix: str = "") -> str:
         # A cookie belongs to all ports of a host, and two servers must not overwrite each other's.
         _, port = request.scope.get("server") or ("", 0)
-        return "_".join(part for part in (self.cookie, suffix, str(port)) if part)
+        if suffix:
+            return f"{self.cookie}_{suffix}_{port}"
+        return f"{self.cookie}_{port}"
 
     async def _admit(self, request: Request) -> None:
         """Refuse a change, before its body is read, from a client without a valid token."""
@@ -123,11 +127,10 @@ class Site:
 
     def _page_file(self, name: str) -> Response:
         # By the folders' own listings, so that no name can lead out of them.
-        folders = (SHARED_FILES, self.folder)
-        files = {path.name: path for folder in folders for path in folder.iterdir() if path.suffix in FILE_TYPES}
-        if name not in files:
-            raise RefusedError("there is no such file", status=404)
-        return FileResponse(files[name], media_type=FILE_TYPES[files[name].suffix])
+        for path in (*self.folder.iterdir(), *SHARED_FILES.iterdir()):
+            if path.name == name and path.suffix in FILE_TYPES:
+                return FileResponse(path, media_type=FILE_TYPES[path.suffix])
+        raise RefusedError("there is no such file", status=404)
 
     def _join(self, token: str, request: Request) -> Response:
         """Trade the link's token for a cookie, so that it leaves the address bar.
@@ -137,11 +140,11 @@ class Site:
         if request.headers.get("sec-fetch-site") == "none":  # typed, a bookmark, or opened by another program
             return self._sign_in(token, request)
         try:
-            name = f" as {session.name}" if (session := self.sign_in(token)).name else ""
+            session = self.sign_in(token)
         except RefusedError as error:
             return PlainTextResponse(f"{error}.\n", status_code=error.status)
-        texts = {"title": self.title, "token": token, "name": name}
-        page = JOIN.format_map({key: html.escape(text) for key, text in texts.items()})
+        name = f" as {html.escape(session.name)}" if session.name else ""
+        page = JOIN.format(title=html.escape(self.title), token=html.escape(token), name=name)
         # With "no-referrer" a browser calls the form's origin `null`.
         return HTMLResponse(page, headers={"Referrer-Policy": "same-origin"})
 
@@ -174,7 +177,7 @@ class Site:
 
 
 def _cookie_options(request: Request) -> dict[str, Any]:
-    # "strict": pages of other sites cannot send them, so they cannot act for the person who is signed in.
+    # "strict": pages of other sites cannot send them, and so cannot act for the signed-in person.
     return {"httponly": True, "samesite": "strict", "secure": request.url.scheme == "https"}
 
 
@@ -194,6 +197,10 @@ async def with_headers(request: Request, proceed: Callable[[Request], Any]) -> R
 def error_response(error: Exception) -> JSONResponse:
     """Write `{"error": "one line"}` with the error's status, or 422 if it has none."""
     return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
 
 
 def _malformed(request: Request, error: Exception) -> JSONResponse:

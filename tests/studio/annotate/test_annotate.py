@@ -145,7 +145,7 @@ def test_a_control_of_prompts_that_share_images_shows_none_of_its_own():
 def test_without_a_foreign_image_there_is_no_control():
     shared = ("a.png", "b.png", "c.png")
     data = [Instance(f"i{n}", f"prompt {n}", "reference.png", shared) for n in range(4)]
-    with pytest.raises(ValueError, match="an image that is of one prompt alone; set their number to 0"):
+    with pytest.raises(ValueError, match="an image of a single prompt; set their number to 0"):
         foreign_controls(data, 2)
     assert foreign_controls(data, 0) == []
 

@@ -82,7 +82,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A model that scores in this process; sizes in bytes."""
+    """A judge or reward model of this process; sizes in bytes."""
 
     name: str
     parameters: int
@@ -149,8 +149,9 @@ def training_rows(
         world: processes, all on one machine.
 
     Raises:
-        ConfigError: The adapter's targets match nothing.
+        ConfigError: The adapter's targets match no module.
     """
+    # With little memory, generator and scorers take turns on the device.
     scorers = _scorers(config, judge, held_out_judge, prompts)
     in_turns = config.in_turns and bool(scorers)
     schedule = Schedule(
@@ -159,6 +160,7 @@ def training_rows(
         scorers=("score",) if in_turns else EPOCH,
         always=tuple(PHASES),
     )
+    # Scorers may work during sampling.
     overlaps = not in_turns and (config.judge is None or config.judge.overlap)
     concurrent = max((scorer.buffers for scorer in scorers), default=0) if overlaps else 0
     return (
@@ -173,7 +175,7 @@ def training_rows(
 def generation_rows(
     options: PolicyOptions, policy: PipelinePolicy, *, size: Size, low: bool, judge: Scorer | None = None
 ) -> tuple[Row, ...]:
-    """List the components of generating one image at a time, and of a judge that ranks candidates.
+    """List the components of generating one image at a time, and of the judge of candidates.
 
     With `low` encoders, transformer and judge share the device.
     """
@@ -262,7 +264,7 @@ def _model_rows(
 
 def _loading_rows(options: PolicyOptions, policy: PipelinePolicy, *, world: int) -> list[Row]:
     """List the processes, and the files that they map while the generator is loaded."""
-    # An encoder's pages are dropped before the next one's are read. Streamed ones are read until all is encoded.
+    # An encoder's pages are dropped before the next encoder's are read. Streamed encoders keep theirs until the end.
     encoders = [getattr(policy.pipeline, name) for name in policy.encoders]
     sizes = [weight_bytes(encoder) + streamed_bytes(encoder) for encoder in encoders]
     encoder_files = sum(sizes) if options.stream else max(sizes)
@@ -281,7 +283,7 @@ def _loading_rows(options: PolicyOptions, policy: PipelinePolicy, *, world: int)
 
 def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]) -> list[Scorer]:
     """Measure the judges and the encoders of rewards that run in this process."""
-    # The grid with the fewest panels has the largest ones, which take a judge most tokens.
+    # The grid with the fewest panels has the largest panels, and so the most tokens per question.
     grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
     height = max(config.sampling.size[0], config.evaluation.size[0])
     width = max(config.sampling.size[1], config.evaluation.size[1])
@@ -347,6 +349,7 @@ def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) ->
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
 
+    # Every run's copies.
     size = adapter_bytes(policy)
     trained = trained_bytes(policy)
     since_check: Phases = ("check", *EPOCH)
@@ -358,6 +361,7 @@ def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) ->
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
 
+    # Further copies of the adapter or of merged weights, by the run's settings.
     if world > 1:
         rows.append(Row("gradients' buckets", trained, phases=EPOCH, note="in which DDP sums them"))
     copies = refresh_copies(policy.transformer)
@@ -448,26 +452,28 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     size = policy.nearest_size(Size(*config.sampling.size))
     adapter = adapter_bytes(policy)
 
+    # Rollouts: latents of the trained steps in fp32, and 8-bit images.
     latent = policy.noise([0], size).numel() * FP32
     rollouts = work.latents * latent + work.samples * 3 * size.height * size.width
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
+    # Encoded prompts, in a file that all processes map.
     conditioning = policy.conditioning_on_meta(size, batch=1).tensors.values()
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded_bytes = encoded * sum(tensor.nbytes for tensor in conditioning)
 
+    # An evaluation's 8-bit images.
     images = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
     image_bytes = images * 3 * math.prod(config.evaluation.size)
 
     # Adapter, average and two moments; the newest is written aside before the oldest is deleted.
-    kept = config.keep_checkpoints
-    checkpoints = 4 * adapter * (kept + 1)
+    checkpoints = 4 * adapter * (config.keep_checkpoints + 1)
     return [
         _host("adapters, before they are placed", world * adapter, ("encode",)),
         _host("an epoch's rollouts", rollouts, EPOCH, note=rollout_note),
         _host("encoded prompts", encoded_bytes, tuple(PHASES), note=f"{encoded} prompts, on disk and mapped"),
         _host("an evaluation's images", image_bytes, EPOCH, note=f"at most {images}"),
-        Row("checkpoints", checkpoints, place="disk", note=f"{kept} kept, and one being written"),
+        Row("checkpoints", checkpoints, place="disk", note=f"{config.keep_checkpoints} kept, and one being written"),
         Row("adapter to use", 2 * adapter, place="disk", note="in PEFT and in diffusers form"),
     ]
 
@@ -482,4 +488,6 @@ def _mapped(component: str, size: int, *, phases: Phases) -> Row:
 
 def _form(options: PolicyOptions | InProcessOptions) -> str:
     form = options.dtype if options.quantize == NONE else f"{options.quantize} blocks, else {options.dtype}"
-    return f"{form}, blocks streamed" if options.stream else form
+    if options.stream:
+        return f"{form}, blocks streamed"
+    return form

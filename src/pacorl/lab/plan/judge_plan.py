@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -65,7 +66,9 @@ class RewardPlan:
     @property
     def exit_code(self) -> int:
         """Exit code of the dry run."""
-        return sources.NOT_READY if self.absences or self.faults else 0
+        if self.absences or self.faults:
+            return sources.NOT_READY
+        return 0
 
     def to_json(self) -> str:
         """Return the whole plan."""
@@ -87,7 +90,9 @@ def _shown(fact: object) -> str:
         return UNKNOWN
     if isinstance(fact, dict):
         counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in fact.items())
-        return counts if fact["pairs"] else "none here"
+        if fact["pairs"]:
+            return counts
+        return "none here"
     return f"{fact:,}"
 
 
@@ -158,7 +163,7 @@ def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -
                 data.absences.append(absence)
                 continue
             comparisons = comparisons_from(source, limit=limit, scratch=scratch)
-            check_readable(path for comparison in comparisons for path in comparison.images)
+            check_readable(chain(*(comparison.images for comparison in comparisons)))
             data.comparisons += comparisons
         except MissingImagesError as missing:
             # Its list of files may have thousands of lines.

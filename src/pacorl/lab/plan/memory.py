@@ -49,7 +49,9 @@ class Operation:
         if self.in_place:
             return args[0]
         results = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
-        return results if self.is_sequence else results[0]
+        if self.is_sequence:
+            return results
+        return results[0]
 
 
 class Operations:
@@ -206,7 +208,7 @@ def fused_attention() -> Iterator[None]:
 
 @contextmanager
 def measured() -> Iterator[MemoryLedger]:
-    """Measure what runs in the block on meta tensors."""
+    """Measure the block's operations on meta tensors."""
     with fused_attention(), MemoryLedger() as ledger:
         yield ledger
 
@@ -303,7 +305,7 @@ def pair_tokens(panel: Size, configs: Parts) -> int:
 def judge_cost(
     configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size, stream: bool = False
 ) -> JudgeCost:
-    """Measure a judge that answers a batch of questions about two panels each.
+    """Measure a judge's batch of questions about two panels each.
 
     Args:
         configs: the judge's `model` and `processor`.

@@ -43,7 +43,7 @@ NOT_READY = 2
 
 @dataclass(frozen=True, slots=True)
 class MissingFile:
-    """A file or checkpoint of a run that is not on this machine."""
+    """A run's file or checkpoint, absent from this machine."""
 
     key: str
     """The config key that names it."""
@@ -78,7 +78,7 @@ class Checkpoint:
     """Config.json of each component; image options of a processor."""
     absences: tuple[MissingFile, ...] = ()
     note: str = ""
-    """Names the published model whose configs replace absent ones; empty if its own are here."""
+    """Names the published model whose configs replace absent configs; empty if its own are here."""
     folder: Path | None = None
 
 
@@ -329,7 +329,9 @@ def _folder(source: str, *, tiny: Path | None, marker: str) -> Path | None:
     if source == TINY or (local and local.exists()) or not HUB_NAME.fullmatch(source):
         return None
     cached = try_to_load_from_cache(source, marker)
-    return Path(cached).parent if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    return None
 
 
 def _has_weights(folder: Path) -> bool:
@@ -344,4 +346,6 @@ def _has_weights(folder: Path) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
-    return read_object(path, fix="fetch the checkpoint again") if path.exists() else {}
+    if path.exists():
+        return read_object(path, fix="fetch the checkpoint again")
+    return {}

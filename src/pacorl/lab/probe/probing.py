@@ -198,15 +198,11 @@ def plan_design(
     if int(budget) < cost:
         raise ValueError(
             f"a budget of {int(budget)} samples is too small for {len(candidates)} candidates with two starts and two "
-            f"children each; give --epochs {_rounded_up(cost / epoch):g} or more, or fewer candidates"
+            f"children each; give --epochs {math.ceil(1000 * (cost / epoch)) / 1000:g} or more, or fewer candidates"
         )
     count = min(most, int(int(budget) / cost))
     seeds = int(2 * int(budget) / (count * cost))
     return Design(tuple(candidates), count, seeds, int(budget), tuple(left_out))
-
-
-def _rounded_up(epochs: float) -> float:
-    return math.ceil(1000 * epochs) / 1000
 
 
 def _cost(candidates: Sequence[Candidate]) -> float:
@@ -269,7 +265,7 @@ def readings_of(config: PolicyConfig, *, edits: bool) -> tuple[str, ...]:
 
 
 class TurnedReward:
-    """A reward that sees the panels in reverse order, so that each pair is asked about in the other order."""
+    """Reward of the panels in reverse order, in which the judge sees each pair in the other order."""
 
     def __init__(self, reward: JudgedReward) -> None:
         self.reward = reward
@@ -280,10 +276,13 @@ class TurnedReward:
         self.reward.check(prompts)  # type: ignore[attr-defined]
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        turned = [turn(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
-        scores: list[float | None] = self.reward(  # type: ignore[operator]
-            [prompt for prompt, _ in turned], [image for _, image in turned]
-        )
+        turned_prompts = []
+        turned_images = []
+        for prompt, image in zip(prompts, images, strict=True):
+            turned_prompt, turned_image = turn(prompt, image)
+            turned_prompts.append(turned_prompt)
+            turned_images.append(turned_image)
+        scores: list[float | None] = self.reward(turned_prompts, turned_images)  # type: ignore[operator]
         return scores
 
 
@@ -329,7 +328,7 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
     sizes = [candidate.size for candidate in design.candidates if candidate.varies == SIZE]
     stages = tuple((1 + number, (size.height, size.width)) for number, size in enumerate(sizes))
     sized = config.model_copy(update={"sampling": config.sampling.model_copy(update={"curriculum": stages})})
-    # Held-out measures are not probed, and their judge would be loaded for nothing.
+    # Held-out measures are not probed, so their judge is not loaded.
     judged = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
 
     # A remote judge is contacted before weights load, and a local one is loaded after the encoders are dropped.
@@ -374,12 +373,14 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
         batch=config.sampling.batch,
         fused=builders.ode_form(models.policy.transformer, config.sampling.products, fuse=config.sampling.fuse_lora),
     )
-    # Each reading is a reward of its own to the scorer, so that readings wait and overlap as in training.
+
+    # Each reading is a separate reward of the scorer, so that readings wait and overlap as in training.
     readers = dict(models.rewards)
     turned = {name: reward for name, reward in models.rewards.items() if isinstance(reward, JudgedReward)}
     if TURNED in models.readings:
         readers |= {_turned_key(name): TurnedReward(reward) for name, reward in turned.items()}
 
+    # Sample and score at the same time, if the judge permits it.
     with Scorer(readers, overlap=scoring_overlaps(config.judge, device=models.device)) as scorer:
         started = time.perf_counter()
         for rows in _units(models, sampler):
@@ -437,6 +438,7 @@ class Cost:
 
 def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     """Multiply the work of an epoch by the seconds of single calls; `images` were scored in `models.seconds`."""
+    # Counts of forwards and questions.
     per_image = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
     judged = [reward for reward in models.rewards.values() if isinstance(reward, JudgedReward)]
     questions = sum(reward.questions(models.prompts[0]) for reward in judged)
@@ -578,6 +580,7 @@ def probe(
     Raises:
         ValueError: if the budget is too small, the objective has no stochastic step, or the run could not start.
     """
+    # Plan the draws within the budget.
     started = time.perf_counter()
     config = builders.checked_config(config, {})
     train, _, _ = builders.read_prompts(config)
@@ -586,6 +589,7 @@ def probe(
     readings = readings_of(config, edits=any(prompt.sources for prompt in train))
     design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
 
+    # Draw, score and split the variance, one candidate after the other.
     drawn = 0
     findings = []
     with opened(config, design, train, readings) as models:
@@ -614,6 +618,7 @@ def _finding(
     shape = (design.prompts, design.seeds, *[CHILDREN] * len(candidate.sde_steps), score_BJ.shape[1])
     score_PSMJ = score_BJ.reshape(shape)[whole_P]
 
+    # Split the variance by level.
     rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, "None"))
     names = [f"step {step}" for step in candidate.sde_steps]
     variances = nested_variances(score_PSMJ, steps=names, rng=rng)
@@ -670,4 +675,6 @@ def _without_nan(value: Any) -> Any:
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -41,7 +41,7 @@ class Audit:
 
     findings: list[Finding]
     overhead: float
-    """Share of the epochs' time that hashing took."""
+    """Share of hashing in the epochs' time."""
     epochs: list[int]
     """Epochs that can be computed again: the checkpoint before them exists."""
     evaluations: list[int]
@@ -81,7 +81,7 @@ def _overhead(run: Path) -> float:
         if line["kind"] != "epoch":
             continue
         hashing += line.get(f"{SECONDS}hashes", 0.0)
-        # Sampling hides a part of the rewards' seconds, which is no part of the epoch's.
+        # Sampling hides a part of the rewards' seconds, which does not lengthen the epoch.
         total += sum(value for name, value in line.items() if name.startswith(SECONDS) and "hidden" not in name)
     return hashing / total if total else 0.0
 
@@ -96,6 +96,7 @@ def _check_ledger(run: Path, records: Sequence[Record]) -> str:
             raise ValueError(
                 f"the {record['kind']} after epoch {record['epoch']} had other weights than that epoch left"
             )
+
     counts = Counter(record["kind"] for record in records)
     counted = ", ".join(f"{kind}s: {counts[kind]}" for kind in FILES)
     return f"{counted}; their chain is whole"
@@ -149,7 +150,7 @@ def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
         check_whole(path)
         state = read_object(path / "state.json")
         moment = _moment(state)
-        # A run that stops within an epoch saves a state without a record.
+        # A run stopped within an epoch saves a state without a record.
         if moment not in recorded:
             continue
         if _weights_hash(path) != recorded[moment]:
@@ -174,7 +175,7 @@ def _check_best(run: Path, records: Sequence[Record]) -> str:
         state = read_object(path / "state.json")
         moment = _moment(state)
         epochs[path.name] = state["epoch"]
-        # A run that was stopped in an evaluation saved a state without its score.
+        # A run stopped in an evaluation saves a state without its score.
         if moment in recorded and state.get("score") not in (None, recorded[moment]):
             raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
 
@@ -260,4 +261,7 @@ def ranges(numbers: Sequence[int]) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
-    return ", ".join(f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans) or "none"
+    texts = []
+    for span in spans:
+        texts.append(f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]))
+    return ", ".join(texts) or "none"

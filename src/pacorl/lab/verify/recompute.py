@@ -82,7 +82,9 @@ class Comparison:
         """The worst of all quantities."""
         if all(quantity.equal for quantity in self.quantities):
             return "equal bits"
-        return "differs" if self.first else "equal within the stated tolerance"
+        if self.first:
+            return "differs"
+        return "equal within the stated tolerance"
 
     @property
     def first(self) -> Quantity | None:
@@ -90,7 +92,7 @@ class Comparison:
         return next((quantity for quantity in self.quantities if not quantity.close), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a JSON object. A difference that is not finite becomes null."""
+        """Convert to a JSON object. An infinite difference becomes null."""
         first = self.first.name if self.first else None
         document: dict[str, Any] = as_read_back(asdict(self) | {"answer": self.answer, "first": first})
         return document
@@ -170,11 +172,13 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
         start: record of the start that made the epoch or evaluation.
         record: record of the epoch or evaluation.
     """
+    # Rewards without a judge score again; the others return their recorded scores.
     recomputed = start["recomputed"]
-    own = [reward for reward in config.rewards if reward.key in recomputed]
+    scored = [reward for reward in config.rewards if reward.key in recomputed]
     functions: dict[str, RewardFunction] = {reward.key: _zeros for reward in config.rewards}
-    functions |= build_rewards(own, judge=None, device=Runtime().device)
+    functions |= build_rewards(scored, judge=None, device=Runtime().device)
 
+    # The trainer, in the temporary folder.
     is_epoch = record["kind"] == "epoch"
     replayed = _replay_config(config, out, measures=None if is_epoch else recomputed)
     trainer = PolicyTrainer(replayed, resume=checkpoint or False, allow_changes=True, rewards=functions)
@@ -234,8 +238,11 @@ def _replay_config(config: PolicyConfig, out: Path, *, measures: Sequence[str] |
         out: the folder to work in.
         measures: names of an evaluation's measures that are computed again; None for an epoch.
     """
+    # No measurements that the recorded hashes do not need.
     suffix = config.sampling.suffix.model_copy(update={"check_every": 0})
-    prompts = {"leaks": "off", "benchmarks": ()} | ({"evaluation_limit": 1} if measures is None else {})
+    prompts: dict[str, Any] = {"leaks": "off", "benchmarks": ()}
+    if measures is None:
+        prompts["evaluation_limit"] = 1
     held_out = [reward for reward in config.evaluation.rewards if f"{HELD_OUT}{reward.key}" in (measures or ())]
     evaluation = {"judge": None, "rewards": tuple(held_out), "compare_sizes": False, "compare_trained": False}
     changes = {
@@ -281,6 +288,7 @@ def compare(
     now = again[0]["environment"]
     environment = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
 
+    # The quantities, in the order of computation.
     record = recorded[1]
     quantities = list(_epoch(recorded, again) if record["kind"] == "epoch" else _evaluation(record, again[1], scores))
     return Comparison(record["kind"], record["epoch"], quantities, environment)
@@ -309,11 +317,15 @@ def _evaluation(then: Record, now: Record, scores: Sequence[Floats]) -> Iterator
 def _hashed(name: str, key: str, then: Record, now: Record, *, since: Record | None = None) -> Quantity:
     """Compare two records by a quantity's hash and sketch. The difference is relative to the sketch, or its change."""
     # JSON's null, written for NaN, becomes NaN.
-    old, new = (np.array(record["sketches"][key], dtype=np.float64) for record in (then, now))
+    old = np.array(then["sketches"][key], dtype=np.float64)
+    new = np.array(now["sketches"][key], dtype=np.float64)
     scale = new - np.array(since["sketches"][key], dtype=np.float64) if since else new
-    apart = float(np.linalg.norm(old - new))
+    difference = float(np.linalg.norm(old - new))
     size = float(np.linalg.norm(scale))
-    difference = apart / size if size else math.inf if apart else 0.0
+    if size:
+        difference /= size
+    elif difference:
+        difference = math.inf
     return Quantity(name, then["hashes"][key] == now["hashes"][key], difference, TOLERANCE[name])
 
 

@@ -1,4 +1,4 @@
-"""The step `pacorl dataset annotate FOLDER --annotators ann,ben`: divides the work and serves the page.
+"""The step `pacorl dataset annotate FOLDER --annotators ann,ben`: division of the work, and the server of its page.
 
 Adjudicators and annotators have one page and one API. An adjudicator's tasks are the instances on which
 people disagree, and the rankings are decisions. Images are named by instance and slot, never by path. Tokens come as a
@@ -91,6 +91,7 @@ def prepare(
     Returns:
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
+    # The people of earlier starts.
     sharing = sharing or store.sharing()
     present: dict[str, int] = {}
     for role in (0, ADMINISTRATOR, ADJUDICATOR):
@@ -99,11 +100,10 @@ def prepare(
     # Links come after every check: a failed start must not make or end links.
     instances = check_start(folder, people, adjudicators, sharing=sharing, present=present)
     roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
-    links = {
-        name: f"/join/{store.add_person(name, role=roles.get(name, 0), days=days)}"
-        for name in dict.fromkeys([ADMIN, *roles, *renew])
-        if name not in present or name in renew
-    }
+    links = {}
+    for name in dict.fromkeys([ADMIN, *roles, *renew]):
+        if name not in present or name in renew:
+            links[name] = f"/join/{store.add_person(name, role=roles.get(name, 0), days=days)}"
     share_work(store, folder, instances, sharing)
     return links
 
@@ -166,6 +166,7 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     """Read the folder's instances and its controls.jsonl, or make control questions from the instances."""
     if ADMIN in people:
         raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
+
     # Control questions: the user's, or made from pairs of instances.
     instances = read_instances(folder / "instances.jsonl")
     path = folder / "controls.jsonl"
@@ -250,13 +251,14 @@ Administrator = Annotated[Person, Depends(_administrator)]
 
 @router.get("/images/{key}/{slot}")
 def image(key: str, slot: str, state: State, person: Someone) -> Response:
-    """Return a candidate's image, or the reference's, of an instance that this person may see."""
+    """Return a candidate's image, or the reference's, of an instance assigned to this person."""
     instance = state.store.instance_for(person, key)
     name = instance.reference
     if slot != "reference":
-        if slot not in map(str, range(len(instance.candidates))):
+        order = {str(number): index for number, index in enumerate(shown_order(person.name, instance))}
+        if slot not in order:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-        name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
+        name = instance.candidates[order[slot]]
     path = image_path(state.folder, name)
     # The images of an instance never change (the store refuses changed instances), and an undo shows them again.
     headers = {"Cache-Control": "private, max-age=3600"}
@@ -327,7 +329,7 @@ class Submission(Form):
 class RankingForm(Submission):
     instance: Text
     order: Annotated[list[int], Field(max_length=64)]
-    """Slots as they were shown, best first."""
+    """Slots on the page, best first."""
     seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
@@ -409,7 +411,7 @@ def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[st
 @router.get("/api/admin/rankings.jsonl")
 def rankings(state: State, person: Administrator) -> Response:
     """Return the current rankings without control questions, in the format of rankings.jsonl."""
-    return _jsonl(map(asdict, state.store.answers()), name="rankings.jsonl")
+    return _jsonl([asdict(answer) for answer in state.store.answers()], name="rankings.jsonl")
 
 
 @router.get("/api/admin/audit.jsonl")

@@ -1,6 +1,6 @@
 """Annotators without a browser, for rehearsals and load tests: the page's HTTP API, and people of the tiny world.
 
-People of the tiny world see what the oracle sees, plus noise.
+People of the tiny world rank like the oracle, with noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
 
 GIVE_UP_SECONDS = 60.0
-"""How long a server may be away before a client stops trying."""
+"""Length of an outage after which a client gives up."""
 IMAGE_BYTES = 20_000_000
 
 
@@ -30,13 +30,14 @@ class Client:
     """One annotator; changes are sent again, under their request id, until they are acknowledged."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url, self._token = url, token
+        self._url = url
+        self._token = token
 
     def task(self) -> dict[str, Any]:
         return dict(parse_json(self._retrying("/api/task")))
 
     def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
-        """Returns the next state once the server has the ranking on its disk."""
+        """Send a ranking, and return the next state once the server has it on its disk."""
         return self._change("/api/rankings", {"instance": instance, "order": list(order)})
 
     def skip(self, instance: str, reason: str) -> dict[str, Any]:
@@ -45,20 +46,21 @@ class Client:
     def image(self, address: str) -> bytes:
         return self._retrying(address)
 
-    def work(
-        self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] = lambda instance, order: None
-    ) -> int:
-        """Ranks until nothing is left; `acknowledged` is called with each ranking that the server confirmed."""
-        state, done = self.task(), 0
+    def work(self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] | None = None) -> int:
+        """Rank all tasks and return their number; `acknowledged` is called with each confirmed ranking."""
+        done = 0
+        state = self.task()
         while state["task"]:
-            instance, order = state["task"]["instance"], rank(self, state["task"])
+            instance = state["task"]["instance"]
+            order = rank(self, state["task"])
             state = self.rank(instance, order)
-            acknowledged(instance, order)
+            if acknowledged:
+                acknowledged(instance, order)
             done += 1
         return done
 
     def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        # One id per change and not per try: the server counts an id once, however often it is sent.
+        # One id per change and not per try: the server counts an id once.
         return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
 
     def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
@@ -70,7 +72,7 @@ class Client:
                 if answer.status < 400:
                     return answer.body
                 if answer.status < 500:
-                    # The server understood and refuses: the same again would be refused again.
+                    # A refusal is final.
                     raise ValueError(f"{path}: {answer.fault()}")
                 raise answer.fault()
             except TransientError:
@@ -85,7 +87,7 @@ ORACLE = Oracle()
 def simulate(
     url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = KEPT
 ) -> dict[str, int]:
-    """Everyone ranks at once until nothing is left; returns how many each ranked."""
+    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings."""
 
     def work(name: str) -> int:
         return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
@@ -96,7 +98,7 @@ def simulate(
 
 
 def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
-    """Ranks by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
+    """Rank by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
 
     `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
     """
@@ -105,17 +107,17 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
         raise ValueError(
             f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
         )
-    # By name: a person judges alike, whoever else is at work.
+    # By name: a person's rankings do not depend on the other people.
     rng = random.Random(name)
 
     def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
-        addresses = (task["reference"], *task["candidates"])
-        reference, *candidates = (read_panel(client.image(address)) for address in addresses)
-        scores = [
+        reference = read_panel(client.image(task["reference"]))
+        candidates = [read_panel(client.image(address)) for address in task["candidates"]]
+        scores = []
+        for candidate in candidates:
+            shared = shared_attributes(reference, candidate, attend=attend)
             # The last term breaks ties by chance, also without noise.
-            shared_attributes(reference, candidate, attend=attend) + rng.gauss(0, noise) + 1e-6 * rng.random()
-            for candidate in candidates
-        ]
+            scores.append(shared + rng.gauss(0, noise) + 1e-6 * rng.random())
         return sorted(range(len(scores)), key=lambda slot: -scores[slot])
 
     return rank
@@ -124,10 +126,10 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
 # With 4 grids of 2×2 each image is shown 15 times, and reading compares it with 5,184 templates.
 @lru_cache(maxsize=50_000)
 def read_panel(image: bytes) -> Panel:
-    """The panel of the tiny world that an image is nearest to."""
+    """Find the panel of the tiny world nearest to an image."""
     return ORACLE.nearest([open_image(image)])[0][0]
 
 
 def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = KEPT) -> int:
-    """How many of some attributes two panels share."""
+    """Count the attributes of `attend` that two panels share."""
     return sum(getattr(first, name) == getattr(second, name) for name in attend)

@@ -1,9 +1,8 @@
 """The database behind the page: SQLite in WAL mode, one server at a time.
 
-A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that come while others
+A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that arrive during a
 wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a
-lost answer, it is acknowledged again and counted once. The table `events` keeps everything that ever happened, undone
-answers too.
+lost answer, it is acknowledged again and counted once. The table `events` keeps every action, undone answers too.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SELECT e.instance FROM events e WHERE e.person = ? AND e.kind = 'undo' AND e.num
 
 
 class Person(NamedTuple):
-    """Who a token belongs to."""
+    """Owner of a token."""
 
     name: str
     is_admin: bool
@@ -57,13 +56,13 @@ class Person(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a person is shown next."""
+    """A person's next question."""
 
     instance: Instance
     slots: tuple[int, ...]
-    """The candidates as they are shown: in another order for each person, so that no position is favoured."""
+    """The candidates in a per-annotator order, so that no position is favoured."""
     previous: tuple[int, ...] | None = None
-    """After an undo: the slots as they were ranked."""
+    """The undone ranking, as slots."""
 
 
 class Store:
@@ -75,14 +74,15 @@ class Store:
             make_folder(path.parent)
             os.close(open_regular(path, os.O_RDWR))  # SQLite would make it for all to read, and follow a link
         self._db = folder.connect(path, read_only=True) if read_only else folder.connect(path, setup=SETUP)
-        # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
+        # Readers have their own connection: they see only committed data, and do not wait for the disk with writers.
         self._reader = self._db if read_only else folder.connect(path, check=False)
         # One connection serves many threads: no statement may fall into another thread's transaction.
-        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
         self._waiting: deque[None] = deque()
-        """An entry for each thread that has a change to make."""
+        """An entry for each thread with a change."""
         self._group: Future[None] = Future()
-        """Done once the changes that were made since the last COMMIT are on the disk."""
+        """Done once the changes since the last COMMIT are on the disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,10 +97,10 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """The block makes all its changes or none, and they are on the disk at its end.
+        """Make all changes of the block or none, on the disk at its end.
 
-        The last of the threads that wait to make changes commits for all: one wait for the disk took 8 of the 9 ms of a
-        ranking (DeWitt et al., 1984: group commit).
+        The last of the waiting threads commits for all: one wait for the disk took 8 of the 9 ms of a ranking (DeWitt
+        et al., 1984: group commit).
         """
         self._waiting.append(None)
         with self._writing:
@@ -109,7 +109,7 @@ class Store:
             try:
                 with _savepoint(self._db):
                     yield self._db
-            except sqlite3.Error as error:  # after some, SQLite has rolled back what others changed as well
+            except sqlite3.Error as error:  # SQLite may have rolled back other threads' changes as well
                 self._commit(error)
             finally:
                 if not self._waiting:
@@ -117,8 +117,9 @@ class Store:
         group.result()
 
     def _commit(self, error: sqlite3.Error | None = None) -> None:
-        """End the group: what its threads changed is on the disk, or all of them raise a RefusedError of status 507."""
-        group, self._group = self._group, Future()
+        """Commit the group's changes; if the disk fails, all its threads raise a RefusedError of status 507."""
+        group = self._group
+        self._group = Future()
         try:
             if error:
                 raise error
@@ -137,14 +138,14 @@ class Store:
             return self._reader.execute(sql, values).fetchall()
 
     def add_person(self, name: str, *, role: int = 0, days: float = 30) -> str:
-        """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored.
+        """Make a token for a person, new or present; a present person's old token ends. Only its hash is stored.
 
         Args:
-            role: 0 for who ranks, or ADMINISTRATOR or ADJUDICATOR; who is there already keeps theirs.
+            role: 0 for an annotator, or ADMINISTRATOR or ADJUDICATOR; a present person keeps the old role.
         """
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
             raise RefusedError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
-        # Only the hash stays: a copy of the database, which is part of the folder, signs nobody in.
+        # Only the hash is stored, since copies of the folder contain the database: they hold no valid token.
         token = secrets.token_urlsafe(24)
         with self._transaction() as db:
             db.execute(
@@ -155,11 +156,11 @@ class Store:
         return token
 
     def people(self, *, role: int = 0) -> list[str]:
-        """The annotators, or those who have another role."""
+        """List the annotators, or the people with another role."""
         return [name for (name,) in self._all("SELECT name FROM people WHERE is_admin = ? ORDER BY name", role)]
 
     def person_of(self, token: str) -> Person:
-        """Who a token belongs to. Raises RefusedError with status 401 if it is unknown or has expired."""
+        """Return a token's owner. Raises RefusedError with status 401 if it is unknown or has expired."""
         rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
         if not rows:
             raise RefusedError("this link is not known here; ask for a new one", status=401)
@@ -169,17 +170,17 @@ class Store:
         return Person(name, role == ADMINISTRATOR, expires, role == ADJUDICATOR)
 
     def sharing(self) -> Sharing:
-        """How the work was shared last; the defaults, for a new database."""
+        """Return the last sharing; the defaults for a new database."""
         rows = self._all("SELECT value FROM meta WHERE key = 'sharing'")
         with blamed_on(self.path):
             return typed(parse_json(rows[0][0]) if rows else {}, Sharing)
 
     def instances(self) -> list[Instance]:
-        """Everything that is to be ranked, control questions included, in the order in which it came."""
+        """List all questions, control questions included, in the order of their arrival."""
         return [stored_instance(content) for (content,) in self._all("SELECT content FROM instances ORDER BY rowid")]
 
     def answered(self) -> dict[str, set[str]]:
-        """Instance id → which annotators have answered it, skips included."""
+        """Map each answered instance's id to its annotators, skips included."""
         people: dict[str, set[str]] = {}
         sql = "SELECT b.person, b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = 0"
         for person, instance in self._all(sql):
@@ -187,24 +188,27 @@ class Store:
         return people
 
     def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
-        """Shares the instances out among the people; the same instances, people and sharing again change nothing."""
+        """Divide the instances among the people; repeating it with equal arguments has no effect."""
         # An answer that arrives between this plan and the transaction keeps its person: answers are read again there.
         plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('sharing', ?)", (json.dumps(asdict(sharing)),))
+
+            # Questions, which never change once they are stored.
             stored = dict(db.execute("SELECT id, content FROM instances"))
             for instance in instances:
                 content = json.dumps(asdict(instance), ensure_ascii=False)
                 if stored.get(instance.id, content) != content:
                     fault = f"instance {instance.id} is in {self.path} with other images"
-                    raise ValueError(f"{fault}; export what it holds and begin a new database")
+                    raise ValueError(f"{fault}; export its rankings and begin a new database")
                 row = (instance.id, public_key(instance.id), content, instance.is_control)
                 db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
+
+            # Assignments: first the answered instances in the order of their answers, which are never shown again
+            # unless undone; then the undone instances, the latest first; then the rest.
             for person, assigned in plan.items():
                 rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
-                # Answered ones stand first, in the order of their answers, and are never shown again unless undone;
-                # those that were undone come next, the last one first.
-                undone = [name for (name,) in db.execute(UNDONE, (person,)) if name in set(assigned)]
+                undone = [name for (name,) in db.execute(UNDONE, (person,)) if name in assigned]
                 ordered = dict.fromkeys([*(answered for (answered,) in rows), *undone, *assigned])
                 db.execute("DELETE FROM assignments WHERE person = ?", (person,))
                 db.executemany(
@@ -213,24 +217,24 @@ class Store:
                 )
 
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
-        """The first unanswered instances, none if all are answered. After an undo, the undone one is first."""
+        """List the first unanswered instances. After an undo, the undone instance is first."""
         sql = (
-            # By itself SQLite takes the primary key, and with it all that is answered.
+            # By default SQLite takes the primary key, and reads all answered instances with it.
             "SELECT i.content FROM assignments a INDEXED BY open_assignments JOIN instances i ON i.id = a.instance "
             "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?"
         )
         return [self.task(person, stored_instance(content)) for (content,) in self._all(sql, person, limit)]
 
     def open_assignments(self, person: str) -> list[tuple[str, int, bool]]:
-        """(instance, place, is it a control question) of everything that this person has not answered, by place."""
+        """List (instance, position, is it a control question) of this person's unanswered instances, by position."""
         sql = (
             "SELECT a.instance, a.place, i.is_control FROM assignments a JOIN instances i ON i.id = a.instance "
             "WHERE a.person = ? AND a.is_open ORDER BY a.place"
         )
-        return [(instance, place, bool(is_control)) for instance, place, is_control in self._all(sql, person)]
+        return [(instance, position, bool(is_control)) for instance, position, is_control in self._all(sql, person)]
 
     def task(self, person: str, instance: Instance) -> Task:
-        """An instance as this person is shown it."""
+        """Order an instance's candidates for this person."""
         slots = shown_order(person, instance)
         last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
         events = self._all(last, person, instance.id)
@@ -240,16 +244,16 @@ class Store:
         return Task(instance, slots, previous)
 
     def undone(self, person: str) -> list[str]:
-        """The instances whose answers this person took back and has not given again, the last one first."""
+        """List the instances whose answers this person took back and has not given again, the latest first."""
         return [name for (name,) in self._all(UNDONE, person)]
 
     def adjudicated(self) -> set[str]:
-        """The instances that an adjudicator has decided, or skipped."""
+        """Collect the instances that an adjudicator has decided, or skipped."""
         sql = "SELECT b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = ?"
         return {instance for (instance,) in self._all(sql, ADJUDICATOR)}
 
     def audit(self) -> list[dict[str, Any]]:
-        """Everything that anybody did, in its order; `order` names the candidates, best first."""
+        """List all events in their order; `order` names the candidates, best first."""
         sql = (
             "SELECT e.number, e.at, e.person, e.kind, e.instance, e.content, i.content FROM events e "
             "JOIN instances i ON i.id = e.instance ORDER BY e.number"
@@ -267,7 +271,7 @@ class Store:
         return rows
 
     def instance_for(self, person: Person, key: str, *, to_answer: bool = False) -> Instance:
-        """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance.
+        """Find the instance of a public key. Raises RefusedError with status 404 if this person has no such instance.
 
         An administrator sees all, and has none to answer; an adjudicator may answer all.
         """
@@ -284,10 +288,10 @@ class Store:
     def rank(
         self, person: Person, key: str, slots: Sequence[int], *, request: str, seconds: float | None = None
     ) -> None:
-        """Stores a ranking, and returns when it is on the disk.
+        """Store a ranking, and return when it is on the disk.
 
         Args:
-            slots: as they were shown, best first.
+            slots: slots on the page, best first.
             request: the client's own id of this submission; sent again, it counts once.
         """
         instance = self.instance_for(person, key, to_answer=True)
@@ -300,7 +304,7 @@ class Store:
         self._answer(person.name, kind=kind, instance=instance.id, content=ranking, request=request, seconds=seconds)
 
     def skip(self, person: Person, key: str, reason: str, *, request: str) -> None:
-        """Stores that this person cannot rank it, and why."""
+        """Store that this person cannot rank an instance, with the reason."""
         reason = reason.strip()
         if not reason or len(reason) > MAX_REASON:
             raise RefusedError(f"say why, in 1 to {MAX_REASON} characters")
@@ -327,7 +331,7 @@ class Store:
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
     def undo(self, person: Person, *, request: str) -> None:
-        """Takes this person's last answer back: it is the next task again."""
+        """Take this person's last answer back, so that its instance is the next task."""
         with self._transaction() as db:
             if _is_repeated(db, request, (person.name, "undo", None)):
                 return
@@ -339,30 +343,30 @@ class Store:
             db.execute("DELETE FROM answers WHERE person = ? AND instance = ?", (person.name, instance))
             lowest = "SELECT COALESCE(MIN(place), 0) FROM assignments WHERE person = ?"  # an adjudicator has none
             first = db.execute(lowest, (person.name,)).fetchone()[0]
-            # The undone instance comes before everything unanswered. Answered ones are never shown, so any place before
-            # all of them will do.
+            # The undone instance comes before all unanswered instances. Answered instances are never shown, so any
+            # position before all of them will do.
             moved = "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?"
             db.execute(moved, (first - 1, person.name, instance))
             _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
 
     def progress(self, person: str) -> dict[str, int]:
-        """How many instances a person has, has ranked and has skipped."""
+        """Count a person's instances: all, ranked and skipped."""
         (total,) = self._all("SELECT COUNT(*) FROM assignments WHERE person = ?", person)[0]
         ranked, skipped = self._all("SELECT COUNT(ranking), COUNT(skipped) FROM answers WHERE person = ?", person)[0]
         return {"total": total, "ranked": ranked, "skipped": skipped}
 
     def answers(self, *, controls: bool = False) -> list[Answer]:
-        """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+        """List every current ranking, best first; with `controls`, the rankings of control questions only."""
         with self._reading:
             return stored_answers(self._reader, controls=controls)
 
     def skips(self) -> list[dict[str, str]]:
-        """Who skipped what, and why."""
+        """List the skips with their reasons."""
         rows = self._all("SELECT person, instance, skipped FROM answers WHERE skipped IS NOT NULL ORDER BY at")
         return [{"annotator": person, "instance": instance, "reason": reason} for person, instance, reason in rows]
 
     def controls_passed(self) -> dict[str, tuple[int, int]]:
-        """person → (control questions passed, answered): passed if every order in `must` holds."""
+        """Count (passed, answered) control questions by person; passed if every order in `must` holds."""
         sql = (
             "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
             "WHERE b.ranking IS NOT NULL AND i.is_control"
@@ -376,27 +380,29 @@ class Store:
         return counts
 
     def median_seconds(self, person: str) -> float | None:
-        """The median time of a ranking, as the page measured it."""
+        """Compute the median time of a ranking, as measured by the page."""
         sql = "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds"
         rows = self._all(sql, person)
-        # The median, because a page that is left open over lunch would move the mean.
-        return float(rows[len(rows) // 2][0]) if rows else None
+        # The median, because a page left open over lunch would move the mean.
+        if rows:
+            return float(rows[len(rows) // 2][0])
+        return None
 
     def version(self) -> int:
-        """Grows with every event: a summary of an older version is stale."""
+        """Return the number of events: a summary of an older version is stale."""
         return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
 
 
 @contextmanager
 def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
-    """Begin a transaction if none is open; if the block raises, its own changes are taken back."""
+    """Begin a transaction if none is open, and roll the block's own changes back if it raises."""
     if not db.in_transaction:
         # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
         db.execute("BEGIN IMMEDIATE")
     db.execute("SAVEPOINT change")
     try:
         yield
-    # An interrupt too: else half a change would go to the disk with the others'.
+    # An interrupt too: else half a change would be committed with other threads' changes.
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK TO change")
@@ -408,7 +414,7 @@ def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def only_server(database: Path, *, url: str) -> Iterator[None]:
-    """Holds the database for one server. Raises ValueError that names the other server, if one holds it."""
+    """Lock the database for one server. Raises ValueError with the name of another server with the lock."""
     try:
         with sole_holder(database.with_name(database.name + ".server"), note=f"process {os.getpid()} at {url}"):
             yield
@@ -417,7 +423,7 @@ def only_server(database: Path, *, url: str) -> Iterator[None]:
 
 
 def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
-    """The candidates in this person's order: the same at every visit, another for everyone."""
+    """Shuffle the candidates in a stable per-annotator order."""
     order = list(range(len(instance.candidates)))
     # From the names, not from the database: a restored copy shows the same order.
     random.Random(f"{person}\n{instance.id}").shuffle(order)
@@ -429,12 +435,12 @@ def sha256(text: str) -> str:
 
 
 def public_key(instance: str) -> str:
-    """What people's browsers see instead of the id, which would tell control questions from others."""
+    """Hash an id for browsers: the id itself would reveal control questions."""
     return sha256(instance)[:20]
 
 
 def _is_repeated(db: sqlite3.Connection, request: str, change: tuple[str, str, str | None]) -> bool:
-    """Whether this very request was carried out before; its id must not be that of another (person, kind, instance)."""
+    """Whether this request was carried out before; RefusedError if its id has another (person, kind, instance)."""
     if not 8 <= len(request) <= 64:
         raise RefusedError(f"a request id has 8 to 64 characters, this has {len(request)}")
     row = db.execute("SELECT person, kind, instance FROM events WHERE request = ?", (request,)).fetchone()
