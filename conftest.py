@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -32,3 +33,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, line in report.user_properties:
             if name == "measured":
                 terminalreporter.write_line(line)
+
+
+def pytest_configure() -> None:
+    """Keeps the collector of garbage off while modules are imported and cases are made."""
+    gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Takes what was imported out of every later look for garbage: it stays to the end, and there is much of it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

@@ -57,6 +57,7 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")  # of PEFT, while it writes the good files
 def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def test_each_distinct_latent_passes_once(
     assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "steps", "suffix", "latents"),
     [

@@ -101,7 +101,9 @@ def test_a_denoising_step_waits_for_nothing(policy: FluxPolicy, cache: Condition
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", list(POLICIES))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "qwen_edit" else pytest.mark.slow) for kind in POLICIES]
+)
 def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
     policy: Any = POLICIES.named(kind).over(POLICIES.named(kind).twin(vocabulary()))
     sigmas = policy.sigmas(3, SIZE)

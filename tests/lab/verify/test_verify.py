@@ -351,7 +351,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ("suffix", "two labels") else pytest.mark.slow) for kind in KINDS]
+)
 def test_an_epoch_comes_out_again_and_no_judge_is_asked(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -650,7 +652,7 @@ def test_the_command_computes_an_evaluation_again(run: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 3])
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_stopped_in_an_evaluation_has_the_ledger_of_one_that_was_not(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

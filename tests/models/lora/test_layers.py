@@ -308,7 +308,7 @@ def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     [
         pytest.param(torch.float32, False, marks=pytest.mark.slow),
         (torch.float32, True),
-        (torch.bfloat16, False),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
     ],
 )
