@@ -308,6 +308,7 @@ def breaking(prompts, images):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
     flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"

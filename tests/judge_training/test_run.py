@@ -445,6 +445,7 @@ def test_what_is_trained(model: Any) -> None:
         trained("tuning.targets=[qkv]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
     """In either spelling: before transformers 4.52 keys had no `language_model`."""

@@ -285,6 +285,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     assert split in absences[0].remedy
 
 
+@pytest.mark.slow
 def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
     """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
     sets, edits = (
