@@ -57,6 +57,7 @@ def test_a_run_that_would_run_is_fine(tiny: list[str]) -> None:
         assert part in shown
 
 
+@pytest.mark.slow
 def test_absent_weights_and_a_silent_judge_are_errors(tiny: list[str], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
