@@ -1,8 +1,9 @@
 """What holds for every test."""
 
+import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -32,3 +33,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, line in report.user_properties:
             if name == "measured":
                 terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects without looking for garbage, and leaves what was imported out of every later look.
+
+    It stays to the end, and there is so much of it that a look takes about a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -205,6 +205,7 @@ def test_a_card_s_memory_grows_in_place(environment: dict[str, str], expected: s
     assert done.stdout.strip() == expected
 
 
+@pytest.mark.slow
 def test_no_loop_imports_fsdp() -> None:
     """It takes a second of each start, and two processes or more alone need it."""
     code = (

@@ -57,6 +57,7 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")  # of PEFT, while it writes the good files
 def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) -> None:
@@ -76,7 +77,13 @@ def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
         assert tally.kinds["missing"]
 
 
-@pytest.mark.parametrize("name", [target.name for target in size_files.targets()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(target.name, marks=pytest.mark.slow if target.name in ("size/yaml", "size/jsonl") else [])
+        for target in size_files.targets()
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_large_file_is_fine_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here of half a megabyte: the attack's have up to 64."""
@@ -88,7 +95,7 @@ def test_a_large_file_is_fine_or_refused(name: str, tmp_path: Path, monkeypatch:
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
 
 
-QUICK = ("report", "split", "export", "score", "benchmark", "annotate", "history", "taste")
+QUICK = ("split", "score", "annotate", "history", "taste")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,13 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(POLICIES))
+FAST = {"flux", "klein"}
+"""One of each family of names: Kontext has FLUX's transformer, and Qwen-Image no form that the two lack."""
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in POLICIES]
+)
 def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     torch.manual_seed(0)
     source = source_image(tmp_path_factory.mktemp("sources") / "source.png", height=48, width=48)

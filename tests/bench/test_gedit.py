@@ -152,6 +152,7 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path:
     assert row["reasons"] == ["It is so.", "It is so."]
 
 
+@pytest.mark.slow
 def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     arguments = (gedit_folder, "--images", edits, "--judge-model", "rater", "--out", tmp_path / "run", "--limit", 4)
     with Rater(refuses="Answer with one JSON").running() as rater:

@@ -71,6 +71,7 @@ def by_hand(folder: Path, images: Path, judge: LocalJudge) -> dict[str, Any]:
     return {"consistency": cases, "alignment": {name: float(np.mean(values)) for name, values in aligned.items()}}
 
 
+@pytest.mark.slow
 def test_generated_judged_and_averaged(t2is_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     arguments = (
         t2is_folder, "--model", "tiny", "--steps", 2, "--size", "64x64", "--out", tmp_path / "run",

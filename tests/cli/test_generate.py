@@ -112,6 +112,7 @@ def test_sets_with_scores_page_and_json(tmp_path):
     assert Path(made[0]["file"]).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_record_and_a_storyboard(records, tmp_path):
     result = run("--record", f"{records}:0001", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -146,6 +147,7 @@ def test_a_sentence_makes_a_set_and_shows_its_panels(tmp_path):
     assert "2. a red round hero with a crown at night, jumping by a boat" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_sentence_without_a_list_is_named_and_own_panels_win(no_weights):
     words = ("Generate four images of the same dentist in scrubs", "--model", "some/model", "--dry-run", "--json")
     written = run(*words)

@@ -76,6 +76,7 @@ def test_two_images(judge_folder: Path, judge: LocalJudge, images: list[Path]) -
     assert document["note"] == ""
 
 
+@pytest.mark.slow
 def test_weights_that_stay_in_main_memory_score_the_same(judge_folder: Path, url: str, images: list[Path]) -> None:
     def scores(*flags: object) -> list[float]:
         result = run(*images, "--json", *flags)

@@ -46,6 +46,15 @@ ROLES = pytest.mark.parametrize(
     ],
 )
 """Each kind with what it generates: some do both."""
+FAST = ("flux-set", "qwen_edit-edit")
+FEW_ROLES = pytest.mark.parametrize(
+    ROLES.args[0],
+    [
+        pytest.param(*role.values, id=role.id, marks=[] if role.id in FAST else pytest.mark.slow)
+        for role in ROLES.args[1]
+    ],
+)
+"""The same, of which the fast tests have a set and an edit alone, of two families."""
 AREA = Size(96, 96)
 STEPS = 3
 
@@ -140,7 +149,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
     check_latents(policy, job.prompt, AREA)
 
 
-@ROLES
+@FEW_ROLES
 def test_it_keeps_the_contract(kind: str, job: Job) -> None:
     """Images of its pipeline, two prompts of unequal length in one batch, a text that is cut."""
     shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
@@ -211,14 +220,14 @@ def nothing_idle(policy: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "edits", "change", "said"),
     [
-        ("flux", False, unscaled, "image differs from the pipeline's"),
+        pytest.param("flux", False, unscaled, "image differs from the pipeline's", marks=pytest.mark.slow),
         ("qwen_edit", True, unscaled, "image differs from the pipeline's"),
-        ("flux", False, negated, "image differs from the pipeline's"),
-        ("qwen_edit", True, negated, "image differs from the pipeline's"),
+        pytest.param("flux", False, negated, "image differs from the pipeline's", marks=pytest.mark.slow),
+        pytest.param("qwen_edit", True, negated, "image differs from the pipeline's", marks=pytest.mark.slow),
         ("qwen_edit", True, turned_masks, "alone; at most"),
         ("qwen_edit", True, without_norm, "from the pipeline's latents"),
         ("flux", False, of_any_length, "from the pipeline's latents"),
-        ("flux", False, thousandfold, "from the pipeline's latents"),
+        pytest.param("flux", False, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
         ("qwen_edit", True, thousandfold, "from the pipeline's latents"),
         ("qwen_edit", True, nothing_idle, "no image depends on transformer_blocks"),
     ],
@@ -270,7 +279,7 @@ def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) ->
     assert Size(image.height, image.width) == job.size
 
 
-@ROLES
+@FEW_ROLES
 def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path) -> None:
     """By its folder alone; with an adapter it generates something else, and without it what it did before."""
     folder, adapter = tmp_path / "checkpoint", tmp_path / "adapter"
@@ -289,7 +298,7 @@ def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path
 # --- adapters --------------------------------------------------------------------------------------------------
 
 
-@ROLES
+@FEW_ROLES
 def test_an_adapter_comes_back_as_it_was_saved(kind: str, job: Job, tmp_path: Path) -> None:
     base, fresh = job.velocity(), copy.deepcopy(job.policy.transformer)
     _save_drawn_adapter(job.policy, tmp_path)
@@ -300,7 +309,7 @@ def test_an_adapter_comes_back_as_it_was_saved(kind: str, job: Job, tmp_path: Pa
     torch.testing.assert_close(job.velocity(), trained, rtol=0, atol=1e-5)
 
 
-@ROLES
+@FEW_ROLES
 def test_every_target_of_an_adapter_matters(kind: str, job: Job) -> None:
     targets = job.policy.lora_targets
     add_lora(job.policy.transformer, rank=2, alpha=4, targets=targets)
@@ -371,7 +380,7 @@ def _overrides(kind: str, job: Job, folder: Path) -> list[str]:
     ]
 
 
-@ROLES
+@FEW_ROLES
 def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, tmp_path: Path) -> None:
     def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
         return [np.asarray(image)[..., 0].mean() / 255 for image in images]
@@ -387,7 +396,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     assert any(value.any() for name, value in state.items() if ".lora_B." in name), "nothing was trained"
 
 
-@ROLES
+@FEW_ROLES
 def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
     run = [
         *_overrides(kind, job, tmp_path),

@@ -65,6 +65,7 @@ def test_what_are_not_two_orders_is_refused(predicted: tuple[int, ...], true: tu
         rank_agreement(predicted, true)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)
     hits = 0

@@ -60,6 +60,7 @@ def test_sharegpt_holds_every_pair_and_its_images(ranked):
         assert [open_image(ranked / "export" / name).size for name in row["images"]] == [(32, 32)] * 2
 
 
+@pytest.mark.slow
 def test_export_twice_is_the_same(ranked):
     export(ranked, shares=SHARES)
     before = {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()}
@@ -294,6 +295,7 @@ def published(ranked, kind):
     return ranked / {"sharegpt": "export", "consistency_rank": "export/benchmark"}[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sharegpt", "consistency_rank"])
 def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
     source, other = published(ranked, kind), tmp_path / "other"

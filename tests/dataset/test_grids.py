@@ -209,6 +209,7 @@ def test_a_policy_generates(folder):
     assert pixels(folder) == tuned
 
 
+@pytest.mark.slow
 def test_every_kind_of_policy_generates(tmp_path):
     """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
     from edit_twins import edit, qwen_pipeline, source_image

@@ -235,6 +235,7 @@ def test_an_edit_is_ranked_by_all_its_sources(tmp_path):
     assert [one.score for one in lowest] == pytest.approx([0, 127 / 255])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
     [

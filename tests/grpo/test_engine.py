@@ -101,11 +101,11 @@ class Work:
         pytest.param(["objective.name=grpo_guard"], (4, 2, 0), marks=pytest.mark.slow),
         pytest.param(["objective.name=diffusion_nft"], (4, 2, 2), marks=pytest.mark.slow),
         pytest.param(["objective.name=awm"], (4, 2, 0), marks=pytest.mark.slow),
-        (["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2)),
+        pytest.param(["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2), marks=pytest.mark.slow),
         pytest.param(["objective.kl_weight=0.1"], (4, 2, 2), marks=pytest.mark.slow),
         (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
         pytest.param(["objective.inner_epochs=2"], (4, 4, 0), marks=pytest.mark.slow),
-        (["sampling.window.kind=random"], (4, 1, 0)),
+        pytest.param(["sampling.window.kind=random"], (4, 1, 0), marks=pytest.mark.slow),
     ],
 )
 def test_the_work_of_an_epoch(
@@ -147,6 +147,7 @@ def test_a_shared_start_is_computed_once_per_group_across_batches(
     assert count["trained"] == count["backward"] == 2
 
 
+@pytest.mark.slow
 def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.old = None
@@ -172,7 +173,7 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) ->
     assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.transformer).items())
 
 
-@pytest.mark.parametrize(("sizes", "images"), [(True, 2 + 2 + 2), (False, 2 + 1)])
+@pytest.mark.parametrize(("sizes", "images"), [pytest.param(True, 2 + 2 + 2, marks=pytest.mark.slow), (False, 2 + 1)])
 def test_the_trained_adapter_is_scored_beside_its_average(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
 ) -> None:
@@ -307,6 +308,7 @@ def breaking(prompts, images):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
     flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"

@@ -106,8 +106,8 @@ WHERE = {
         pytest.param("first batch", "true", marks=pytest.mark.slow),
         ("later batch", "true"),
         pytest.param("evaluation", "true", marks=pytest.mark.slow),
-        ("first evaluation", "true"),
-        ("later batch", "false"),
+        pytest.param("first evaluation", "true", marks=pytest.mark.slow),
+        pytest.param("later batch", "false", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_that_hangs_ends_the_run_saved(

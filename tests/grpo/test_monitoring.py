@@ -76,6 +76,7 @@ def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
         assert not any(name.startswith("alarm") for name in line)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):

@@ -58,6 +58,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
     assert (out / "adapter" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path) -> None:
     """Without the key the config's sizes hold; with it only for the record that says none."""
     prompts = character_prompts("train", 3)

@@ -239,6 +239,7 @@ def resumed(
     return drawn
 
 
+@pytest.mark.slow
 def test_a_reward_service_is_waited_for_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, questions = undisturbed(tmp_path / "whole", make=http_reward)
     server, run = LeavingServer("refused", after="evaluation-000000.jsonl"), tmp_path / "run"
@@ -261,6 +262,7 @@ def stopped(run: Path, url: str, server: LeavingServer) -> None:
     server.come_back()
 
 
+@pytest.mark.slow
 def test_an_evaluation_asks_only_the_missing_questions_too(tmp_path: Path, whole: Whole) -> None:
     expected, questions = whole
     server, run = LeavingServer("503", after="epoch-000002.png"), tmp_path / "run"
@@ -318,7 +320,9 @@ def test_a_second_outage_loses_nothing_either(tmp_path: Path, whole: Whole) -> N
         ("a byte", "update-00001.safetensors is damaged: it is not what was written"),
         pytest.param("a file", "update-00001.safetensors is missing", marks=pytest.mark.slow),
         pytest.param("the mark", "pending.json", marks=pytest.mark.slow),
-        ("another checkpoint", "is not of the checkpoint that the run goes on from"),
+        pytest.param(
+            "another checkpoint", "is not of the checkpoint that the run goes on from", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_does_not_fit_is_sampled_again_with_a_note(
@@ -343,6 +347,7 @@ def test_what_does_not_fit_is_sampled_again_with_a_note(
     assert [r.getMessage() for r in caplog.records if note in r.getMessage() and "sampled and judged again" in r.msg]
 
 
+@pytest.mark.slow
 def test_another_config_does_not_take_what_was_sampled_with_the_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,6 +377,7 @@ def test_a_full_disk_costs_the_images_and_not_the_state(
     assert content(run) == whole[0]
 
 
+@pytest.mark.slow
 def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:
     server = LeavingServer("500")
     with server.serving(tmp_path / "run") as url, pytest.raises(ValueError, match=r"advantages.max_missing is 20%"):
@@ -379,6 +385,7 @@ def test_a_judge_that_answers_wrongly_is_no_outage(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "pending").exists()
 
 
+@pytest.mark.slow
 def test_only_a_run_that_was_answered_before_is_to_be_started_again(tmp_path: Path) -> None:
     """A new run with a wrong address ends with exit code 1: it would fail for ever."""
     server, run = LeavingServer("refused"), tmp_path / "run"

@@ -54,6 +54,7 @@ def test_one_epoch_through_the_command(small: list[str]) -> None:
         assert (out / made).exists(), made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> None:
     first = train_policy(tiny_run([*small, f"out={tmp_path / 'first'}"]))
@@ -107,6 +108,7 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     assert held == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
     """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""

@@ -207,6 +207,7 @@ def test_each_distinct_latent_passes_once(
     assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "steps", "suffix", "latents"),
     [
@@ -232,6 +233,7 @@ def test_a_suffix_costs_what_it_computes(
     assert sum(computed) == latents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [Suffix(steps=1), Suffix(steps=2, solver="ab2")])
 def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Suffix) -> None:
     full, cache = SAMPLER.model_copy(update={"sde_steps": (0, 1), "tree": SHARED}), ConditioningCache(policy)

@@ -79,8 +79,8 @@ def test_a_full_suffix_is_not_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["sampling.suffix.steps=6"],
-        ["sampling.suffix.steps=6", "sampling.tree.seeds=1", "sampling.batch=4"],
+        pytest.param(["sampling.suffix.steps=6"], marks=pytest.mark.slow),
+        pytest.param(["sampling.suffix.steps=6", "sampling.tree.seeds=1", "sampling.batch=4"], marks=pytest.mark.slow),
         ["sampling.suffix.steps=5", "sampling.sde_steps=[0,2]", "sampling.tree={seeds: 2, branches: [1, 2]}"],
         ["sampling.suffix.steps=8", "objective.name=diffusion_nft"],
     ],

@@ -231,6 +231,7 @@ def test_under_a_cosine_a_resumed_run_keeps_its_length(tmp_path: Path) -> None:
         trainer(run, cosine, "epochs=1", "max_steps=3", resume=True)
 
 
+@pytest.mark.slow
 def test_another_judge_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     other.mkdir()

@@ -213,6 +213,7 @@ def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
 # --- the dry run and the doctor --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
     absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
     asked = plan_policy(tiny_run(absent))
@@ -223,6 +224,7 @@ def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
     assert (idle.absences, idle.warnings) == ((), ())
 
 
+@pytest.mark.slow
 def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
     measures = (
         "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"

@@ -56,7 +56,9 @@ def grid_questions(images: list[Image.Image]) -> list[Question]:
 # --- P(Yes) ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[] if family == "qwen2_5_vl" else pytest.mark.slow) for family in FAMILIES]
+)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-10), pytest.param(torch.float32, 1e-6, marks=pytest.mark.slow)]
 )

@@ -83,6 +83,7 @@ def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) 
     assert liar.chats == []
 
 
+@pytest.mark.slow
 def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) -> None:
     draws, asked = Draws([*BEHAVIOURS, "reset"], seed=0, honest=0.4), questions(300)
     with asking([misbehaving(draws) for _ in range(2)], timeout=60, retries=1, concurrency=8) as judge:

@@ -191,6 +191,7 @@ def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     return seen.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "micro"), [(4, 1), pytest.param(6, 2, marks=pytest.mark.slow)])
 def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
     """4×1 is one batch of 4, and 3×2 one of 6."""
@@ -313,6 +314,7 @@ def test_a_folder_that_is_no_checkpoint_of_the_run_is_left_alone(run: Any) -> No
         JudgeTrainer(config, resume=True)
 
 
+@pytest.mark.slow
 def test_a_card_in_the_adapters_folder_outlives_a_training(run: Any) -> None:
     config = run("max_steps=1")
     card = config.out / "adapter" / "README.md"
@@ -326,6 +328,7 @@ def test_a_card_in_the_adapters_folder_outlives_a_training(run: Any) -> None:
     assert not list(config.out.glob(".adapter*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config, written = run("save_every=2", "epochs=1"), peft_model.safe_save_file
 
@@ -355,6 +358,7 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     assert summary["after"]["step"] == 1
 
 
+@pytest.mark.slow
 def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
     config = run("merge=true", "max_steps=2", "optimizer.warmup=0", "optimizer.lr=0.1")
     JudgeTrainer(config).train()
@@ -408,6 +412,7 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
         assert [line[name] for line in other] == pytest.approx([line[name] for line in one], rel=1e-4), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [pytest.param("label", marks=pytest.mark.slow), "token"])
 def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=3", "optimizer.lr=3e-3", "optimizer.batch=6")
@@ -440,6 +445,7 @@ def test_what_is_trained(model: Any) -> None:
         trained("tuning.targets=[qkv]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
     """In either spelling: before transformers 4.52 keys had no `language_model`."""
@@ -478,6 +484,7 @@ def test_a_damaged_image_is_found_before_weights_load(run: Any, data: Path) -> N
         load_data(run(f"data.train=['{source}']"))
 
 
+@pytest.mark.slow
 def test_all_weights_can_be_trained(run: Any) -> None:
     config = run("tuning.method=full", "max_steps=1")
     JudgeTrainer(config).train()
@@ -532,6 +539,7 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
         load(JudgeConfig, None, [override])
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_training_does(run: Any) -> None:
     config = run("epochs=1.5", "optimizer.batch=5")
     plan = plan_reward(config)

@@ -57,6 +57,7 @@ def test_a_run_that_would_run_is_fine(tiny: list[str]) -> None:
         assert part in shown
 
 
+@pytest.mark.slow
 def test_absent_weights_and_a_silent_judge_are_errors(tiny: list[str], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,6 +89,7 @@ def test_a_reward_without_its_data_is_an_error_and_the_judge_is_asked_all_the_sa
     assert [topic for topic, _ in found(result, "fine")][-1] == "judge"
 
 
+@pytest.mark.slow
 def test_a_reward_that_fails_on_an_image_is_an_error(tiny: list[str], tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def broken(prompts, images):\n    raise RuntimeError('no such thing')\n")
@@ -102,6 +104,7 @@ def no_judgement(handler: Handler, number: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_judge_that_does_not_judge_deserves_a_look(tiny: list[str]) -> None:
     with FakeServer(behave=no_judgement).running() as server:
         named = ("judge.backend=http", f"judge.checkpoint={server.url}", "judge.model=judge")

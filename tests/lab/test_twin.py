@@ -16,10 +16,11 @@ from pacorl.models.policies import POLICIES
 from pacorl.models.twins import random_weight
 from pacorl.types import Question, Size
 
-KINDS = ["flux", "kontext", "qwen_edit", "klein"]
+SLOW = ["flux", "kontext", "qwen_edit"]
+FEW_KINDS = pytest.mark.parametrize("kind", ["klein", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@FEW_KINDS
 def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
     spec, folder = POLICIES[kind], tmp_path / kind
     twin.write_generator(spec, folder, width="tiny", depth=1)
@@ -42,7 +43,7 @@ def test_a_judges_twin_answers(tmp_path: Path) -> None:
     assert 0 < verdict.p_yes < 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@FEW_KINDS
 def test_published_configs_are_written_whole(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes alone: the weights of one block of each model would be gigabytes."""
     weights: dict[str, int] = {}

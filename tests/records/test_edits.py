@@ -91,6 +91,7 @@ def test_the_world_s_edits_change_one_attribute_of_the_split_s_own_characters() 
         assert all(getattr(edit.after, name) == getattr(edit.before, name) for name in {*VALUES} - {edit.attribute})
 
 
+@pytest.mark.slow
 def test_written_edits_come_back_and_are_graded(tmp_path: Path, oracle: Oracle) -> None:
     edits = character_edits("test", 8)
     prompts = load_prompts(write_edits(tmp_path, edits, name="test", pixels=64))

@@ -150,6 +150,7 @@ def check(overrides: list[str], *, stop_after: int = 0) -> None:
 QUICK = settings(max_examples=DRAWN, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @QUICK
 @given(configs())
 def test_drawn_settings_equal_plain_loops(overrides: list[str]) -> None:

@@ -85,9 +85,17 @@ def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolic
 
 
 @pytest.mark.parametrize(
-    "name", [NONE, *(pytest.param(n, marks=[needs_nf4] if n == "nf4" else []) for n in QUANTIZERS)]
+    ("name", "gradients"),
+    [
+        (NONE, True),
+        pytest.param(NONE, False, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, gradients, marks=[pytest.mark.slow, *([needs_nf4] if name == "nf4" else [])])
+            for name in QUANTIZERS
+            for gradients in (False, True)
+        ),
+    ],
 )
-@pytest.mark.parametrize("gradients", [False, True])
 def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradients: bool) -> None:
     quantize_model(policy.transformer, name, device="cpu")
     graphs = CompileCounter()

@@ -111,6 +111,7 @@ def penalised(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> Local
     return local_judge
 
 
+@pytest.mark.slow
 def test_reasons_have_the_checkpoints_repetition_penalty_here_and_there(
     url: str, local_judge: LocalJudge, request: pytest.FixtureRequest
 ) -> None:

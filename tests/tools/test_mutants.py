@@ -59,6 +59,7 @@ def test_names_are_told_apart(tmp_path: Path) -> None:
         read_mutants(tmp_path / "mutants.yaml")
 
 
+@pytest.mark.slow
 def test_it_says_which_test_sees_which_bug(tmp_path: Path) -> None:
     """A package of two functions, one of whose tests sees less than it should."""
     for name, text in FILES.items():

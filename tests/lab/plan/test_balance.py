@@ -49,6 +49,7 @@ def test_the_balance_follows_the_questions_and_the_forwards() -> None:
     assert node.judge_tflop == alone.judge_tflop
 
 
+@pytest.mark.slow
 def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
     for world in (1, 6):
         several = balance(world=world)
@@ -77,6 +78,7 @@ def dry_run(*flags: str) -> dict[str, float]:
     return dict(json.loads(result.stdout))
 
 
+@pytest.mark.slow
 def test_generating_counts_the_judge_of_the_best() -> None:
     alone, judged = dry_run(), dry_run("--best-of", "4")
     components = {row["component"]: row for row in judged["rows"]}  # type: ignore[attr-defined]

@@ -57,6 +57,7 @@ def test_seven_processes_of_flux_share_what_they_load() -> None:
     assert 22 + 7 < document["host_gib"] <= 40
 
 
+@pytest.mark.slow
 def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     small = ["model.checkpoint=tiny", "model.dtype=float32", "model.max_sequence_length=48", "judge.checkpoint=tiny"]
     small += ["prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}", "rewards=[{name: consistency}]"]

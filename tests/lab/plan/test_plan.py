@@ -132,6 +132,7 @@ def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: 
     assert planned == pytest.approx(measured_peak(run), rel=0.2)
 
 
+@pytest.mark.slow
 def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoints: Path) -> None:
     config = tiny_run(checkpoints, "model.gradient_checkpointing=auto")
     peaks = {
@@ -284,6 +285,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     assert split in absences[0].remedy
 
 
+@pytest.mark.slow
 def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
     """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
     sets, edits = (
@@ -445,6 +447,7 @@ def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -
         )
 
 
+@pytest.mark.slow
 def test_training_and_generating_list_the_same_models(checkpoints: Path) -> None:
     config = tiny_run(checkpoints, "memory=low")
     trained = {row.component: row for row in plan_policy(config).rows if row.parameters}
@@ -484,6 +487,7 @@ def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Pa
         plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
 
 
+@pytest.mark.slow
 def test_the_plan_trains_nodes(tmp_path: Path) -> None:
     """The dry run's memory and forwards are the tree's."""
 
@@ -563,6 +567,7 @@ def test_a_verdict_points_to_the_notes_above() -> None:
     assert sources.verdict((), notes=2) == "verdict: all that it needs is here; mind the 2 notes above"
 
 
+@pytest.mark.slow
 def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
     components_of = {row.component: row for row in plan_policy(tiny_run(checkpoints)).rows}
     policy = FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)

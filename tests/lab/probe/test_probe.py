@@ -77,6 +77,7 @@ def test_candidates_share_prompts_and_starts(toy: Config) -> None:
     assert np.ptp(pairs[:, 0]) > 0.02  # and starts are not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["{}", "{solver: ab2, steps: 2, check_every: 0}"])
 def test_the_cost_of_an_epoch_is_what_a_run_makes(toy: Config, suffix: str) -> None:
     """Forwards and questions are those of an epoch of training."""

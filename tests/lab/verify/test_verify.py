@@ -304,6 +304,7 @@ def test_equal_runs_write_equal_records_and_other_seeds_others(run: Path, tmp_pa
         assert not set(mine["hashes"].values()) & set(own["hashes"].values())
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_checkpoint_is_recorded_anew(run: Path) -> None:
     before = epochs_of(run)
     with (run / "ledger.jsonl").open("a") as file:
@@ -351,7 +352,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "two labels" else pytest.mark.slow) for kind in KINDS]
+)
 def test_an_epoch_comes_out_again_and_no_judge_is_asked(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,6 +461,7 @@ def test_another_environment_is_named(run: Path) -> None:
     assert "epoch 2 equal bits; although torch was 1.0 and is" in result.output
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_gone_is_named_with_those_that_are_here(tmp_path: Path) -> None:
     run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "epochs=5", "keep_checkpoints=2", "best_by=''"))
     with pytest.raises(ValueError, match=r"epoch 3 is made again from the checkpoint after epoch 2, .*may be 1, 5$"):
@@ -479,6 +483,7 @@ def test_an_epoch_is_made_again_with_the_config_that_it_had(run: Path) -> None:
         recompute(run, 3)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_another_run(run: Path, tmp_path: Path) -> None:
     other = toy_config(tmp_path / "other", *SETTINGS, "epochs=4")
     train_policy(other, resume=run / "checkpoints" / "step-000004")
@@ -488,6 +493,7 @@ def test_a_run_that_goes_on_from_another_run(run: Path, tmp_path: Path) -> None:
     assert epochs_of(other.out)[0]["hashes"] == theirs["hashes"], "its chain begins there"
 
 
+@pytest.mark.slow
 def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_policy(toy_config(tmp_path / "whole", *SETTINGS))
     trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS))
@@ -628,6 +634,7 @@ def test_an_evaluation_s_files_are_checked_before_it_is_computed(run: Path) -> N
         recompute(run, 3, "evaluation")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_cannot_be_computed_again(tmp_path: Path) -> None:
     run = train_policy(
         toy_config(tmp_path / "run", *SETTINGS, "keep_checkpoints=1", "evaluation.every=1", "best_by=''")
@@ -650,7 +657,7 @@ def test_the_command_computes_an_evaluation_again(run: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 3])
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_stopped_in_an_evaluation_has_the_ledger_of_one_that_was_not(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

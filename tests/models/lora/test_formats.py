@@ -122,6 +122,7 @@ def test_ranks_and_alphas_of_single_modules_are_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(changes(again), changes(lora), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["lora_unet_single_blocks_3_linear1", "diffusion_model.single_blocks.3.linear1"])
 def test_a_single_block_of_flux_is_split_at_its_width(tmp_path: Path, prefix: str) -> None:
     """Its q, k, v and MLP are one matrix of 3 · 3072 + 12288 rows with one A."""

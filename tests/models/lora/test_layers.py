@@ -113,6 +113,7 @@ def test_the_adapter_is_cast_once_per_step(flux16: FluxPolicy) -> None:
     assert refresh_copies(flux16.transformer) == 2 * sum(v.numel() for v in adapter_state(flux16.transformer).values())
 
 
+@pytest.mark.slow
 def test_what_changes_the_adapter_changes_the_next_forward(flux16: FluxPolicy) -> None:
     cache, transformer = ConditioningCache(flux16), flux16.transformer
     learning = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
@@ -146,6 +147,7 @@ def test_a_step_that_writes_past_the_count_of_versions_is_seen(flux16: FluxPolic
     assert not torch.equal(velocity(flux16, cache), start)
 
 
+@pytest.mark.slow
 def test_gradients_are_as_good_as_those_of_an_adapter_in_fp32(flux16: FluxPolicy) -> None:
     """Against a base of the same values that computes in fp32 throughout (2509: .028 for PEFT's own fp32 adapter)."""
     cache = ConditioningCache(flux16)
@@ -308,7 +310,7 @@ def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     [
         pytest.param(torch.float32, False, marks=pytest.mark.slow),
         (torch.float32, True),
-        (torch.bfloat16, False),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, True, marks=pytest.mark.slow),
     ],
 )

@@ -15,7 +15,14 @@ PROMPTS = character_prompts("dev", 3)
 
 
 @pytest.mark.parametrize(
-    ("steps", "size"), [(20, Size(64, 64)), (4, Size(64, 64)), (4, Size(64, 96)), (8, Size(128, 128))], ids=str
+    ("steps", "size"),
+    [
+        pytest.param(20, Size(64, 64), marks=pytest.mark.slow),
+        (4, Size(64, 64)),
+        (4, Size(64, 96)),
+        pytest.param(8, Size(128, 128), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("batch", [1, 3])
 def test_without_noise_the_loop_is_the_pipeline(flux: FluxPolicy, steps: int, size: Size, batch: int) -> None:

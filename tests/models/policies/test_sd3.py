@@ -29,7 +29,9 @@ def over(pipeline: Any, **options: Any) -> PipelinePolicy:
 
 
 @pytest.mark.parametrize(("scale", "negative"), [(1.0, ""), (4.5, ""), (4.5, "a red hat")])
-@pytest.mark.parametrize(("steps", "size"), [(4, Size(64, 96)), (10, Size(32, 32))], ids=str)
+@pytest.mark.parametrize(
+    ("steps", "size"), [(4, Size(64, 96)), pytest.param(10, Size(32, 32), marks=pytest.mark.slow)], ids=str
+)
 def test_without_noise_the_loop_is_the_pipeline(
     pipeline: Any, scale: float, negative: str, steps: int, size: Size
 ) -> None:

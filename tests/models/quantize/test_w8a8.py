@@ -86,6 +86,7 @@ def test_other_forms_have_no_int8_products() -> None:
     assert not Int8Products(transformer).layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["low", "lowest"])
 def test_a_run_samples_other_images_and_has_a_ratio_of_exactly_1(memory: str, tmp_path: Path) -> None:
     lines = {}

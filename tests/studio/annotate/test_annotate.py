@@ -781,6 +781,7 @@ def test_a_majority_settles_a_question():
     assert not disagrees(rankings[:1])
 
 
+@pytest.mark.slow
 def test_control_questions_keep_their_turns(tmp_path):
     rows = instances(20)
     controls = [replace(one, id=f"c-{one.id}", must=((0, 1),)) for one in rows[:5]]
