@@ -1,4 +1,4 @@
-"""The section of a config that selects a reward."""
+"""Config section of a reward."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class RewardConfig(Section):
 
     @property
     def key(self) -> str:
-        """What it is called in tables and logs."""
+        """Name in tables and logs."""
         return self.label or self.name.rpartition(":")[2]

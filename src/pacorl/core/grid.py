@@ -42,14 +42,14 @@ def panel_texts(prompt: str) -> tuple[str, ...]:
 
 
 def panel_tags(grid: Grid) -> list[str]:
-    """`[TOP]-[LEFT]` and so on for 2×2, as released; `[1]-[2]` (row, column) for others."""
+    """`[TOP]-[LEFT]` and so on for 2×2, as released; `[1]-[2]` (row, column) for other grids."""
     if grid == Grid(2, 2):
-        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
+        return ["[TOP]-[LEFT]", "[TOP]-[RIGHT]", "[BOTTOM]-[LEFT]", "[BOTTOM]-[RIGHT]"]
     return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
 
 
 def shared_text(prompt: str) -> str:
-    """What a T2IS prompt says before its first panel tag."""
+    """Return the part of a T2IS prompt before its first panel tag."""
     first = PANEL_TAG.search(prompt)
     return (prompt if first is None else prompt[: first.start() + 1]).strip()
 

@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
+MONITOR = "monitor/"
+HELD_OUT = "held_out/"
+ALARM = "alarm/"
+SECONDS = "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}

@@ -1,7 +1,7 @@
 """Every question that a judge is ever asked: one home for training, scoring and benchmarks.
 
-The wording, its grammar included, is what the released judge was trained on (arXiv 2512.04784 and its code);
-a judge is sensitive to it, so change nothing here without retraining.
+The wording, including its grammar, is from the released judge's training data (arXiv 2512.04784 and its code);
+a judge is sensitive to it, so do not change it without retraining.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def same_theme(theme: str) -> str:
 
 
 def consistent() -> str:
-    """Two images, nothing known about them (ConsistencyRank's default question)."""
+    """Ask about two images without context (ConsistencyRank's default question)."""
     return (
         "Do the two images maintain consistency in terms of style, logic and identity? "
         'Answer "Yes" and "No" first, and then provide detailed reasons.'

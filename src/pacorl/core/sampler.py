@@ -24,14 +24,14 @@ from pacorl.types import Size
 SdeType = Annotated[str, AfterValidator(lambda name: SDE_TYPES.named(name).name)]
 """A key of `SDE_TYPES`."""
 Steps = Annotated[int, Field(gt=0, le=1000)]
-"""Denoising steps: diffusers' schedulers of these models tell 1,000 noise levels apart."""
+"""Denoising steps: diffusers' schedulers of these models have 1,000 noise levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The tree of a group. A node of level ℓ is where the ℓ-th stochastic step begins; level K holds the samples.
 
-    A node is named by the global row of the first sample below it, so that its draws depend on nothing else.
+    A node's number is the global row of the first sample below it, and determines its draws.
     """
 
     seeds: int
@@ -50,7 +50,7 @@ class Tree:
         return math.prod(self.branches[level:])
 
     def nodes_of_batch(self, batch: int, level: int) -> int:
-        """Nodes of a level that pass the transformer together: no more than a batch of samples descends from."""
+        """Batch size in nodes of a level: at most the number above one batch of samples."""
         return max(1, batch // self.leaves(level))
 
     def node_of(self, row: int, level: int) -> int:
@@ -116,7 +116,7 @@ class Suffix(Section):
     solver: Annotated[str, AfterValidator(lambda name: SOLVERS.named(name).name)] = "euler"
     """A key of `core.solvers.SOLVERS`."""
     steps: Positive | None = None
-    """Steps to the image, evenly chosen of the remaining ones; all of them unless it is given."""
+    """Steps to the image, evenly chosen from the remaining steps; by default all."""
     check_every: int = Field(10, ge=0)
     """Epochs between checks, the first epoch's among them: one group is also finished by all steps, and its advantages
     are compared; 0 for none."""
@@ -151,7 +151,7 @@ class Suffix(Section):
 
     @property
     def says(self) -> str:
-        """What it departs by from the sampler's own steps, as a config says it."""
+        """Describe the difference from the full suffix in the config's terms."""
         departures = {"solver": self.solver, "steps": self.steps}
         defaults = Suffix()
         return ", ".join(f"{name} {value}" for name, value in departures.items() if value != getattr(defaults, name))
@@ -180,9 +180,9 @@ class Sampler(SamplingSteps):
     """
 
     size: Size
-    """As the config says it; `Policy.size_of` makes it a prompt's."""
+    """Size in the config; `Policy.size_of` derives a prompt's size."""
     tree: Tree = Tree(seeds=1)
-    """Of each group; its branches are those of `stochastic_steps`."""
+    """Tree of each group, with one branching per stochastic step."""
     stochastic: bool = True
     """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
     keeps_means: bool = False

@@ -25,7 +25,7 @@ class Selection(Section):
     def _drops_something(self) -> Selection:
         if self.above_mean is not None and not self.min_std:
             raise ValueError(
-                f"above_mean {self.above_mean:g} says nothing without min_std; set min_std, or leave it out"
+                f"above_mean {self.above_mean:g} has no effect without min_std; set min_std, or leave it out"
             )
         return self
 
@@ -38,7 +38,7 @@ def drop_alike_groups(
     Args:
         values: the epoch's advantages.
         table: the rewards that they are of.
-        selection: says which groups are alike.
+        selection: thresholds of alike groups.
         weights: one per reward, in the table's order.
 
     Returns:
@@ -46,7 +46,8 @@ def drop_alike_groups(
     """
     if not selection.min_std:
         return values
-    used_B, group_B = values.used_B, table.group_B
+    used_B = values.used_B
+    group_B = table.group_B
     score_B = table.score_RB.new_tensor(weights) @ table.score_RB.nan_to_num()
     mean_B = group_mean(score_B, used_B, group_B)
     variance_B = group_mean((score_B - mean_B) ** 2, used_B, group_B)

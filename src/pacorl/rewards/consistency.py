@@ -40,7 +40,7 @@ class JudgedReward:
         self.last_error = ""
 
     def questions(self, prompt: Prompt) -> int:
-        """How many the judge is asked about an image of the prompt."""
+        """Count the judge's questions about an image of the prompt."""
         raise NotImplementedError
 
     def _mean(self, verdicts: Sequence[Verdict]) -> float | None:
@@ -69,7 +69,8 @@ class Consistency(JudgedReward):
         self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme", statistic: Statistic = "mean"
     ) -> None:
         super().__init__(judge, temperature)
-        self.ask, self.statistic = ask, statistic
+        self.ask = ask
+        self.statistic = statistic
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs(self.name, prompts)
@@ -126,7 +127,7 @@ class PanelMatch(JudgedReward):
         return prompt.grid.count
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        # One call for all panels: the judge shares what its questions have in common, and fills its batches.
+        # One call for all panels: the judge shares common prefixes and fills its batches.
         answers = pairwise.ask(
             self.judge,
             {

@@ -25,7 +25,9 @@ class DreamSim:
     def __init__(
         self, variant: str = "ensemble", cache: str = "~/.cache/dreamsim", device: str | torch.device = "cpu"
     ) -> None:
-        self.variant, self.cache, self.device = variant, cache, str(device)
+        self.variant = variant
+        self.cache = cache
+        self.device = str(device)
         self._loaded: tuple[Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any]:

@@ -2,8 +2,8 @@
 
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
 base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
-one per image. A network that fails and an answer that is no JSON are tried again; what still fails is missing, never 0.
-In a training a service that nobody answers at is retried for `outage` seconds, as a judge over HTTP is.
+one per image. Network failures and invalid JSON are retried; scores that still fail are missing, not 0.
+In training an unreachable service is retried for `outage` seconds, like a judge over HTTP.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ class HttpScorer:
                 raise ValueError(f"rewards.http.args.{name} must be above 0, got {value}")
         if not outage >= 0:
             raise ValueError(f"rewards.http.args.outage must be 0 or above, got {outage}")
-        self.key_env, self.outage = key_env, outage
-        self.batch, self.concurrency, self.timeout, self.tries = batch, concurrency, timeout, tries
+        self.key_env = key_env
+        self.outage = outage
+        self.batch = batch
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.tries = tries
         self.last_error = ""
         self.answers: Answers | None = None
         """Scores that are kept; None if none are."""
@@ -78,7 +82,8 @@ class HttpScorer:
         return blocking(self._all_scores(prompts, images))
 
     async def _all_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        free, key = asyncio.Semaphore(self.concurrency), key_from(self.key_env)
+        free = asyncio.Semaphore(self.concurrency)
+        key = key_from(self.key_env)
 
         async def scores(batch: slice) -> list[float | None]:
             async with free:
@@ -123,7 +128,7 @@ class HttpScorer:
 
 
 def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
-    """What a request says of one image."""
+    """Encode one image and its prompt for the request."""
     return {
         "prompt": {
             "id": prompt.id,

@@ -29,7 +29,7 @@ from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
 UNRANKED = 0.5
-"""The score of an image that nobody is asked about: the middle of a group."""
+"""Score of an unranked image: the middle of a group."""
 
 
 class HumanRanking:
@@ -70,7 +70,8 @@ class HumanRanking:
             says that the round is complete.
         """
         if self._is_complete:
-            self._round, self._is_complete = [], False
+            self._round = []
+        self._is_complete = False
         positions: list[tuple[_Group, int]] = []
         for prompt, image in zip(prompts, images, strict=True):
             if not self._round or self._round[-1].prompt != prompt:
@@ -132,7 +133,7 @@ def asked_groups(folder: Path) -> list[str]:
 
 
 def read_group(folder: Path, name: str) -> dict[str, Any]:
-    """What a group shows: its prompt, theme, panels, grid, and how many images."""
+    """Read a group: its prompt, theme, panels, grid, and how many images."""
     return read_object(folder / safe_name(name) / "group.json")
 
 
@@ -165,13 +166,13 @@ def check_ranks(ranks: Any) -> list[int]:
 
 def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
     """(#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image alone."""
-    others = len(ranks) - 1
-    if not others:
+    rest = len(ranks) - 1
+    if not rest:
         return [UNRANKED]
-    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / others for rank in ranks]
+    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / rest for rank in ranks]
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and forget what an earlier process asked: nobody waits for it any more."""
+    """Create the folder, and clear the pending groups of an earlier process."""
     make_folder(folder)
     (folder / "asked.json").unlink(missing_ok=True)

@@ -32,11 +32,12 @@ class Ocr:
     """
 
     def __init__(self, engine: Literal["auto", "rapidocr", "tesseract"] = "auto", language: str = "eng") -> None:
-        self.engine, self.language = engine, language
+        self.engine = engine
+        self.language = language
         self._reader: Reader | None = None
 
     def load(self) -> Reader:
-        """What reads. Raises RewardError if none of the engines is installed."""
+        """Open the text reader. Raises RewardError if none of the engines is installed."""
         if self._reader is None:
             self._reader = open_reader(self.engine, language=self.language)
         return self._reader
@@ -64,7 +65,7 @@ class Ocr:
 
 
 def quoted(text: str) -> list[str]:
-    """What stands between quotation marks, as long as it has a letter or digit."""
+    """Find the texts in quotation marks that contain a letter or digit."""
     quotations = ["".join(groups) for groups in QUOTED.findall(text)]
     return [words for words in quotations if _plain(words)]
 
@@ -88,7 +89,7 @@ def edits_to_substring(target: str, text: str) -> int:
 
 
 def open_reader(engine: Literal["auto", "rapidocr", "tesseract"], *, language: str = "eng") -> Reader:
-    """A reader by one engine; "auto" takes the first that is there. Raises RewardError with what to install."""
+    """Open one engine; "auto" selects the first installed. Raises RewardError with the packages to install."""
     reasons = []
     for name, opened in (("rapidocr", _rapidocr), ("tesseract", _tesseract)):
         if engine in ("auto", name):

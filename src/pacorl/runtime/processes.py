@@ -54,7 +54,7 @@ class LostRankError(RuntimeError):
 
 
 class SharedFault(Exception):
-    """Some rank raised `fault`, and every rank knows."""
+    """Fault of any rank, raised on all ranks."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(fault)
@@ -63,14 +63,14 @@ class SharedFault(Exception):
 
 @contextmanager
 def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
-    """Within the block a connection that another rank's end has cut is one line that says so, and which rank it was.
+    """Replace the backend's error by one line naming the rank that died.
 
     Args:
         rank: this process's.
         processes: of all ranks.
 
     Raises:
-        LostRankError: for what gloo or NCCL say of it, which names their own files and addresses.
+        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
 
 
 def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
-    """The ranks that have ended, as far as this process can see, or between which ones it cannot tell."""
+    """Describe the ranks that have ended, or the candidates on other machines."""
     here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
     deadline = time.monotonic() + ENDING
     while not (ended := [other for other in here if not is_running(processes[other].number)]):
@@ -98,7 +98,7 @@ def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
     if elsewhere:
         one_of = "one of " if len(elsewhere) > 1 else ""
         return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
-    return "its connection to the others, whose processes all run"
+    return "its connection to the other ranks, whose processes all run"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -109,7 +109,7 @@ class Runtime:
     """What a loop needs of the machine, whatever the number of processes.
 
     Raises:
-        ValueError: if the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
+        ValueError: if the launcher's mode cannot train adapters (FSDP 1, ZeRO-3).
     """
 
     def __init__(self, *, patience: float = 0.0) -> None:
@@ -180,7 +180,7 @@ class Runtime:
         return list(gather_object([value]))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
-        """The main process acts; what it returns or raises reaches every rank, so that none waits for ever."""
+        """Call `act` on the main process, and return or raise its outcome on every rank."""
         if self.world == 1:
             return act()
         outcome: tuple[Any, Exception | None] = (None, None)
@@ -189,7 +189,7 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
-        self.position.meetings += 1  # not before: the others wait for what the main process does
+        self.position.meetings += 1  # after the call, for which the other ranks wait
         returned, failure = broadcast_object_list([outcome])[0]
         if failure is not None:
             raise failure
@@ -207,7 +207,7 @@ class Runtime:
         return numbered
 
     def rounds(self, batches: int) -> int:
-        """How many of so many batches the busiest rank gets."""
+        """Compute the largest number of batches per rank."""
         return math.ceil(batches / self.world)
 
     # --- training ----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Runtime:
             engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
-            # Training changes no buffers, and evaluation's last round may be uneven: a forward must wait for nobody.
+            # Training changes no buffers, and evaluation's last round may be uneven: no collective in a forward.
             model.forward_sync_buffers = False
         return model, stepper
 
@@ -248,7 +248,7 @@ class Runtime:
             self.accelerator.backward(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
-        """Clip, step and forget the gradients; nothing is stepped, on all ranks alike, if their norm is not finite.
+        """Clip the gradients, step and clear them; skip the step on all ranks if their norm is not finite.
 
         Returns:
             The norm before clipping.
@@ -267,14 +267,14 @@ class Runtime:
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether any rank was told to stop, as far as this one knows."""
+        """Whether a stop signal of any rank has reached this rank."""
         return self._told_to_stop_at is not None or (self._watch is not None and self._watch.told)
 
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         self.position.advance()
         self.position.meetings += 1
-        # A launcher's signal reaches ranks at different batches: one that left alone would hang the others' next one.
+        # A launcher's signal reaches ranks at different batches: a rank that left alone would hang the next collective.
         flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
@@ -289,24 +289,24 @@ class Runtime:
     def signals(
         self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills.
+        """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
 
         A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
         process with exit code 75. All ranks enter.
 
         Args:
-            save: saves the last finished state without the main thread, and returns what it has done.
-            release: closes what must not outlive the process.
+            save: saves the last finished state without the main thread, and returns a message.
+            release: closes child processes and locks.
         """
 
-        def tell(number: int, frame: FrameType | None) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
             if self._told_to_stop_at is None:
                 self._told_to_stop_at = time.monotonic()
             elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
                 raise KeyboardInterrupt
 
         with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
-            before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+            before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
             try:
                 yield
             finally:

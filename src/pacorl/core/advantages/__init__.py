@@ -1,4 +1,4 @@
-"""Rewards → advantages: how each sample compares with the others of its prompt (arXiv 2512.04784, §3.3).
+"""Advantages from rewards: each sample compared within its group (arXiv 2512.04784, §3.3).
 
 Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
 
@@ -25,7 +25,7 @@ from pacorl.types import Advantages, RewardTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-# One sample is its own mean: a group with fewer judged ones has nothing to compare.
+# One sample equals its mean: a comparison needs two.
 MIN_VALID = 2
 # A group with a smaller standard deviation is logged as one of equal rewards.
 ZERO_STD = 1e-4
@@ -38,7 +38,7 @@ FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
 
 
 class Floor(Section):
-    """What keeps the division by a standard deviation from magnifying differences that mean nothing."""
+    """Lower bound of the standard deviation in the normalisation, against magnified noise."""
 
     form: Literal["none", "max", "add"] = "none"
     """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
@@ -50,7 +50,8 @@ class Floor(Section):
     @classmethod
     def _value_of_the_form(cls, section: Any) -> Any:
         # As a text: a file may have a list there, which no table can be asked for.
-        if isinstance(section, dict) and (form := str(section.get("form"))) in FLOOR_VALUES:
+        form = str(section.get("form")) if isinstance(section, dict) else ""
+        if form in FLOOR_VALUES:
             return {"value": FLOOR_VALUES[form], **section}
         return section
 
@@ -67,7 +68,7 @@ class Floor(Section):
             return std_B.clamp(min=self.value)
         if self.form == "add":
             return std_B + self.value
-        # Infinity for a std that is rounding: Eq. 2 alone would blow it up to advantages of ±1.
+        # Infinity if the std is rounding error: Eq. 2 would scale it to advantages of ±1.
         return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
 
 
@@ -95,7 +96,7 @@ class AggregateOptions(Section):
 
 
 class GroupedOptions(AggregateOptions):
-    """The settings of an aggregate that leaves the choice of the standard deviation to the user."""
+    """Settings of aggregates with a choice of the standard deviation."""
 
     std: Literal["group", "global"] = "group"
     """What the standard deviation of Eq. 2 is taken over."""
@@ -107,7 +108,7 @@ class GroupedOptions(AggregateOptions):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an aggregate sees: scores in which missing ones are 0, and which samples to read."""
+    """Input of an aggregate: scores with 0 for missing entries, and the valid samples."""
 
     score_RB: Tensor
     valid_B: Tensor
@@ -179,7 +180,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
     }
     if not valid_B.any():
         return stats
-    scores, group_B = table.score_RB[:, valid_B], table.group_B[valid_B]
+    scores = table.score_RB[:, valid_B]
+    group_B = table.group_B[valid_B]
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
@@ -189,8 +191,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
         }
     stats["advantage/zero_std_groups"] = zero_std_share(combined_B[valid_B], group_B)
     stats["advantage/group_std"] = float(group_std(combined_B[valid_B], group_B).mean())
-    first, *others = zip(table.names, scores.mean(1).tolist(), strict=True)
-    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in others if mean}
+    first, *further = zip(table.names, scores.mean(1).tolist(), strict=True)
+    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in further if mean}
     # The paper plots one ratio, that of its two rewards: the first by the second.
     return stats | ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
 
@@ -206,7 +208,7 @@ def normalize_groups(
     std: Literal["group", "global"] = "group",
     floor: Floor = NO_FLOOR,
 ) -> Tensor:
-    """(r̂ − mean of its group) / std under its floor, over judged samples; 0 for the others (Eq. 2, right)."""
+    """Compute (r̂ − group mean) / std with its floor over valid samples; 0 for invalid samples (Eq. 2, right)."""
     weight_B = valid_B.double()
     count_B = group_sum(weight_B, group_B).clamp(min=1)
     centred_B = (score_B - group_mean(score_B, valid_B, group_B)) * weight_B

@@ -1,9 +1,9 @@
-"""The objectives that a policy is trained by, each in its own file, and what they are given.
+"""Training objectives of a policy, each in its own file, and their inputs.
 
 An objective is one function from a batch to (loss, metrics), after the equation of its paper. A metric may stay a
 tensor of one number: all of an update are read together, so that no batch waits for the card. It sees either the path
 that a sample took, one stochastic step at a time (`Step`), or the sample's endpoint alone (`Endpoint`). Losses are
-means over the batch; samples that must not be trained on weigh nothing.
+means over the batch; excluded samples have weight 0.
 
 To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Loss = tuple[Tensor, dict[str, Metric]]
 
 RATIO_DEVIATION = "ratio_deviation"
-"""The metric of objectives that clip a ratio: how far it lies from 1 at most. It is logged per step."""
+"""Metric of objectives with a clipped ratio: its largest distance from 1, logged per step."""
 
 
 class ObjectiveOptions(Section):
@@ -73,7 +73,7 @@ class Step:
     noise_weight: float
     """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
-    """0 for a sample that must not be trained on."""
+    """Advantage; 0 for excluded samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Endpoint:
     advantage_clip: float
     """The largest size of an advantage (advantages.clip)."""
     used_B: Tensor
-    """False for a sample that must not be trained on."""
+    """False for excluded samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveSpec:
-    """An objective: its options, its loss and what the loss needs."""
+    """An objective: its options, its loss and the loss's inputs."""
 
     options: type[ObjectiveOptions]
     loss: Callable[[Any, Any], Loss]

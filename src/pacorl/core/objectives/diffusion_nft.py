@@ -1,4 +1,4 @@
-"""DiffusionNFT: flow matching towards good endpoints and away from bad ones."""
+"""DiffusionNFT: flow matching towards good endpoints and away from bad endpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DiffusionNft(ObjectiveOptions):
 
     name: Literal["diffusion_nft"] = "diffusion_nft"
     beta: float = Field(0.1, gt=0)
-    """How far the implicit good and bad policies lie from the one that sampled."""
+    """Distance of the implicit good and bad policies from the sampling policy."""
 
 
 def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
@@ -33,7 +33,8 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
     A_max·[r·‖x̂0⁺ − x0‖²/w⁺ + (1−r)·‖x̂0⁻ − x0‖²/w⁻]/β, where w± is the mean |x̂0± − x0| of the sample, detached.
     Norms are means over dimensions.
     """
-    beta, limit = options.beta, end.advantage_clip
+    beta = options.beta
+    limit = end.advantage_clip
     good_B = 0.5 + 0.5 * end.advantage_B.clamp(-limit, limit) / limit
     towards = beta * end.velocity_BNC + (1 - beta) * end.old_velocity_BNC
     away = (1 + beta) * end.old_velocity_BNC - beta * end.velocity_BNC
