@@ -15,8 +15,8 @@ CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>")
 def text_fault(text: str) -> str:
     """Why a text cannot be asked or answered, because it would end its own turn of the conversation; empty if it can.
 
-    One rule for a judge in this process, for all servers and for what a judge learns: some take such a token as it is
-    spelled and some as what it does, and the same question would have several answers.
+    One rule for in-process judges, all servers and training data: some servers treat such a token as it is
+    spelled, some as a control, so that one question would have several answers.
     """
     token = CONTROL_TOKEN.search(text)
     return f"a text may not hold the control token {token[0]}; take it out" if token else ""

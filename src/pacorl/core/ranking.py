@@ -1,9 +1,9 @@
-"""How far a ranking agrees with people's: ConsistencyRank's measures, and bootstrap intervals of any mean.
+"""Agreement of a ranking with people's: ConsistencyRank's metrics, and bootstrap intervals of any mean.
 
-An *order* lists candidates (by index) best first, as `argsort` gives it. A candidate's *rank* is its place in the
+An *order* lists candidates (by index) best first, as `argsort` gives it. A candidate's *rank* is its position in the
 order. The released evaluation correlates two orders as if they were ranks; over the 576 pairs of orders of four
-candidates its τ differs from the rank correlation in 296 and its ρ in 328. Both are given here, under names that tell
-them apart.
+candidates its τ differs from the rank correlation in 296 and its ρ in 328. Both are provided under different
+names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How samples are drawn: the one declaration of the settings that a config, the rollout and the update share.
+"""Sampler settings shared by the config, the rollout and the update.
 
 The samples of a prompt are the leaves of a tree. `seeds` initial noises are followed without noise to the first
 stochastic step; there each latent, a *node*, gets `branches[0]` children, each child gets `branches[1]` at the second
@@ -54,15 +54,18 @@ class Tree:
         return max(1, batch // self.leaves(level))
 
     def node_of(self, row: int, level: int) -> int:
-        """The node of a level above the sample of a global row."""
+        """Find the node of a level above the sample of a global row."""
         return row - row % self.leaves(level)
 
     def nodes(self, rows: Sequence[int]) -> list[list[int]]:
-        """The node of each level above the samples of some rows: [level][row]."""
-        return [[self.node_of(row, level) for row in rows] for level in range(len(self.branches) + 1)]
+        """Find the node of each level above the samples of some rows: [level][row]."""
+        levels = []
+        for level in range(len(self.branches) + 1):
+            levels.append([self.node_of(row, level) for row in rows])
+        return levels
 
     def noise_of(self, child: int, level: int) -> tuple[int, float]:
-        """Whose noise a child of a node of `level` takes, and with which sign.
+        """Find the noise and its sign for a child of a node of `level`.
 
         Returns:
             The node that names the draw, and 1 or −1.
@@ -146,7 +149,7 @@ class Suffix(Section):
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps are the sampler's own."""
+        """Whether the suffix has all steps of the sampler."""
         return self == Suffix(check_every=self.check_every)
 
     @property
@@ -173,7 +176,7 @@ class SamplingSteps(Section):
 
 
 class Sampler(SamplingSteps):
-    """How the samples of one epoch, or images without noise, are drawn.
+    """Sampler of one epoch, or of images without noise.
 
     Example:
         Sampler(size=Size(1024, 1024), steps=20)

@@ -1,4 +1,4 @@
-"""What an epoch draws: its seeds, its learning rate, and which sampling steps are stochastic, and trained.
+"""Schedule of an epoch: its seeds, its learning rate, and its stochastic, trained sampling steps.
 
 Each is a function of an epoch's or a step's number, so that a resumed run needs no state for it. One window serves all
 groups and processes: windows that differ between the samples of a group would make their rewards differ for that reason

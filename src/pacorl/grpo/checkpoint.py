@@ -65,7 +65,7 @@ STATE = (
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 """Config sections of the judges of the rewards and of the held-out rewards."""
 ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
-"""Keys of a judge that affect its requests, not its answers."""
+"""Keys that affect a judge's requests, not its answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model")
 """Keys of a judge's location, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
@@ -622,7 +622,7 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
-    """Delete checkpoints except the newest `keep` and the `best`; also later ones than `newest`, after a step back."""
+    """Delete checkpoints except the newest `keep` and the `best`; also steps above `newest`, after a step back."""
     past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path not in past[-keep:] and path != best:

@@ -307,7 +307,10 @@ def _finite(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequen
 
 
 def _rows_of(columns: Mapping[str, Sequence[float | None]], count: int) -> list[dict[str, float | None]]:
-    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+    rows = []
+    for row in range(count):
+        rows.append({name: column[row] for name, column in columns.items()})
+    return rows
 
 
 def _mean_of_each(columns: Mapping[str, Sequence[float | None]]) -> dict[str, float]:

@@ -141,7 +141,7 @@ class Scorer:
         return "; ".join(reasons)
 
     def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
-        """Start scoring a rollout, and return a function that waits for the scores."""
+        """Start scoring a rollout, and return the function to wait for its scores."""
         reward = self.rewards[name]
         if isinstance(reward, Deferred):
             return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))

@@ -1,4 +1,4 @@
-"""PaCo-Reward as a reward, by what a judge is asked.
+"""PaCo-Reward as a reward: questions to a judge.
 
 Do the panels of a set belong together, does each show its own text, is it a grid at all? Of an edit: is all kept that
 should stay, and was the instruction followed?
@@ -24,7 +24,7 @@ from pacorl.types import Prompt, Question, Verdict
 
 
 class JudgedReward:
-    """What every reward that asks a judge has.
+    """Base class of rewards with a judge.
 
     `temperature` divides the logit of each P(Yes) before the mean: above 1 it keeps differences if a judge is sure,
     1 is the paper's.
@@ -114,8 +114,8 @@ class Consistency(JudgedReward):
 class PanelMatch(JudgedReward):
     """Mean P(Yes) that a panel shows its own text: prompt fidelity, asked of the same judge.
 
-    The released code rewards CLIP's text–image cosine here (`panel_clip_text`); a judge sees what a small CLIP does
-    not, and one model serves both. Without such a reward, consistency alone is won by showing nothing four times.
+    The released code rewards CLIP's text–image cosine here (`panel_clip_text`). A judge is more precise than a small
+    CLIP, and one model serves both rewards. With consistency alone, four blank panels would have the best score.
     """
 
     name = "panel_match"
@@ -164,8 +164,8 @@ class GridLayout(JudgedReward):
 class EditConsistency(JudgedReward):
     """√(P(kept)·P(followed)) of a source and its edit: 2 questions per image (arXiv 2512.04784, §3.3).
 
-    The geometric mean is EditReward-Bench's overall score: a copy of the source follows nothing, a new image keeps
-    nothing, and neither is worth much.
+    The geometric mean is EditReward-Bench's overall score: it is low for a copy of the source, which ignores the
+    instruction, and for a new image, which preserves no content.
     """
 
     name = "edit_consistency"

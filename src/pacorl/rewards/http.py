@@ -68,7 +68,7 @@ class HttpScorer:
             raise RewardError(f"reward 'http': the environment variable {self.key_env} is not set")
 
     def keep_answers(self, answers: Answers) -> None:
-        """From now on keep each score, take those that are known, and retry for up to `outage` seconds.
+        """Record each score, reuse recorded scores, and retry for up to `outage` seconds.
 
         A call then raises UnreachableError if the service does not answer for longer.
         """
@@ -139,7 +139,7 @@ def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
             "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
         },
         "image": base64.b64encode(png_bytes(image.convert("RGB"))).decode(),
-        # As they are on the disk, at their own size: what the service compares them with is its own choice.
+        # As stored, at their original size: the service chooses the size of comparison.
         "sources": [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources],
     }
 

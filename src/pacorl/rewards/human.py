@@ -3,10 +3,10 @@
     FOLDER/asked.json                the groups of the present round, in order
     FOLDER/000012-3f…/group.json     the prompt and the number of images, written last
     FOLDER/000012-3f…/0.png …        the images of the group's samples
-    FOLDER/000012-3f…/ranks.json     one rank per image: 1 is the best, and equal ones share it
+    FOLDER/000012-3f…/ranks.json     one rank per image: 1 is the best, and equal images share it
 
-`pacorl studio` shows them. All is on the disk: a run that was stopped samples its round again, finds the same images,
-and nobody is asked twice. The policy does not change while a round is ranked, so the rankings are always of the policy
+`pacorl studio` shows them. All state is on disk: a resumed run samples its round again, finds the same images,
+and repeats no question. The policy does not change while a round is ranked, so the rankings are always of the policy
 that learns from them.
 """
 
@@ -41,7 +41,7 @@ class HumanRanking:
     def __init__(self, folder: str) -> None:
         """
         Args:
-            folder: where groups and rankings lie; one run's.
+            folder: folder of the groups and rankings of one run.
         """
         self.folder = Path(folder)
         self._round: list[_Group] = []
@@ -50,7 +50,8 @@ class HumanRanking:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises RewardError if the run has several processes: each would see a part of a group."""
-        if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1:
             raise RewardError(
                 f"human_ranking shows whole groups to one person, and this run has {world} processes; launch one"
             )
@@ -62,7 +63,7 @@ class HumanRanking:
         """Lay samples out for the person; a group is shown as soon as its last image is here.
 
         Args:
-            prompts: one per image; those of a group stand together, also over several calls.
+            prompts: one per image; a group's images are adjacent, also over several calls.
             images: as they were sampled.
 
         Returns:
@@ -109,7 +110,7 @@ class _Group:
 
 
 def _lay_out(folder: Path, group: _Group) -> str:
-    """Write a group's images, unless they lie there from before the run was stopped; returns the folder's name."""
+    """Write a group's images, unless the stopped run has written them, and return the folder's name."""
     content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
     mark = content.hexdigest()[:16]
     if earlier := next(folder.glob(f"*-{mark}/group.json"), None):

@@ -23,11 +23,10 @@ Reader = Callable[["Image"], str]
 
 
 class Ocr:
-    """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one;
-    the others are not read.
+    """Legibility of quoted texts: 1 − edits/length per text, mean over the panels with a quotation.
 
-    `edits` is the least number of letters to insert, delete or change so that the wanted text stands somewhere in
-    what is read; case, spaces and punctuation do not count, nor does other text beside it. `language` is Tesseract's;
+    `edits` is the least number of letters to insert, delete or change so that the expected text occurs in the
+    recognised text. Case, spaces, punctuation and other text are ignored. `language` is Tesseract's;
     RapidOCR's models read Chinese and English.
     """
 

@@ -116,7 +116,8 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
         number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
         masked = masked and not isinstance(value, bool | str)
     except (TypeError, ValueError, OverflowError):
-        number, masked = math.nan, False  # no number at all is a bug of the reward's, whoever counts
+        number = math.nan
+        masked = False  # a bug of the reward
     if math.isfinite(number):
         return number
     if masked:

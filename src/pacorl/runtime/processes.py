@@ -106,7 +106,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 class Runtime:
-    """What a loop needs of the machine, whatever the number of processes.
+    """Processes and device of a training loop, for every launcher.
 
     Raises:
         ValueError: if the launcher's mode cannot train adapters (FSDP 1, ZeRO-3).
@@ -158,7 +158,7 @@ class Runtime:
     # --- among processes ---------------------------------------------------------------------------------------
 
     def gather_rows(self, act: Callable[[], Mapping[int, Any]]) -> dict[int, Any]:
-        """Every rank acts; global row → value from every rank, on every rank, in the order of rows.
+        """Call `act` on every rank, and gather global row → value in the order of rows.
 
         Raises:
             SharedFault: on every rank, if any of them raised something, so that none waits for ever.
@@ -170,12 +170,15 @@ class Runtime:
         except Exception as error:  # raised below, on every rank
             fault = error if self.world == 1 else _portable(error)
         outcomes = self.gather((rows, fault))
-        if fault := next((fault for _, fault in outcomes if fault is not None), None):
-            raise SharedFault(fault)
-        return dict(sorted(row for rows, _ in outcomes for row in rows.items()))
+        gathered: dict[int, Any] = {}
+        for rows_of_rank, fault_of_rank in outcomes:
+            if fault_of_rank is not None:
+                raise SharedFault(fault_of_rank)
+            gathered |= rows_of_rank
+        return dict(sorted(gathered.items()))
 
     def gather(self, value: Any) -> list[Any]:
-        """Each rank's value, on every rank."""
+        """Gather each rank's value on every rank."""
         self.position.meetings += 1
         return list(gather_object([value]))
 
@@ -280,8 +283,8 @@ class Runtime:
             raise Interrupted("told to stop")
 
     def check_signal(self) -> None:
-        """Raise Interrupted if this rank knows of a signal to stop. It waits for no other rank, and what it raises has
-        to reach them: call it within `gather_rows`."""
+        """Raise Interrupted if a stop signal has reached this rank, without a collective. Call it within
+        `gather_rows`, which raises on all ranks."""
         if self.told_to_stop:
             raise Interrupted("told to stop")
 

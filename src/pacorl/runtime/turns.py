@@ -48,12 +48,12 @@ class Turns:
         self.scorers += [model for model in dict.fromkeys(models) if model not in self.scorers]
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Within the block the models that score are on the device, and the generator is in main memory."""
+        """Move the scorers to the device during the block, and the generator to host memory."""
         return self.lent_to(self.scorers)
 
     @contextmanager
     def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
-        """Within the block the device is theirs, also of models that join the list there."""
+        """Move `models` to the device during the block, including models added to the list in it."""
         self._park(self._frozen())
         torch.cuda.empty_cache()  # else fragments of one model's weights are too small for the other's
         for model in models:
@@ -76,7 +76,7 @@ class Turns:
         for tensor in tensors:
             if self._arena is None:
                 tensor.data = tensor.data.to("cpu")
-            elif (place := self._places.get(id(tensor))) is None:
-                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)
+            elif id(tensor) in self._places:
+                tensor.data = self._places[id(tensor)].copy_(tensor.data)
             else:
-                tensor.data = place.copy_(tensor.data)
+                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIN_VALID = 2
 # A group with a smaller standard deviation is logged as one of equal rewards.
 ZERO_STD = 1e-4
-# Share of their size below which scores differ by rounding alone: a judge that answers in fp32 differs by 1e-7 over
+# Share of their size below which scores differ by rounding alone: an fp32 judge differs by 1e-7 over
 # one image, from batch to batch.
 ROUNDING = 1e-6
 # Least mean that a standard deviation is divided by.
@@ -42,7 +42,7 @@ class Floor(Section):
 
     form: Literal["none", "max", "add"] = "none"
     """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
-    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
+    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then have little effect."""
     value: float = Field(0.0, ge=0)
     """max: 1e-6 unless it is given; add: 1e-4."""
 
@@ -63,7 +63,7 @@ class Floor(Section):
         return self
 
     def divisor(self, std_B: Tensor, size_B: Tensor) -> Tensor:
-        """What scores of that standard deviation and root mean square are divided by."""
+        """Compute the divisor of scores with this standard deviation and root mean square."""
         if self.form == "max":
             return std_B.clamp(min=self.value)
         if self.form == "add":
@@ -91,7 +91,7 @@ class AggregateOptions(Section):
 
     @property
     def std_over(self) -> Literal["group", "global"]:
-        """What the standard deviation of Eq. 2 is taken over: the sample's group, or the whole epoch."""
+        """Scope of the standard deviation in Eq. 2: the group, or the whole epoch."""
         return "group"
 
 

@@ -52,7 +52,7 @@ class ObjectiveOptions(Section):
 
     @property
     def ratio_tolerance(self) -> float:
-        """How far the ratio may be off before the first update, when it should be 1, until the run warns."""
+        """Deviation of the ratio from 1 before the first update, above which the run warns."""
         return math.inf
 
 

@@ -40,7 +40,7 @@ class PathOptions(ClippedOptions):
     (TempFlow-GRPO, arXiv 2508.04324): steps that explore more teach more. No effect with a single step."""
 
     def weight(self, step: Step) -> float:
-        """Of a step's loss."""
+        """Compute the weight of a step's loss."""
         return step.noise_weight if self.weight_by_noise else 1.0
 
 
