@@ -54,6 +54,6 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Every entry's schema: this imports all of them, for documentation."""
+        """Combine every entry's schema for documentation; imports all entries."""
         # By the handler, which collects the definitions at the top of the schema.
         return {"oneOf": [handler(self.table[name].options.__pydantic_core_schema__) for name in self.table]}

@@ -57,7 +57,7 @@ class Option:
 
 
 def option(default: Any, text: str, **settings: Any) -> Any:
-    """A dataclass field that is a flag of commands.
+    """Declare a dataclass field as a command-line flag.
 
     Args:
         default: a list makes the flag repeatable.
@@ -72,7 +72,7 @@ def option(default: Any, text: str, **settings: Any) -> Any:
 
 
 def inherited(group: type, name: str, *, default: Any = None, **changes: Any) -> Any:
-    """The field of another group with some things changed, e.g. its default or its second names."""
+    """Copy a field of another group with changes, e.g. of its default or aliases."""
     base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
     # None means "unchanged": no group overrides a default by None.
     value = base.default if default is None else default
@@ -86,8 +86,9 @@ def packed_form(memory: str) -> dict[str, Any]:
 
 
 def amount(text: str) -> float:
-    """A parser of numbers from 0 to LARGEST, which NaN and infinity are not."""
-    if not 0 <= (number := float(text)) <= LARGEST:
+    """Parse a number from 0 to LARGEST; NaN and infinity are refused."""
+    number = float(text)
+    if not 0 <= number <= LARGEST:
         raise ValueError(f"{text!r} is no number from 0 to {LARGEST:,}")
     return number
 
@@ -222,5 +223,5 @@ class GeneratorOptions(ModelOptions):
 
 
 def with_adapter(model: str, adapter: str) -> str:
-    """`MODEL + ADAPTER`, or the model alone."""
+    """Join `MODEL + ADAPTER`; without an adapter the model."""
     return f"{model} + {adapter}" if adapter else model

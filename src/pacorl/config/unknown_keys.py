@@ -77,7 +77,8 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
         return f"{key}: unknown key, did you mean {near[0]!r}?"
     names = [*SYNONYMS, *(key.rpartition(".")[2] for key in keys)]
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=NEAR)
-    if near and (meant := _keys_called(near[0], keys)):
+    meant = _keys_called(near[0], keys) if near else []
+    if meant:
         return f"{key}: unknown key, did you mean {_listed(meant)}?"
     return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
 

@@ -47,12 +47,12 @@ def meets_criterion(criterion: str) -> str:
 
 
 def shows_text(text: str) -> str:
-    """One panel against its own description (ours: the released reward uses CLIP here)."""
+    """Ask about one panel and its description (ours: the released reward uses CLIP here)."""
     return f'Does this image show "{text}"? Please answer Yes or No.'
 
 
 def shows_grid(rows: int, cols: int) -> str:
-    """A whole grid image against its layout (ours: the released reward takes the layout for granted)."""
+    """Ask about a grid image and its layout (ours: the released reward takes the layout for granted)."""
     return (
         f"Is this image one sheet of exactly {rows * cols} separate pictures, laid out as a grid of {rows} "
         f"{'row' if rows == 1 else 'rows'} and {cols} {'column' if cols == 1 else 'columns'}? Please answer Yes or No."

@@ -50,7 +50,7 @@ class RankAgreement:
 
 
 def order_of(scores: Sequence[float]) -> tuple[int, ...]:
-    """The order of candidates by score; of equal scores the later candidate comes first, as in the released code.
+    """Order candidates by score; of equal scores the later candidate comes first, as in the released code.
 
     Raises ValueError if a score is not finite.
     """
@@ -61,7 +61,7 @@ def order_of(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
-    """The place of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
+    """Find the position of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
     if sorted(order) != list(range(len(order))):
         raise ValueError(f"{list(order)} is no order of {len(order)} candidates: each index must appear once")
     ranks = [0] * len(order)
@@ -88,7 +88,7 @@ def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreeme
 
 
 def kendall_tau(first: Sequence[int], second: Sequence[int]) -> float:
-    """(concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
+    """Compute (concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
     pairs = list(combinations(zip(first, second, strict=True), 2))
     concordant = sum((a < b) == (c < d) for (a, c), (b, d) in pairs)
     return 2 * concordant / len(pairs) - 1

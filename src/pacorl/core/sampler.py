@@ -86,7 +86,7 @@ class TreeOptions(Section):
     """Whether siblings come in pairs of opposite noise, +ε and −ε."""
 
     def resolve(self, group_size: int, *, steps: int) -> Tree:
-        """The tree of `group_size` samples with `steps` stochastic steps.
+        """Create the tree of `group_size` samples with `steps` stochastic steps.
 
         Raises:
             ValueError: if they do not fit; the message names the key and the fix.
@@ -125,7 +125,7 @@ class Suffix(Section):
     are compared; 0 for none."""
 
     def grid(self, first: int, last: int) -> list[int]:
-        """The indices of the sigmas that are visited from `first` to `last`, both included.
+        """List the indices of the sigmas from `first` to `last`, both included.
 
         Raises:
             ValueError: if there are not as many steps, or too few for the solver.

@@ -76,7 +76,7 @@ class NoiseWindow(Section):
 
 
 def stage_size(curriculum: Sequence[tuple[int, Stage]], epoch: int) -> Stage | None:
-    """The size of a curriculum's newest stage that has begun by `epoch` (from 0); None before its first."""
+    """Find the size of a curriculum's stage at `epoch` (from 0); None before the first stage."""
     begun = [size for start, size in sorted(curriculum, key=lambda stage: stage[0]) if start <= epoch]
     return begun[-1] if begun else None
 

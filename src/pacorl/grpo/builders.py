@@ -223,15 +223,18 @@ def place_transformer(
     Raises:
         ValueError: if the adapter has no effect.
     """
-    # Quantise on the device: processes cannot share quantised host weights.
+    # 1. FSDP2 shards from host memory. Quantised weights go to the device, since processes cannot share them.
     if sharded and config.model.quantize == NONE:
         policy.place_transformer("cpu")
         return
+
+    # 2. Device.
     if config.sampling.fuse_lora and config.model.quantize == NONE and not config.model.stream:
         place_stacks(policy.transformer, device)
     policy.place_transformer(device)
     torch.cuda.empty_cache()  # buffers of packing and casting
 
+    # 3. Check the adapter.
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 

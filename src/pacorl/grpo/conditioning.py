@@ -30,7 +30,7 @@ class ConditioningCache:
         self._encoded: dict[tuple[Any, ...], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
-        """One batch on the device, for prompts that are all sampled at `size`."""
+        """Collate one batch on the device, for prompts of one `size`."""
         self._encode(prompts, size)
         keys = [_key(prompt, size) for prompt in prompts]
         conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}

@@ -212,8 +212,10 @@ def _measure(
     # 2. The rewards.
     columns: dict[str, Sequence[float | None]] = {}
     for name, reward in run.rewards.items():
-        is_consistency = consistency is not None and reward is consistency
-        columns[name] = consistency.reduce(answers) if consistency and is_consistency else scores(name, reward)
+        if consistency and reward is consistency:
+            columns[name] = consistency.reduce(answers)
+        else:
+            columns[name] = scores(name, reward)
     samples = []
     for (prompt, index), image, row, verdicts in zip(
         jobs, images, _rows_of(columns, len(images)), answers, strict=True

@@ -142,13 +142,13 @@ def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
 
 @lru_cache(maxsize=8)
 def _spectrum_of(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
-    """The window of a panel, and which bins of its spectrum are fine detail."""
+    """Compute the window of a panel, and the mask of its spectrum's fine detail."""
     fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
     return np.outer(np.hanning(height), np.hanning(width)), fine
 
 
 def _ring_maximum(power_PHW: Pixels) -> Pixels:
-    """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
+    """Compute the largest value on each bin's square ring of radius three, in a periodic spectrum."""
     around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
     across = _run_maximum(around)
     down = _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
@@ -157,14 +157,14 @@ def _ring_maximum(power_PHW: Pixels) -> Pixels:
 
 
 def _run_maximum(values_PHW: Pixels) -> Pixels:
-    """The largest of each run of seven along the last axis, by three doublings instead of seven comparisons."""
+    """Compute the maximum of each run of seven along the last axis, by three doublings."""
     two = np.maximum(values_PHW[..., :-1], values_PHW[..., 1:])
     four = np.maximum(two[..., :-2], two[..., 2:])
     return np.maximum(four[..., :-3], four[..., 3:])
 
 
 def _pixels(images: Sequence[Image.Image]) -> Pixels:
-    """(P, H, W, 3) in 0..1."""
+    """Stack images to (P, H, W, 3) in 0..1."""
     return np.stack([np.asarray(image) for image in images]) / 255
 
 
@@ -172,7 +172,7 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
-    """The signs of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
+    """Average the signs over images; diversity is absent with few prompts."""
     names = ("duplicates", "blank", "grid_artifact")
     signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
     spread = diversity(statistics)
@@ -210,7 +210,7 @@ class HackingMonitor:
 
     @classmethod
     def of(cls, config: MonitorConfig) -> HackingMonitor:
-        """The monitor of a config."""
+        """Create the monitor of a config."""
         return cls({name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))})
 
     def observe(
@@ -243,7 +243,7 @@ class HackingMonitor:
             self._remember(line["kind"], line)
 
     def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
-        """The signs among the values, now remembered."""
+        """Add the signs among the values to the history, and return their names."""
         signs = []
         for name, value in values.items():
             sign = name.removeprefix(MONITOR)

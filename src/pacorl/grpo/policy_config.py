@@ -109,7 +109,7 @@ class SamplingConfig(SamplingSteps):
         return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
 
     def size_at(self, epoch: int) -> Size:
-        """The size that epoch `epoch` (from 0) is sampled at."""
+        """Return the sampling size of epoch `epoch` (from 0)."""
         return Size(*(stage_size(self.curriculum, epoch) or self.size))
 
     @property

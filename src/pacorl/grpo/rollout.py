@@ -137,7 +137,7 @@ class Trunk:
         self.tree = sampler.tree if sampler.stochastic else Tree(sampler.tree.group_size)
 
         # By the samples below a node, since the sample that numbers it may belong to another process.
-        self.prompts = {}
+        self.prompts: dict[int, Prompt] = {}
         for level in range(len(self.tree.branches) + 1):
             for row in rows:
                 self.prompts[self.tree.node_of(row.number, level)] = row.prompt

@@ -502,12 +502,14 @@ class Run:
         Returns:
             All metrics of the line.
         """
+        # 1. Metrics of the epoch.
         with self.clock.timed("hashes"):
             self.ledger.note_weights(self._weights())
         line = {**metrics, **self.clock.since(since.seconds)}
         # Each rank observes the images of all ranks, so all raise the same alarms.
         line |= self.watch("epoch", [*chain(*self.runtime.gather(statistics))], line)
 
+        # 2. Count and record.
         self.epoch += 1
         written = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=line)
         self.ledger.write(epoch=self.epoch, step=self.step, line=written)

@@ -41,7 +41,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
 
 
 def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
-    """The reward of that name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run, or only parsed.
+    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run or only parsed.
 
     Raises:
         RewardError: if there is no such reward.
@@ -81,7 +81,7 @@ def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
 def build_rewards(
     configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:
-    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.smoke_test`).
+    """Build the configured rewards by key, in order; weights load later (`rewards.reward.smoke_test`).
 
     Args:
         judge: None if no reward asks one, or if they are made to check prompts only.

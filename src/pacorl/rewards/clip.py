@@ -47,7 +47,7 @@ class ClipEncoder:
     _loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
-        """(model, image processor, tokenizer). Raises OSError if the checkpoint is not there."""
+        """Load (model, image processor, tokenizer). Raises OSError if the checkpoint is missing."""
         if self._loaded is None:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -62,7 +62,7 @@ class ClipEncoder:
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image]) -> Tensor:
-        """(B, C), each of length 1."""
+        """Encode images to (B, C) unit vectors."""
         model, processor, _ = self.load()
 
         def encode(chunk: Sequence[Image]) -> Tensor:
@@ -75,7 +75,7 @@ class ClipEncoder:
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """(B, C), each of length 1; a text is cut at the model's 77 tokens."""
+        """Encode texts, cut at the model's 77 tokens, to (B, C) unit vectors."""
         model, _, tokenizer = self.load()
         length = model.config.text_config.max_position_embeddings
 
@@ -220,11 +220,12 @@ class Aesthetic(ClipReward):
 
 
 def load_aesthetic_head(path: Path) -> nn.Module:
-    """Read a head of any width. Raises RewardError if there is none, or the tensors are of something else."""
+    """Read a head of any width. Raises RewardError if the file is missing or holds other tensors."""
     if not path.is_file():
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
         )
+    # 1. Tensors of the file, without running its code.
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -237,6 +238,8 @@ def load_aesthetic_head(path: Path) -> nn.Module:
             raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
         except (EOFError, RuntimeError, ValueError) as error:
             raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
+
+    # 2. The published layers, of any input width.
     state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
     try:
         sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
@@ -252,7 +255,7 @@ def load_aesthetic_head(path: Path) -> nn.Module:
 def _panels(
     prompts: Sequence[Prompt], images: Sequence[Image], *, whole: bool = False
 ) -> tuple[list[Image], list[int]]:
-    """The panels of all images, and how many each has; the `whole` images instead if wished."""
+    """Split all images into panels, and count them per image; `whole` returns the images."""
     if whole:
         return list(images), [1] * len(images)
     panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
@@ -260,7 +263,7 @@ def _panels(
 
 
 def _means(value_P: Tensor, counts: list[int]) -> list[float]:
-    """The mean over each image's panels."""
+    """Average over each image's panels."""
     return [fmean(value.tolist()) for value in value_P.split(counts)]
 
 

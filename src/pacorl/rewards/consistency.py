@@ -89,7 +89,7 @@ class Consistency(JudgedReward):
         return self.reduce(self.pairs(prompts, images))
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[Pair, Verdict]]:
-        """The verdict of every pair of panels, per image."""
+        """Ask about every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
         return [

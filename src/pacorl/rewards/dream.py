@@ -31,7 +31,7 @@ class DreamSim:
         self._loaded: tuple[Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any]:
-        """(model, preprocessing). Raises RewardError if the package is not installed."""
+        """Load (model, preprocessing). Raises RewardError if the package is not installed."""
         if self._loaded is None:
             try:
                 from dreamsim import dreamsim  # type: ignore[import-not-found]

@@ -113,7 +113,8 @@ def _lay_out(folder: Path, group: _Group) -> str:
     """Write a group's images, unless the stopped run has written them, and return the folder's name."""
     content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
     mark = content.hexdigest()[:16]
-    if earlier := next(folder.glob(f"*-{mark}/group.json"), None):
+    earlier = next(folder.glob(f"*-{mark}/group.json"), None)
+    if earlier:
         return earlier.parent.name
     name = f"{len(list(folder.glob('*-*'))) + 1:06d}-{mark}"
     for number, png in enumerate(group.pngs):
@@ -128,7 +129,7 @@ def _lay_out(folder: Path, group: _Group) -> str:
 
 
 def asked_groups(folder: Path) -> list[str]:
-    """The groups of the present round that are sampled, in order."""
+    """List the sampled groups of the current round, in order."""
     path = folder / "asked.json"
     return [safe_name(str(name)) for name in read_object(path)["groups"]] if path.exists() else []
 
@@ -139,7 +140,7 @@ def read_group(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_ranks(folder: Path, name: str) -> list[int]:
-    """A group's ranks, one per image; empty as long as it is not ranked."""
+    """Read a group's ranks, one per image; empty while it is not ranked."""
     path = folder / safe_name(name) / "ranks.json" if name else None
     return check_ranks(read_json(path)) if path and path.exists() else []
 
@@ -166,7 +167,7 @@ def check_ranks(ranks: Any) -> list[int]:
 
 
 def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
-    """(#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image alone."""
+    """Compute (#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image."""
     rest = len(ranks) - 1
     if not rest:
         return [UNRANKED]

@@ -57,7 +57,8 @@ class Ocr:
         panels = split(image, prompt.grid) if prompt.panels else [image]
         shares = []
         for panel, text in zip(panels, _descriptions(prompt), strict=True):
-            if words := quoted(text):
+            words = quoted(text)
+            if words:
                 seen = read(panel)
                 shares.append(fmean(share_read(word, seen) for word in words))
         return fmean(shares)
@@ -76,7 +77,7 @@ def share_read(text: str, read: str) -> float:
 
 
 def edits_to_substring(target: str, text: str) -> int:
-    """The least edit distance of `target` to any substring of `text` (Sellers 1980)."""
+    """Compute the least edit distance of `target` to any substring of `text` (Sellers 1980)."""
     costs = [0] * (len(text) + 1)  # zeros: the substring may begin anywhere
     for row, letter in enumerate(target, start=1):
         diagonal, costs[0] = costs[0], row

@@ -74,7 +74,7 @@ class BoundsItself(Protocol):
 
 
 def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Every reward, or function, of every image.
+    """Score every image by every reward or function.
 
     Raises:
         RewardError: if one returns the wrong number of scores, or no number.
@@ -95,7 +95,7 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
 def scores_of(
     name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[float | None]:
-    """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
+    """Compute one reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
 
     With `masked`, numbers that are not finite become NaN, for callers that exclude them.
     """
@@ -172,7 +172,7 @@ def named(prompts: Sequence[Prompt]) -> str:
 
 
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
-    """The mean of P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
+    """Average P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
     p_yes = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
     # The mean of the rest would reward a set for its failed pair.
     return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None

@@ -59,7 +59,7 @@ class RewardSpec:
 
     @classmethod
     def of(cls, target: Callable[..., Reward]) -> RewardSpec:
-        """The spec of one of our own classes."""
+        """Create the spec of a built-in reward."""
         return cls(make=target, target=target, parameters=inspect.signature(target).parameters)
 
     @property
@@ -81,7 +81,7 @@ class RewardSpec:
         }
 
     def checked(self, args: Mapping[str, Any], *, at: str) -> dict[str, Any]:
-        """The arguments as the types that the reward declares.
+        """Validate the arguments by the reward's declared types.
 
         Args:
             at: The key of the arguments, for messages.
@@ -100,7 +100,7 @@ class RewardSpec:
         return {name: _typed(value, options.get(name, Any), f"{at}.{name}") for name, value in args.items()}
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:
-        """The reward, with the judge and the device if it asks for them."""
+        """Build the reward, with the judge and device if it has such arguments."""
         injected = {"judge": judge, "device": device}
         return self.make(**{name: injected[name] for name in INJECTED if name in self.parameters}, **args)
 
@@ -118,7 +118,7 @@ def _typed(value: Any, hint: Any, at: str) -> Any:
 
 
 def user_spec(name: str) -> RewardSpec:
-    """The spec of the reward that `path.py:Name` names; runs the file.
+    """Run the file of `path.py:Name` and return the reward's spec.
 
     Raises:
         RewardError: if the file cannot be run or lacks it.
@@ -213,7 +213,7 @@ class UserReward:
             raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
 
     def _at_fault(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Sequence[Prompt]:
-        """The first prompt that raises alone; all if only the batch does."""
+        """Find the first prompt that raises alone; all if only the batch does."""
         for prompt, image in zip(prompts, images, strict=True):
             try:
                 self.reward([prompt], [image])

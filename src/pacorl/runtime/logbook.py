@@ -216,7 +216,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def tracker_id(folder: Path) -> str:
-    """The services' id of a run, kept in its folder: a resumed run goes on with the same curves."""
+    """Read or create a run's id for the services, stored in its folder, so that a resumed run continues its curves."""
     path = folder / ID_FILE
     if not path.exists():
         write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n", mode=PRIVATE)

@@ -118,23 +118,25 @@ class Runtime:
             patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
                 away for as long as its failure budget allows.
         """
-        # Without an accelerator a launcher's processes would each be alone: accelerate has to be told `cpu`. That would
-        # switch DeepSpeed off, so its processes get their backend by hand.
+        # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes. This
+        # disables DeepSpeed, whose processes therefore get their backend by hand.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
         deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
         if on_cpus and deepspeed:
             group.backend = "gloo"
-        # model.dtype says what the weights are; autocast on top of it would part sampling from training.
+        # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(
             cpu=on_cpus and not deepspeed,
             kwargs_handlers=[group],
             mixed_precision="no",
         )
         self.device = torch.device(self.accelerator.device)
-        # cuDNN's attention has other graphs with gradients than without, so that training would not replay sampling;
-        # what is left is chosen by shapes, types and masks alone.
+        # cuDNN's attention has different graphs with and without gradients, so training would not replay sampling. The
+        # other backends are chosen by shapes, types and masks.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+
+        # 2. This rank among all.
         self.world: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
         self.is_main: bool = self.accelerator.is_main_process
@@ -142,13 +144,15 @@ class Runtime:
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.position = Position()
-        """Where this rank's main thread is."""
+        """Position of this rank's main thread."""
         self.processes: list[ProcessId] = self.gather(own_process())
-        """Of all ranks."""
+        """Processes of all ranks."""
         self.keeps_state: bool = self.rank in savers(self.processes)
-        """Whether this rank may have to save a run whose main threads cannot."""
+        """Whether this rank stores the state for an emergency stop."""
         self._told_to_stop_at: float | None = None
         self._watch: Watch | None = None
+
+        # 3. Modes that cannot train adapters.
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
             raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
         plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
@@ -199,7 +203,7 @@ class Runtime:
         return returned  # type: ignore[no-any-return]
 
     def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
-        """This rank's share of the batches with their numbers, taken in turn; the last round may be uneven.
+        """Select this rank's share of the batches with their numbers, in turn; the last round may be uneven.
 
         If a forward needs every process, ranks without a batch in the last round repeat the first one, under the
         number −1: its results are to be thrown away.
@@ -230,7 +234,7 @@ class Runtime:
         return model, stepper
 
     def unwrap(self, transformer: nn.Module) -> nn.Module:
-        """The model without the engine's wrapper, its weights in place."""
+        """Return the model without the engine's wrapper."""
         model: nn.Module = self.accelerator.unwrap_model(transformer)
         materialize(model)
         return model
@@ -351,7 +355,7 @@ class Runtime:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as other processes can read it."""
+    """Convert an error to a form that other processes can unpickle."""
     try:
         # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
         pickle.loads(pickle.dumps(error))
@@ -373,6 +377,6 @@ def destroy_process_group() -> bool:
 
 
 def allow_tf32(*, allowed: bool) -> None:
-    """Whether a card multiplies fp32 matrices by TF32, of 10 bits, at about eight times the rate."""
+    """Allow or forbid TF32 products of fp32 matrices on a GPU, of 10 bits, at about eight times the rate."""
     # Not by `fp32_precision`, after which torch's older getters raise, for inductor and users' rewards too.
     torch.set_float32_matmul_precision("high" if allowed else "highest")

@@ -233,7 +233,7 @@ class Watch:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _saver(self) -> int | None:
-        """The rank that saves: the first that lives."""
+        """Find the first live rank that stores the state."""
         return next((rank for rank in savers(self.processes) if self._lives(rank)), None)
 
     def _lives(self, rank: int) -> bool:

@@ -222,32 +222,32 @@ def normalize_groups(
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:
-    """(R,) std/|mean| per reward; 0 if there are no scores, and large, never infinite, if their mean is 0."""
+    """Compute (R,) std/|mean| per reward; 0 if there are no scores, and large, never infinite, if their mean is 0."""
     if score_RB.shape[1] == 0:
         return score_RB.new_zeros(len(score_RB))
     return score_RB.std(1, correction=0) / score_RB.mean(1).abs().clamp(min=MEAN_FLOOR)
 
 
 def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's sum over its group."""
+    """Sum over each sample's group."""
     _, index_B = group_B.unique(return_inverse=True)
     sums = value_B.new_zeros(int(index_B.max()) + 1 if len(index_B) else 0)
     return sums.index_add(0, index_B, value_B)[index_B]
 
 
 def group_mean(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's mean over the judged samples of its group; 0 for a group without any."""
+    """Average over the valid samples of each sample's group; 0 for a group without any."""
     weight_B = valid_B.double()
     return group_sum(score_B * weight_B, group_B) / group_sum(weight_B, group_B).clamp(min=1)
 
 
 def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's standard deviation over its group."""
+    """Compute the standard deviation over each sample's group."""
     count_B = group_sum(score_B.new_ones(len(score_B)), group_B)
     centred_B = score_B - group_sum(score_B, group_B) / count_B
     return (group_sum(centred_B**2, group_B) / count_B).sqrt()
 
 
 def zero_std_share(score_B: Tensor, group_B: Tensor) -> float:
-    """The share of samples whose group's scores are all but equal."""
+    """Compute the share of samples in groups of nearly equal scores."""
     return float((group_std(score_B, group_B) < ZERO_STD).double().mean())

@@ -45,7 +45,7 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
 
 
 def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
-    """(B,) squared distance over the distance, detached: near and far samples pull alike."""
+    """Divide the (B,) squared distance by the detached distance, so that near and far samples have equal weight."""
     gap_BD = (guess_BNC - clean_BNC).flatten(1)
     return (gap_BD**2).mean(1) / gap_BD.detach().abs().mean(1).clamp(min=WEIGHT_FLOOR)
 
