@@ -34,7 +34,7 @@ MEMORY: Mapping[str, Mapping[str, Any]] = {
 }
 """`memory` → settings of the frozen weights of a model in this process."""
 KEY = "option"
-"""Of a field's metadata: its `Option`."""
+"""Key of the `Option` in a field's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Option:
 
     help: str
     flags: tuple[str, ...] = ()
-    """Instead of the field's name; empty for that."""
+    """Flags; empty for the field's name."""
     also: tuple[str, ...] = ()
     """Second names."""
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
-    """With `least` of every number: a range also refuses NaN."""
+    """Largest value. All numbers have `least` and `most`, since a range refuses NaN."""
     parse: Callable[[str], Any] | None = None
     """Parser of a non-empty text. Its ValueError names the text, and the flag is put in front."""
     variable: str | None = None

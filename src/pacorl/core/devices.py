@@ -1,4 +1,4 @@
-"""Which device computes, and in which types it can.
+"""Default device, and its supported data types.
 
 torch is imported inside: a command's help reads files that read this one.
 """

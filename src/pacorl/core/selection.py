@@ -1,4 +1,4 @@
-"""Which of an epoch's samples are trained on: like advantages, a function of the whole epoch, on every rank alike."""
+"""Selection of an epoch's training samples: like advantages, a function of the whole epoch, equal on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pacorl.types import Advantages, RewardTable
 
 
 class Selection(Section):
-    """Which samples are trained on; by default all that were judged."""
+    """Selection of training samples; by default all valid samples."""
 
     min_std: float = Field(0.0, ge=0)
     """Groups in which the std of Σ w_k·R^k is below it are dropped: what their samples differ by is the judge's noise,

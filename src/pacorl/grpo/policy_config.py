@@ -45,13 +45,13 @@ class PromptsConfig(Section):
     train: str = "data/t2is/train.jsonl"
     """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
     evaluation: str = "data/t2is/test.jsonl"
-    """What is evaluated on, named as `train` is."""
+    """Evaluation prompts, named like `train`."""
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
     benchmarks: tuple[str, ...] = ()
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
     leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
-    """What happens if a training prompt is among the evaluation's or a benchmark's."""
+    """Action if a training prompt is among the evaluation's or a benchmark's."""
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
     record_sizes: bool = False
@@ -74,7 +74,7 @@ class SamplingConfig(SamplingSteps):
     is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
     window: NoiseWindow = NoiseWindow()
     tree: TreeOptions = TreeOptions()
-    """How the samples of a group branch; by default each has its own noise, as in the paper."""
+    """Branching of a group's samples; by default independent noise, as in the paper."""
     batch: Positive = 1
     """Samples per forward."""
     fuse_lora: bool = True
@@ -229,8 +229,8 @@ class OptimizerConfig(Section):
     updates_per_epoch: Positive = 2
     """Optimizer steps per epoch, each on its share of the groups."""
     ema_decay: Share = 0.85
-    """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
-    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
+    """Decay of the evaluated and exported moving average, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. The adapter of 20 steps ago, an evaluation earlier, has a weight of 0.04 at most."""
     ema_interval: Positive = 1
     """Optimizer steps between updates of the average."""
 
@@ -278,7 +278,7 @@ class PolicyConfig(Section):
     save_every: Positive = 10
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
-    """So many of the newest are kept, and the best."""
+    """Number of newest checkpoints to keep, besides the best."""
     best_by: str = "reward"
     """Evaluation metric for the choice of the best checkpoint: a reward's name, `p_yes`, or `reward` for the
     weighted sum of the rewards; empty to keep none for it."""
@@ -315,10 +315,10 @@ class PolicyConfig(Section):
     process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
     have limits of their own."""
     advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
-    """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
+    """Advantages from rewards: the options of one of `core.advantages.AGGREGATES`."""
     selection: Selection = Selection()
     objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
-    """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
+    """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")

@@ -106,7 +106,7 @@ class _Group:
     prompt: Prompt
     pngs: list[bytes] = field(default_factory=list)
     name: str = ""
-    """Of its folder, once it is shown."""
+    """Name of its folder, once shown."""
 
 
 def _lay_out(folder: Path, group: _Group) -> str:

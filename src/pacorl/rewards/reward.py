@@ -165,7 +165,7 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
 
 
 def named(prompts: Sequence[Prompt]) -> str:
-    """Which records these are, for a message: one with its text, several by their ids."""
+    """Name records for a message: one with its text, several by ids."""
     if len(prompts) == 1:
         return f"prompt {prompts[0].id}, {prompts[0].text[:60]!r}"
     return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")

@@ -36,7 +36,7 @@ class Turns:
         self.generator = generator
         self.device = device
         self.scorers: list[nn.Module] = []
-        """In main memory, but within `scoring`."""
+        """Scorers in host memory, except during `scoring`."""
         self._arena = Arena(pinned=True) if device.type == "cuda" else None
         """Pinned memory, which a card reads and writes at two to four times the rate of pageable memory."""
         self._places: dict[int, Tensor] = {}

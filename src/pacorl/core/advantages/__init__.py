@@ -99,7 +99,7 @@ class GroupedOptions(AggregateOptions):
     """Settings of aggregates with a choice of the standard deviation."""
 
     std: Literal["group", "global"] = "group"
-    """What the standard deviation of Eq. 2 is taken over."""
+    """Scope of the standard deviation in Eq. 2."""
 
     @property
     def std_over(self) -> Literal["group", "global"]:
@@ -123,9 +123,9 @@ class AggregateSpec:
 
     options: type[AggregateOptions]
     combine: Callable[[Scores, Any], Tensor]
-    """From all scores and its own options to one score per sample, (B,)."""
+    """Function of all scores and the options to one score per sample, (B,)."""
     stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
-    """What it logs, from the scores, the rewards' names and its own options; called if any sample is valid."""
+    """Function of the scores, the rewards' names and the options to metrics; called if any sample is valid."""
 
 
 AGGREGATES: Table[AggregateSpec] = Table(

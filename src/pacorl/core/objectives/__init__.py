@@ -48,7 +48,7 @@ class ObjectiveOptions(Section):
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the divergence from the base; its forward is made only above 0."""
     inner_epochs: Positive = 1
-    """How often an epoch's samples are trained on."""
+    """Training passes over an epoch's samples."""
 
     @property
     def ratio_tolerance(self) -> float:
@@ -61,11 +61,11 @@ class Step:
     """One stochastic step of a batch: as the trained policy sees it, and as it was sampled."""
 
     transition: Transition
-    """Of the trained policy."""
+    """Transition of the trained policy."""
     log_prob_B: Tensor
-    """Of the step that was taken, under the trained policy."""
+    """Log-probability of the sampled step under the trained policy."""
     old_log_prob_B: Tensor
-    """Of the same step under the policy that sampled it."""
+    """Log-probability of the same step under the sampling policy."""
     old_mean_BNC: Tensor | None
     """Mean of the transition that was sampled from, for objectives that keep it."""
     dt: float
@@ -84,9 +84,9 @@ class Endpoint:
     noisy_BNC: Tensor
     sigma: float
     velocity_BNC: Tensor
-    """Of the trained policy."""
+    """Velocity of the trained policy."""
     old_velocity_BNC: Tensor
-    """Of the policy that sampled."""
+    """Velocity of the sampling policy."""
     advantage_B: Tensor
     advantage_clip: float
     """The largest size of an advantage (advantages.clip)."""
@@ -100,7 +100,7 @@ class ObjectiveSpec:
 
     options: type[ObjectiveOptions]
     loss: Callable[[Any, Any], Loss]
-    """From a `Step` (path) or an `Endpoint`, and its own options."""
+    """Function of a `Step` (path) or an `Endpoint`, and the options."""
     needs: Literal["path", "endpoint"]
     """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
     keeps_means: bool = False
