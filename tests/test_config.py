@@ -164,7 +164,7 @@ FAULTS = [
     (["selection.min_std=-0.1"], "selection.min_std: Input should be greater than or equal to 0 (got -0.1)"),
     (
         ["selection.above_mean=0.9"],
-        "selection: above_mean 0.9 says nothing without min_std; set min_std, or leave it out",
+        "selection: above_mean 0.9 has no effect without min_std; set min_std, or leave it out",
     ),
     (
         ["advantages.among=siblings"],

@@ -1,4 +1,4 @@
-"""What flows through pacorl, named once; every other module says verbs about these nouns.
+"""Data types of pacorl, shared by all packages.
 
 Legend for the letters that end a tensor's name, here and everywhere:
     B images   G images of one prompt (a group)   S stochastic steps   T sampling steps
@@ -24,7 +24,7 @@ TINY = "tiny"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How the panels of a set lie in its grid image: `rows` × `cols`, row-major."""
+    """Layout of a set's panels in its grid image: `rows` × `cols`, row-major."""
 
     rows: int
     """At least 1."""
@@ -55,7 +55,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """`512x768` is 512 pixels high and 768 wide; any other form is a ValueError."""
+        """Parse HEIGHTxWIDTH in pixels, e.g. `512x768`; raises ValueError for other forms."""
         sides = re.fullmatch(r"\s*([1-9]\d*)\s*[x×⨉]\s*([1-9]\d*)\s*", text)
         if sides is None:
             raise ValueError(f"{text!r} is not of the form HEIGHTxWIDTH, e.g. 1024x1024")
@@ -67,28 +67,28 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A figure that recurs over images, in words and in reference images."""
+    """Recurring character, in words and in reference images."""
 
     name: str
-    """How scenes mention it: `{name}`."""
+    """Name in scenes: `{name}`."""
     description: str
-    """Its looks, as a panel's text describes it."""
+    """Looks, in the words of a panel's text."""
     images: tuple[Path, ...] = ()
     """Reference images."""
     keep: Mapping[str, str] = field(default_factory=dict)
-    """Trait → looks that stay the same in all images, e.g. `keep["hair"]`."""
+    """Trait → looks to preserve in all images, e.g. `keep["hair"]`."""
     may_change: tuple[str, ...] = ()
     """Traits that may differ between images, such as the pose."""
 
     @property
     def text(self) -> str:
-        """The description with the kept traits that it does not mention."""
+        """Description, with the preserved traits that it lacks."""
         missing = [looks for looks in self.keep.values() if looks.lower() not in self.description.lower()]
         return ", ".join([self.description.rstrip("."), *missing])
 
     @property
     def criteria(self) -> dict[str, str]:
-        """Name → what must hold over all images, one criterion per kept trait."""
+        """Name → statement about all images, one criterion per preserved trait."""
         return {
             f"{self.name}: {trait}": f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
             for trait, looks in self.keep.items()
@@ -97,17 +97,17 @@ class Character:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One thing to generate: a set of panels, or an edit of `sources`.
+    """Prompt of a set of panels, or of an edit of `sources`.
 
-    Parsed once, when the record is read; `id` is the group of every sample generated from it, for life.
+    `id` is also the group of all samples generated from it.
     """
 
     id: int
-    """Unique within a run; travels as int64, never as a float or a text."""
+    """Identifier within a run; an int64, never a float or text."""
     text: str
-    """What the generator reads."""
+    """Input of the generator."""
     theme: str = ""
-    """What all panels share; the judge reads it."""
+    """Text shared by all panels, for the judge."""
     grid: Grid = Grid(1, 1)
     """1×1 for a single image, as of an edit."""
     panels: tuple[str, ...] = ()
@@ -121,11 +121,11 @@ class Prompt:
     references: tuple[Path, ...] = ()
     """Images of its characters, for generators that take reference images."""
     size: Size | None = None
-    """The size that the record asks for, if it does."""
+    """Size in the record, if any."""
     category: str = ""
-    """The record's own, for figures by category."""
+    """Category in the record, for results by category."""
     task: str = ""
-    """The record's own, as `category`."""
+    """Task in the record, like `category`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ class Question:
     """Images and a question about them, to be answered Yes or No."""
 
     images: tuple[Image, ...]
-    """In the order in which the judge sees them."""
+    """Images in the judge's order."""
     text: str
-    """Follows the images."""
+    """Text after the images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ class Verdict:
     error: str = ""
     """Why there is no probability; empty if there is one."""
     order_gap: float | None = None
-    """How far P(Yes) of the two orders of the images lies apart, if both were asked and `p_yes` is their mean."""
+    """Difference of P(Yes) between the two image orders, if `p_yes` is their mean."""
     declined: bool = False
-    """Whether it is missing because an image is outside of what the judge knows (`judge.domain`)."""
+    """Whether it is missing because an image is outside the judge's domain (`judge.domain`)."""
 
     @property
     def valid(self) -> bool:
@@ -159,10 +159,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
-    """What a policy derived from prompts (and sources): opaque to everyone but the policy that made it."""
+    """Encoded prompts (and sources), in the format of one policy."""
 
     tensors: Mapping[str, Tensor]
-    """Each with a leading batch dimension."""
+    """Tensors with a leading batch dimension."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -170,7 +170,7 @@ class Conditioning:
 
 @dataclass(slots=True)
 class Rollout:
-    """One batch of samples, as rewards and objectives of the endpoint see them."""
+    """One batch of samples, for rewards and endpoint objectives."""
 
     prompts: list[Prompt]
     """Of each sample."""
@@ -191,7 +191,7 @@ class Rollout:
 
 @dataclass(slots=True)
 class NodeBatch:
-    """Nodes of one stochastic step that one forward served, with all that training needs to replay it.
+    """Nodes of one stochastic step in one forward, with everything that training needs to replay it.
 
     V nodes, from which E children leave, with B samples below them on this process. Tensors are fp32.
     """
@@ -199,7 +199,7 @@ class NodeBatch:
     step: int
     """Index of the sampling step."""
     level: int
-    """How many stochastic steps come before it."""
+    """Number of earlier stochastic steps."""
     prompts: list[Prompt]
     """Of each node."""
     size: Size
@@ -224,12 +224,12 @@ class NodeBatch:
 
 @dataclass(slots=True)
 class Samples:
-    """What one process sampled for one optimizer step."""
+    """Samples of one process for one optimizer step."""
 
     rollouts: list[Rollout] = field(default_factory=list)
-    """In the order in which they were sampled."""
+    """Rollouts in sampling order."""
     nodes: list[NodeBatch] = field(default_factory=list)
-    """In the order in which their first samples were dealt; empty if sampling was without noise."""
+    """Node batches by their first samples; empty for ODE sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,40 +248,40 @@ class RewardTable:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """How much better than its group each sample was. Only `core.advantages` makes one."""
+    """Advantages of samples over their groups, computed by `core.advantages`."""
 
     value_B: Tensor
     """Training makes a sample likelier if its advantage is above 0, and less likely below."""
     used_B: Tensor
     """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
     stats: Mapping[str, float]
-    """What the log says of them, by name."""
+    """Metrics by name."""
     value_LB: Tensor | None = None
-    """At each level of a tree, the advantage of the child that a sample descends from among its siblings; None if a
-    sample's own advantage acts on all of its path."""
+    """Advantage among siblings of the child above a sample, per level of a tree; None if a sample's advantage applies
+    to its whole path."""
     kept_B: Tensor | None = None
-    """False for samples that take no part in an update, which then is the mean over the others; None if all do."""
+    """False for samples excluded from updates, whose loss is the mean over the rest; None if none is excluded."""
 
     def at(self, level: int) -> Tensor:
-        """(B,) what acts on the steps of a level."""
+        """Select the (B,) advantages for the steps of a level."""
         return self.value_B if self.value_LB is None else self.value_LB[level]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two images, whether they are consistent, and why: one training pair of the judge."""
+    """Training pair of the judge: two images, their label and reasons."""
 
     images: tuple[Path, ...]
     """Two files."""
     question: str
-    """Follows the images, unless it says by `<image>` where each of them stands."""
+    """Text after the images, or with `<image>` at their positions."""
     consistent: bool
     """The label: Yes or No."""
     reasons: str = ""
-    """What is taught beside the label."""
+    """Reasons, taught after the label."""
     category: str = ""
-    """Under which its figures are given separately."""
+    """Category for separate results."""
     group: str = ""
-    """The prompt that both come from: what a split into training and test must not cut through."""
+    """Prompt of both images; a split into training and test keeps a group whole."""
     answer: str = ""
-    """What the judge is taught to say, word for word, if the data gives it; else the label and `reasons`."""
+    """Exact training answer, if given; else the label and `reasons`."""

@@ -222,7 +222,7 @@ def test_a_number_of_the_state_that_changed_is_not_taken_for_the_runs(
     assert old in text
     (newest / "state.json").write_text(text.replace(old, new))
     assert starting_point(config, "auto") == newest.with_name("step-000002")
-    assert "state.json is damaged: it is not what was written" in caplog.text
+    assert "state.json is damaged: its content does not match its hash" in caplog.text
 
 
 def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +412,7 @@ def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(
     assert checkpoints(tmp_path) == [second]
     kept = tmp_path / "step-000001.kept"
     assert content(kept) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
-    assert f"{first} is deleted but for what the run did not write: lora/mine.txt stays in {kept}" in caplog.text
+    assert f"{first} is deleted except files of other origin: lora/mine.txt is in {kept}" in caplog.text
 
 
 def test_a_checkpoint_that_is_made_again_keeps_what_a_user_put_there(tmp_path: Path) -> None:

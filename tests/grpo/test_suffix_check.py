@@ -156,7 +156,7 @@ def test_a_suffix_that_orders_a_group_otherwise_is_warned_of_once(
     (warning,) = [record.message for record in caplog.records if "sampling.suffix" in record.message]
     assert warning.startswith(
         "epoch 1: with sampling.suffix solver ab2, steps 3 a group's advantages correlate by "
-        f"{values[0]:.2f} with those of all steps, less than 0.9; give it more steps"
+        f"{values[0]:.2f} with all steps' advantages, less than 0.9; give it more steps"
     )
 
 

@@ -187,7 +187,7 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     [
         (
             [],
-            r"judge is none, and rewards\.consistency, rewards\.panel_match ask a judge; name one \(judge\.",
+            r"judge is none, and rewards\.consistency, rewards\.panel_match ask a judge; set judge\.checkpoint",
         ),
         (
             [f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match, label: fit}]"],

@@ -118,7 +118,9 @@ def test_a_connection_that_breaks_between_processes_that_run_is_not_blamed_on_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "ENDING", 0.0)
-    lost = pytest.raises(RuntimeError, match="has lost its connection to the others, whose processes all run; what")
+    lost = pytest.raises(
+        RuntimeError, match="has lost its connection to the other ranks, whose processes all run; what"
+    )
     with lost, lost_ranks(0, [own_process()] * 2):
         raise RuntimeError("gloo: Timed out waiting 1800000ms for recv operation to complete")
 

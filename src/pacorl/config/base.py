@@ -1,7 +1,7 @@
 """Run configs: sparse YAML over the vetted recipe, checked whole before anything heavy is imported.
 
-The defaults are the paper's settings for FLUX.1-dev on sets of images (arXiv 2512.04784, §7 and Tab. 5); a file says
-only what differs. Unknown keys, wrong types and impossible combinations are refused with the key, the value and the
+The defaults are the paper's settings for FLUX.1-dev on sets of images (arXiv 2512.04784, §7 and Tab. 5); a file lists
+only differences. Unknown keys, wrong types and impossible combinations are refused with the key, the value and the
 fix.
 """
 
@@ -29,33 +29,33 @@ from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Rank = Annotated[int, Field(gt=0, le=4096)]
-"""Of a LoRA. Beyond a layer's width a rank adds nothing, and the widths of released generators are some thousands."""
+"""Rank of a LoRA, at most the width of a layer, some thousands in released generators."""
 Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
-"""What every reader of JSON, a browser too, keeps exactly."""
+"""Integer that all JSON readers represent exactly, browsers included."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
 SHOWN_FAULTS = 3
-"""Faults of a config that a message shows."""
+"""Largest number of faults in a message."""
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
 
 class ConfigError(ValueError):
-    """A config that cannot be run; the message names key, value and fix."""
+    """Error in a config; the message names key, value and fix."""
 
 
 class Section(BaseModel):
-    """A frozen part of a config that knows its keys."""
+    """Frozen section of a config with fixed keys."""
 
-    # Extra keys are refused: a typo must not silently mean a default. A bound that is NaN is passed by every value.
+    # Extra keys are refused: a typo must not silently mean a default. NaN as a bound would accept every value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def from_yaml(cls, path: str | Path, *overrides: str) -> Self:
-        """A config from a file, as a command reads it.
+        """Read a config from a file, like a command.
 
         Args:
             path: the YAML.
@@ -87,8 +87,11 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     Raises:
         ConfigError: The config cannot be run; one line with the first faults.
     """
-    prefix = f"{path}: " if path else ""
-    document = _read_mapping(path) if path else {}
+    prefix = ""
+    document: dict[str, Any] = {}
+    if path:
+        prefix = f"{path}: "
+        document = _read_mapping(path)
     for override in overrides:
         _apply(document, override)
     return validated(kind, document, prefix=prefix)
@@ -96,43 +99,45 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
 
 @contextmanager
 def config_errors(path: Path, config: Section) -> Iterator[None]:
-    """Within the block, a ValueError that begins with a key of the config names its file, too."""
+    """Add the config's file to ValueErrors of the block that begin with a config key."""
     try:
         yield
     except ValueError as error:
-        # What a config names (rewards, weights) is looked at long after it was read, by code that knows no file. The
-        # error stays what it is, since it may have an exit code.
+        # Rewards and weights are checked long after the file was read. The error's type may have an exit code, so it
+        # stays.
         if re.split(r"\W", str(error))[0] in type(config).model_fields and error.args == (str(error),):
             error.args = (f"{path}: {error}",)
         raise
 
 
 def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
-    """A document as a section of a config.
+    """Validate a document as a section of a config.
 
     Raises:
-        ConfigError: if it is none; one line with the first faults, behind `prefix`.
+        ConfigError: if it is invalid; one line with the first faults after `prefix`.
     """
     try:
         return kind.model_validate(document)
     except ValidationError as error:
         faults = error.errors()
         lines = [_explain(kind, fault, document).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
-        lines += [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
+        if len(faults) > SHOWN_FAULTS:
+            lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
         raise ConfigError(prefix + "; ".join(lines)) from None
 
 
 def dump(config: Section) -> str:
-    """The whole config as YAML."""
-    # Paths as texts: safe YAML knows no others.
+    """Serialise the whole config as YAML."""
+    # JSON mode turns paths into text, as safe YAML needs.
     return dump_yaml(config.model_dump(mode="json"))
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
-    """Dotted key → [value before, value now], of the keys that both of two dumped configs have."""
+    """Compare the common keys of two dumped configs: dotted key → [value before, value now]."""
     changes: dict[str, list[Any]] = {}
     for key in [key for key in now if key in before]:
-        old, new = before[key], now[key]
+        old = before[key]
+        new = now[key]
         if isinstance(old, dict) and isinstance(new, dict):
             changes |= changed_keys(old, new, path=f"{path}{key}.")
         elif old != new:
@@ -141,23 +146,26 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str
 
 
 def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dotted key → [value before, value now] of what a resumed run changes of its config.
+    """List the config changes of a resumed run: dotted key → [value before, value now].
 
     Args:
         config: the config now.
         before: the config that the run had, as JSON has it.
     """
-    then, now = dict(before), as_read_back(config.model_dump(mode="json"))
+    then = dict(before)
+    now = as_read_back(config.model_dump(mode="json"))
     for name, field in type(config).model_fields.items():
-        # Of a mapping with keys of the user's choice, a key that only one of both has is a change too.
+        # In mappings with free keys, an added or removed key is a change.
         if get_origin(field.annotation) is dict and name in then:
-            then[name], now[name] = [then[name]], [now[name]]
+            then[name] = [then[name]]
+            now[name] = [now[name]]
     return changed_keys(then, now)
 
 
 def frozen_changes(changes: Mapping[str, list[Any]], *, free: Sequence[str]) -> dict[str, list[Any]]:
-    """The changes of keys that are not `free`, nor lie below a free section."""
-    return {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
+    """Select the changes of keys outside the `free` keys and sections."""
+    prefixes = tuple(f"{key}." for key in free)
+    return {key: values for key, values in changes.items() if not f"{key}.".startswith(prefixes)}
 
 
 def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None:
@@ -170,7 +178,7 @@ def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None
 
 
 def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Each change for a person, with both values."""
+    """Describe each change with both values."""
     return [f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()]
 
 
@@ -204,6 +212,6 @@ def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> st
     key = ".".join(str(step) for step in fault["loc"]) or "config"
     if fault["type"] == "extra_forbidden":
         return unknown_key(kind, fault["loc"], document)
-    # A whole section as the value would say less than the message.
+    # A whole section as the value would not help.
     shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')}{shown}"

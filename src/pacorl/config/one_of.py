@@ -2,7 +2,7 @@
 
     model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default="flux")]
 
-The options model of each kind stands in the kind's own file. Only the file of the kind that a config names is imported.
+Each kind's options model is in the kind's file, which is imported only if a config selects the kind.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class OneOf:
     table: Table[Any]
     key: str
     default: str
-    """The entry of a section that does not say `key`."""
+    """Entry of sections without `key`."""
 
     def default_options(self) -> Any:
-        """The options of a config without the section."""
+        """Create the default entry's options."""
         return self.options_of({})()
 
     def name_in(self, section: Any) -> str:
-        """The entry that a section's own `key` asks for, or the default."""
+        """Return the entry selected by a section's `key`, or the default."""
         return str(section.get(self.key, self.default) if isinstance(section, Mapping) else self.default)
 
     def options_of(self, section: Any) -> type[BaseModel]:
-        """The options model of the section's entry; raises ValueError if the table has no such entry."""
+        """Return the options model of the section's entry; raises ValueError if the table has no such entry."""
         options: type[BaseModel] = self.table.named(self.name_in(section)).options
         return options
 
@@ -54,6 +54,6 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Every entry's schema: this imports all of them, for documentation."""
-        # Through the handler, so that what an entry's schema refers to is defined at the top of the whole one.
+        """Combine every entry's schema for documentation; imports all entries."""
+        # By the handler, which collects the definitions at the top of the schema.
         return {"oneOf": [handler(self.table[name].options.__pydantic_core_schema__) for name in self.table]}

@@ -6,7 +6,7 @@
         size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parse=Size.parse)
 
 A field is a flag of its own name (`judge_model` → `--judge-model`); `cli.shared` makes commands of groups. This file
-imports nothing heavy, because `pacorl --help` reads it.
+imports no heavy module, because `pacorl --help` reads it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pacorl.types import TINY, Size
 TEMPLATE = "template"
 """The panel writer that needs no model."""
 LARGEST = 1_000_000
-"""Of a count: what is beyond it is a slip, and lists of so many fill the memory before anything can be said."""
+"""Upper bound of counts. Larger values are slips, and lists of such length would fill the memory."""
 WORKERS = 256
 """Threads or processes at most."""
 SEEDS = 2**53
-"""A seed at most: what JSON's readers keep exactly."""
+"""Largest seed: integers that JSON readers represent exactly."""
 STRONGEST = 1000
 """A guidance scale, a strength, a temperature or the like at most."""
 MEMORY: Mapping[str, Mapping[str, Any]] = {
@@ -32,35 +32,35 @@ MEMORY: Mapping[str, Mapping[str, Any]] = {
     "low": {"quantize": "int8", "stream": False},
     "lowest": {"quantize": "int8", "stream": True},
 }
-"""`memory` → what it means for the frozen weights of a model in this process."""
+"""`memory` → settings of the frozen weights of a model in this process."""
 KEY = "option"
-"""Of a field's metadata: its `Option`."""
+"""Key of the `Option` in a field's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a field is given on a command line."""
+    """Command-line form of a field."""
 
     help: str
     flags: tuple[str, ...] = ()
-    """Instead of the field's name; empty for that."""
+    """Flags; empty for the field's name."""
     also: tuple[str, ...] = ()
     """Second names."""
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
-    """With `least` of every number: a range also refuses NaN."""
+    """Largest value. All numbers have `least` and `most`, since a range refuses NaN."""
     parse: Callable[[str], Any] | None = None
-    """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""
+    """Parser of a non-empty text. Its ValueError names the text, and the flag is put in front."""
     variable: str | None = None
     """The environment variable that is read if the flag is not given."""
 
 
 def option(default: Any, text: str, **settings: Any) -> Any:
-    """A dataclass field that is a flag of commands.
+    """Declare a dataclass field as a command-line flag.
 
     Args:
-        default: a list makes a flag that may be repeated.
+        default: a list makes the flag repeatable.
         text: the flag's help.
         settings: the other fields of `Option`.
     """
@@ -72,28 +72,29 @@ def option(default: Any, text: str, **settings: Any) -> Any:
 
 
 def inherited(group: type, name: str, *, default: Any = None, **changes: Any) -> Any:
-    """The field of another group with some things changed, e.g. its default or its second names."""
+    """Copy a field of another group with changes, e.g. of its default or aliases."""
     base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    # None is "unchanged": no group turns a default into None.
+    # None means "unchanged": no group overrides a default by None.
     value = base.default if default is None else default
     return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
 
 
 def packed_form(memory: str) -> dict[str, Any]:
-    """What images and scores depend on of a `memory`: the form of packed weights, or nothing if they are not packed."""
+    """Return the quantisation of a `memory`, on which images and scores depend; empty if there is none."""
     form = MEMORY[memory]["quantize"]
     return {} if form == "none" else {"quantize": form}
 
 
 def amount(text: str) -> float:
-    """A parser of numbers from 0 to LARGEST, which NaN and infinity are not."""
-    if not 0 <= (number := float(text)) <= LARGEST:
+    """Parse a number from 0 to LARGEST; NaN and infinity are refused."""
+    number = float(text)
+    if not 0 <= number <= LARGEST:
         raise ValueError(f"{text!r} is no number from 0 to {LARGEST:,}")
     return number
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """A parser that takes these names only."""
+    """Create a parser of these names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -116,18 +117,18 @@ class JudgeOptions:
 
     @property
     def judge_access(self) -> dict[str, Any]:
-        """How the judge is reached, as `PacoReward.from_pretrained` takes it beside its name."""
+        """Arguments of `PacoReward.from_pretrained` for access to the judge."""
         return {"model": self.judge_model, "adapter": self.judge_adapter, "api_key_env": self.api_key_env}
 
     @property
     def judge_name(self) -> str:
-        """What tables call the judge."""
+        """Name of the judge in tables."""
         return self.judge_model or with_adapter(self.judge, self.judge_adapter)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrugalJudge(JudgeOptions):
-    """A judge that may have to live on a small card."""
+    """A judge, possibly on a small GPU."""
 
     memory: str = option(
         "normal",
@@ -158,7 +159,7 @@ class ModelOptions:
 
     @property
     def generator_name(self) -> str:
-        """What tables call the generator."""
+        """Name of the generator in tables."""
         return with_adapter(self.model, self.adapter)
 
 
@@ -222,5 +223,5 @@ class GeneratorOptions(ModelOptions):
 
 
 def with_adapter(model: str, adapter: str) -> str:
-    """`MODEL + ADAPTER`, or the model alone."""
+    """Join `MODEL + ADAPTER`; without an adapter the model."""
     return f"{model} + {adapter}" if adapter else model

@@ -1,4 +1,4 @@
-"""A config as others may see it: model card, report and trackers show `public(config)`, in which keys are masked."""
+"""Masking of keys in published configs: model card, report and trackers show `public(config)`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASK = "***"
 SECRETS = re.compile(
     "|".join(
         (
-            r"\b(?:sk-|nvapi-|xai-)[\w-]{16,}",  # OpenAI and others with its form, NVIDIA, xAI
+            r"\b(?:sk-|nvapi-|xai-)[\w-]{16,}",  # OpenAI and providers with its form, NVIDIA, xAI
             r"\b(?:hf|gsk|r8|npm)_[A-Za-z0-9]{10,}",  # Hugging Face, Groq, Replicate, npm
             r"\bgh[oprsu]_[A-Za-z0-9]{10,}|\bgithub_pat_\w{10,}",
             r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-[\w-]{10,}",  # GitLab
@@ -24,7 +24,7 @@ SECRETS = re.compile(
             r"\beyJ[\w-]{8,500}\.eyJ[\w-]{8,}",  # a JSON Web Token: its first two parts begin with `{"`
             r"\bBearer\s+(?!auth|cert)[\w.~+/-]{8,}|\bbearer\s+[\w.~+/-]{16,}",
             r"\bBasic\s+(?P<login>[A-Za-z0-9+/]{8,}={0,2})",
-            # Weights & Biases: 40 hex digits, which a commit has too, next to a word that names a key.
+            # Weights & Biases: 40 hex digits, like a commit, so only after a word for a key.
             r"(?i:(?:\b|_|api)(?:key|token|secret|password|wandb|login))\W{1,5}[0-9a-f]{40}\b",
             r"-----BEGIN [A-Z ]*PRIVATE KEY",
             r"""://[^/\s@"']+@""",
@@ -46,8 +46,8 @@ def public(value: Any, *, name: str = "") -> Any:
     """Replace every key in a config, or a part of it, by `***`.
 
     Args:
-        value: what JSON has: mappings, lists, texts, numbers.
-        name: what the value is called in the config; a key is recognised by its name or by its form.
+        value: a JSON value.
+        name: config key of the value. Secrets are recognised by name or form.
     """
     if value and SECRET_NAME.search(name):
         return MASK
@@ -63,7 +63,7 @@ def public(value: Any, *, name: str = "") -> Any:
 
 
 def find_secret(text: str) -> re.Match[str] | None:
-    """Find the first part of a text that has the form of a key or of a password."""
+    """Find the first part of a text in the form of a key or password."""
     for match in SECRETS.finditer(text):
         if not match["login"] or _is_login(match["login"]):
             return match
@@ -71,7 +71,7 @@ def find_secret(text: str) -> re.Match[str] | None:
 
 
 def _is_login(code: str) -> bool:
-    """Whether a text is `user:password` in base64, and not the word after "Basic"."""
+    """Check whether a text is `user:password` in base64, not a word after "Basic"."""
     try:
         return ":" in b64decode(code).decode("ascii")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The section of a config that selects a reward."""
+"""Config section of a reward."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RewardConfig(Section):
     name: str
     """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
     label: str = Field("", pattern=r"^[\w.-]*$")
-    """What its curves are called; the name if empty. Two rewards of one name need labels."""
+    """Name of its curves; `name` if empty. Two rewards of one name need labels."""
     weight: float = 1.0
-    """Of its advantage, or of its score, in the aggregate's sum."""
+    """Weight of its advantage, or of its score, in the aggregate's sum."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """What the reward itself takes, such as `temperature`."""
+    """Arguments of the reward, such as `temperature`."""
 
     @property
     def key(self) -> str:
-        """What it is called in tables and logs."""
+        """Name in tables and logs."""
         return self.label or self.name.rpartition(":")[2]

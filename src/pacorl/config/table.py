@@ -1,10 +1,10 @@
-"""Tables of what a config can name: policies, judges, rewards, objectives and the like.
+"""Tables of the implementations that a config selects by name: policies, judges, rewards, objectives.
 
     POLICIES: Table[PolicySpec] = Table("generator", {"flux": "pacorl.models.policies.flux:FLUX", …})
     POLICIES["flux"].options      # the file is imported here, and not before
 
-An entry is a *spec*: a value in the entry's own file that brings everything that other packages ask of it, its options
-among them. To add an entry is to write its file and one line of its table.
+An entry is a *spec*, a value in the entry's file with its options and everything that other packages need of it. To add
+an entry, write its file and one line of its table.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Table(Mapping[str, Spec], Generic[Spec]):
     def __init__(self, noun: str, homes: Mapping[str, str]) -> None:
         """
         Args:
-            noun: what an entry is called in messages, e.g. "objective".
+            noun: word for an entry in messages, e.g. "objective".
             homes: name → "module:ATTRIBUTE" of its spec.
         """
         self.noun = noun
         self._homes = dict(homes)
 
     def __getitem__(self, name: str) -> Spec:
-        """The spec of that name; imports its file.
+        """Import the file of an entry and return its spec.
 
         Raises:
             KeyError: if the table has no such entry. `named` gives users a message.
@@ -52,10 +52,10 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         return name in self._homes  # Mapping's own would import the file
 
     def named(self, name: str) -> Spec:
-        """The spec of that name.
+        """Return the spec of a name.
 
         Raises:
-            ValueError: if there is none; it names the nearest entry and all others.
+            ValueError: if the name is unknown; the message lists the nearest entry and all entries.
         """
         if name not in self._homes:
             near = difflib.get_close_matches(name, self._homes, n=1)

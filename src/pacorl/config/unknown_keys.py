@@ -1,4 +1,4 @@
-"""The message for a key that a config does not have: the key that was probably meant.
+"""Message for an unknown config key, with the key that was probably meant.
 
 Keys of that name elsewhere in the config come first, then the names of other libraries, then near spellings.
 """
@@ -57,7 +57,7 @@ NEAR = 0.75
 
 
 def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> str:
-    """Describe a key that the config does not have.
+    """Describe an unknown key of the config.
 
     Args:
         kind: the whole config.
@@ -69,37 +69,40 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
     keys = list(_keys(kind, document))
     key = ".".join(map(str, path))
 
-    if meant := _keys_called(str(name), keys):
+    meant = _keys_called(str(name), keys)
+    if meant:
         return f"{key}: unknown key, did you mean {_listed(meant)}?"
-    if near := difflib.get_close_matches(str(name), section.model_fields, n=1):
+    near = difflib.get_close_matches(str(name), section.model_fields, n=1)
+    if near:
         return f"{key}: unknown key, did you mean {near[0]!r}?"
-    names = [*SYNONYMS, *(known.rpartition(".")[2] for known in keys)]
+    names = [*SYNONYMS, *(key.rpartition(".")[2] for key in keys)]
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=NEAR)
-    if near and (meant := _keys_called(near[0], keys)):
+    meant = _keys_called(near[0], keys) if near else []
+    if meant:
         return f"{key}: unknown key, did you mean {_listed(meant)}?"
     return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
 
 
 def _keys_called(name: str, keys: Sequence[str]) -> list[str]:
-    """The keys of that name, or of the same meaning if there are none."""
+    """Find the keys of a name, or else of the same meaning."""
     same = [key for key in keys if key.rpartition(".")[2] == name]
     endings = [f".{ending}" for ending in SYNONYMS.get(name, ())]
-    return same or [key for key in keys for ending in endings if f".{key}".endswith(ending)]
+    return same or [key for key in keys if f".{key}".endswith(tuple(endings))]
 
 
 def _listed(keys: Sequence[str]) -> str:
-    *others, last = [repr(key) for key in keys[:SHOWN_KEYS]]
-    return f"{', '.join(others)} or {last}" if others else last
+    shown = [repr(key) for key in keys[:SHOWN_KEYS]]
+    return f"{', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def _keys(kind: type[BaseModel], document: Any) -> Iterator[str]:
-    """The dotted keys that this config can have, lists aside: of a table's entries, those of the chosen one."""
+    """Yield the dotted keys of this config, without lists; of a table only the selected entry's."""
     for name, field in kind.model_fields.items():
         inner = document.get(name) if isinstance(document, Mapping) else None
         try:
             section = None if get_origin(field.annotation) in (tuple, list) else _section_of(field, inner)[0]
         except ValueError:
-            continue  # it names an entry that its table does not have, which is a fault of its own
+            continue  # an unknown table entry is reported separately
         if section is None:
             yield name
         else:
@@ -107,7 +110,7 @@ def _keys(kind: type[BaseModel], document: Any) -> Iterator[str]:
 
 
 def _section_at(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> tuple[type[BaseModel], str]:
-    """The model of the section at `path`, and " of KEY NAME" if it is a table's entry, which has keys of its own."""
+    """Find the model of the section at `path`, and " of KEY NAME" if it is a table's entry."""
     owner = ""
     for step in path:
         if isinstance(document, Mapping):
@@ -125,8 +128,8 @@ def _section_at(kind: type[BaseModel], path: Sequence[str | int], document: Any)
 
 
 def _section_of(field: FieldInfo, document: Any) -> tuple[type[BaseModel] | None, OneOf | None]:
-    """The model of a field's section, or of its items; and the table that it is an entry of. None if there is none."""
-    # A section that may be `none` hides its `OneOf` inside the union.
+    """Find the model of a field's section or its items, and its table; None for each that is missing."""
+    # An optional section has its `OneOf` inside the union.
     parts = [field.annotation, *get_args(field.annotation)]
     notes = [*field.metadata, *(note for part in parts for note in getattr(part, "__metadata__", ()))]
     for note in notes:

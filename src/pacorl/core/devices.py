@@ -1,4 +1,4 @@
-"""Which device computes, and in which types it can.
+"""Default device, and its supported data types.
 
 torch is imported inside: a command's help reads files that read this one.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 APPLE = "mps"
 UNKNOWN_TO_APPLE = ("float64", "fp8")
-"""Types that Metal has no kernels for: of weights, and of packed ones."""
+"""Data types and packed formats without Metal kernels."""
 
 
 def available_device() -> str:
-    """The kind of device that computes if nobody says which: a CUDA card, an Apple GPU, or the CPU."""
+    """Choose the default device: a CUDA GPU, an Apple GPU, or the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -55,13 +55,13 @@ def check_card_used(dtype: str, device: torch.device) -> None:
 
 
 def best_dtype(checkpoint: str, device: str | torch.device) -> str:
-    """The type of a model's weights if nobody says which: bfloat16 on a GPU, float32 elsewhere."""
-    # The tiny twins were trained in float32, and cost nothing in it.
+    """Choose the default data type of weights: bfloat16 on a GPU, float32 elsewhere."""
+    # The tiny checkpoints were trained in float32, and are small.
     return "float32" if str(device) == "cpu" or checkpoint == TINY else "bfloat16"
 
 
 def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
-    """Refuse a type of weights, or of packed ones, that the device lacks.
+    """Check that the device supports a data type or packed format.
 
     Raises:
         ValueError: naming `key`, the type and one that the device has.
@@ -71,7 +71,7 @@ def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """fp64, or fp32 on an Apple GPU: what metrics are added up in."""
+    """Return fp64, or fp32 on an Apple GPU, for sums of metrics."""
     import torch
 
     return torch.float32 if device.type == APPLE else torch.float64

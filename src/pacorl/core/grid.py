@@ -23,7 +23,7 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^“”]+)”|「([^「」]+)」|(?<!\w)
 
 
 def parse_layout(text: str) -> Grid:
-    """The first `RxC` in `text`.
+    """Parse the first `RxC` in `text`.
 
     Raises ValueError if there is none or a side is 0.
     """
@@ -34,7 +34,7 @@ def parse_layout(text: str) -> Grid:
 
 
 def panel_texts(prompt: str) -> tuple[str, ...]:
-    """The texts behind the panel tags of a T2IS prompt, in order; empty if it has no tags."""
+    """Split the texts after the panel tags of a T2IS prompt, in order; empty without tags."""
     tags = list(PANEL_TAG.finditer(prompt))
     ends = [*(tag.start() + 1 for tag in tags[1:]), len(prompt)]
     # Without tags there is one end and no text to go with it.
@@ -42,14 +42,14 @@ def panel_texts(prompt: str) -> tuple[str, ...]:
 
 
 def panel_tags(grid: Grid) -> list[str]:
-    """`[TOP]-[LEFT]` and so on for 2×2, as released; `[1]-[2]` (row, column) for others."""
+    """List the panel tags: `[TOP]-[LEFT]` … for 2×2, as released; `[1]-[2]` (row, column) for other grids."""
     if grid == Grid(2, 2):
-        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
+        return ["[TOP]-[LEFT]", "[TOP]-[RIGHT]", "[BOTTOM]-[LEFT]", "[BOTTOM]-[RIGHT]"]
     return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
 
 
 def shared_text(prompt: str) -> str:
-    """What a T2IS prompt says before its first panel tag."""
+    """Return the part of a T2IS prompt before its first panel tag."""
     first = PANEL_TAG.search(prompt)
     return (prompt if first is None else prompt[: first.start() + 1]).strip()
 
@@ -68,7 +68,7 @@ def split(image: Image.Image, grid: Grid) -> list[Image.Image]:
 
 
 def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:
-    """The inverse of `split` for panels of one size."""
+    """Join panels of one size, the inverse of `split`."""
     sizes = {panel.size for panel in panels}
     if len(panels) != grid.count or len(sizes) != 1:
         raise ValueError(f"a {grid} grid needs {grid.count} panels of one size, got {len(panels)} of {sorted(sizes)}")

@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
+MONITOR = "monitor/"
+HELD_OUT = "held_out/"
+ALARM = "alarm/"
+SECONDS = "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
@@ -21,12 +24,15 @@ HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones
 
 
 def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of a log under a page's names, if the run wrote P(Yes) beside the reward that is made of it.
+    """Rename the metrics of a log line for a page.
 
-    A log has the judge's mean P(Yes) as `p_yes`, and what the reward makes of it as `consistency`. A summary calls the
-    former `consistency`, and a page must not give two numbers one name, nor one number two names.
+    A log has the judge's mean P(Yes) as `p_yes` and the reward as `consistency`; a summary has P(Yes) as `consistency`.
+    On a page each number has one name.
     """
-    shown = {"/".join(SHOWN_NAMES.get(part, part) for part in key.split("/")): value for key, value in record.items()}
+    shown = {}
+    for key, value in record.items():
+        words = [SHOWN_NAMES.get(word, word) for word in key.split("/")]
+        shown["/".join(words)] = value
     p_yes, reward = (shown.get(name) for name in ("consistency", "consistency_reward"))
     if p_yes is not None and reward is not None and math.isclose(p_yes, reward, rel_tol=1e-6):
         del shown["consistency_reward"]
@@ -34,5 +40,5 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sign_meaning(sign: str) -> str:
-    """What it means that a sign went beyond its limit; all held-out measures share one meaning."""
+    """Explain a sign beyond its limit; all held-out rewards share one text."""
     return SIGN_MEANINGS.get(sign, HELD_OUT_MEANING)

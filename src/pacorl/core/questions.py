@@ -1,7 +1,7 @@
 """Every question that a judge is ever asked: one home for training, scoring and benchmarks.
 
-The wording, its grammar included, is what the released judge was trained on (arXiv 2512.04784 and its code);
-a judge is sensitive to it, so change nothing here without retraining.
+The wording, including its grammar, is from the released judge's training data (arXiv 2512.04784 and its code);
+a judge is sensitive to it, so do not change it without retraining.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>")
 def text_fault(text: str) -> str:
     """Why a text cannot be asked or answered, because it would end its own turn of the conversation; empty if it can.
 
-    One rule for a judge in this process, for all servers and for what a judge learns: some take such a token as it is
-    spelled and some as what it does, and the same question would have several answers.
+    One rule for in-process judges, all servers and training data: some servers treat such a token as it is
+    spelled, some as a control, so that one question would have several answers.
     """
     token = CONTROL_TOKEN.search(text)
     return f"a text may not hold the control token {token[0]}; take it out" if token else ""
@@ -31,7 +31,7 @@ def same_theme(theme: str) -> str:
 
 
 def consistent() -> str:
-    """Two images, nothing known about them (ConsistencyRank's default question)."""
+    """Ask about two images without context (ConsistencyRank's default question)."""
     return (
         "Do the two images maintain consistency in terms of style, logic and identity? "
         'Answer "Yes" and "No" first, and then provide detailed reasons.'
@@ -47,12 +47,12 @@ def meets_criterion(criterion: str) -> str:
 
 
 def shows_text(text: str) -> str:
-    """One panel against its own description (ours: the released reward uses CLIP here)."""
+    """Ask about one panel and its description (ours: the released reward uses CLIP here)."""
     return f'Does this image show "{text}"? Please answer Yes or No.'
 
 
 def shows_grid(rows: int, cols: int) -> str:
-    """A whole grid image against its layout (ours: the released reward takes the layout for granted)."""
+    """Ask about a grid image and its layout (ours: the released reward takes the layout for granted)."""
     return (
         f"Is this image one sheet of exactly {rows * cols} separate pictures, laid out as a grid of {rows} "
         f"{'row' if rows == 1 else 'rows'} and {cols} {'column' if cols == 1 else 'columns'}? Please answer Yes or No."

@@ -1,9 +1,9 @@
-"""How far a ranking agrees with people's: ConsistencyRank's measures, and bootstrap intervals of any mean.
+"""Agreement of a ranking with people's: ConsistencyRank's metrics, and bootstrap intervals of any mean.
 
-An *order* lists candidates (by index) best first, as `argsort` gives it. A candidate's *rank* is its place in the
+An *order* lists candidates (by index) best first, as `argsort` gives it. A candidate's *rank* is its position in the
 order. The released evaluation correlates two orders as if they were ranks; over the 576 pairs of orders of four
-candidates its τ differs from the rank correlation in 296 and its ρ in 328. Both are given here, under names that tell
-them apart.
+candidates its τ differs from the rank correlation in 296 and its ρ in 328. Both are provided under different
+names.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class RankAgreement:
     accuracy: float
     """Share of places that hold the right candidate."""
     order_tau: float
-    """Kendall's τ of the two order lists: what the released evaluation prints."""
+    """Kendall's τ of the two order lists, as in the released evaluation."""
     order_rho: float
-    """Spearman's ρ of the two order lists: what the released evaluation prints."""
+    """Spearman's ρ of the two order lists, as in the released evaluation."""
     rank_tau: float
     """Kendall's τ of the candidates' ranks: the share of pairs in the right order, minus that in the wrong one."""
     rank_rho: float
@@ -50,9 +50,9 @@ class RankAgreement:
 
 
 def order_of(scores: Sequence[float]) -> tuple[int, ...]:
-    """The order of candidates by score; of equal scores the later candidate comes first, as in the released code.
+    """Order candidates by score; of equal scores the later candidate comes first, as in the released code.
 
-    Raises ValueError for a score that is not finite.
+    Raises ValueError if a score is not finite.
     """
     values = np.asarray(scores, dtype=float)
     if not np.isfinite(values).all():
@@ -61,7 +61,7 @@ def order_of(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
-    """The place of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
+    """Find the position of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
     if sorted(order) != list(range(len(order))):
         raise ValueError(f"{list(order)} is no order of {len(order)} candidates: each index must appear once")
     ranks = [0] * len(order)
@@ -72,7 +72,8 @@ def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
 
 def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreement:
     """Compare two orders of the same candidates, two or more. Raises ValueError if they are not that."""
-    ranks, true_ranks = ranks_of(predicted), ranks_of(true)
+    ranks = ranks_of(predicted)
+    true_ranks = ranks_of(true)
     if len(ranks) != len(true_ranks) or len(ranks) < 2:
         raise ValueError(f"orders of {len(ranks)} and {len(true_ranks)} candidates cannot be compared")
     right = [guess == truth for guess, truth in zip(predicted, true, strict=True)]
@@ -87,7 +88,7 @@ def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreeme
 
 
 def kendall_tau(first: Sequence[int], second: Sequence[int]) -> float:
-    """(concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
+    """Compute (concordant − discordant) / pairs of two sequences without ties (Kendall 1938)."""
     pairs = list(combinations(zip(first, second, strict=True), 2))
     concordant = sum((a < b) == (c < d) for (a, c), (b, d) in pairs)
     return 2 * concordant / len(pairs) - 1
@@ -111,7 +112,7 @@ def bootstrap(
     """Percentile intervals of a statistic, with whole groups drawn with replacement (Efron & Tibshirani 1993, ch. 13).
 
     groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
-    statistic: indices of items (with repetition) → (M,) figures, NaN if they say nothing. Returns M intervals;
+    statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
     without ends if there are fewer than two groups.
     """
     places: dict[Hashable, list[int]] = {}

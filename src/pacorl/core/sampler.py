@@ -1,4 +1,4 @@
-"""How samples are drawn: the one declaration of the settings that a config, the rollout and the update share.
+"""Sampler settings shared by the config, the rollout and the update.
 
 The samples of a prompt are the leaves of a tree. `seeds` initial noises are followed without noise to the first
 stochastic step; there each latent, a *node*, gets `branches[0]` children, each child gets `branches[1]` at the second
@@ -24,14 +24,14 @@ from pacorl.types import Size
 SdeType = Annotated[str, AfterValidator(lambda name: SDE_TYPES.named(name).name)]
 """A key of `SDE_TYPES`."""
 Steps = Annotated[int, Field(gt=0, le=1000)]
-"""Denoising steps: diffusers' schedulers of these models tell 1,000 noise levels apart."""
+"""Denoising steps: diffusers' schedulers of these models have 1,000 noise levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The tree of a group. A node of level ℓ is where the ℓ-th stochastic step begins; level K holds the samples.
 
-    A node is named by the global row of the first sample below it, so that its draws depend on nothing else.
+    A node's number is the global row of the first sample below it, and determines its draws.
     """
 
     seeds: int
@@ -50,19 +50,22 @@ class Tree:
         return math.prod(self.branches[level:])
 
     def nodes_of_batch(self, batch: int, level: int) -> int:
-        """Nodes of a level that pass the transformer together: no more than a batch of samples descends from."""
+        """Batch size in nodes of a level: at most the number above one batch of samples."""
         return max(1, batch // self.leaves(level))
 
     def node_of(self, row: int, level: int) -> int:
-        """The node of a level above the sample of a global row."""
+        """Find the node of a level above the sample of a global row."""
         return row - row % self.leaves(level)
 
     def nodes(self, rows: Sequence[int]) -> list[list[int]]:
-        """The node of each level above the samples of some rows: [level][row]."""
-        return [[self.node_of(row, level) for row in rows] for level in range(len(self.branches) + 1)]
+        """Find the node of each level above the samples of some rows: [level][row]."""
+        levels = []
+        for level in range(len(self.branches) + 1):
+            levels.append([self.node_of(row, level) for row in rows])
+        return levels
 
     def noise_of(self, child: int, level: int) -> tuple[int, float]:
-        """Whose noise a child of a node of `level` takes, and with which sign.
+        """Find the noise and its sign for a child of a node of `level`.
 
         Returns:
             The node that names the draw, and 1 or −1.
@@ -83,7 +86,7 @@ class TreeOptions(Section):
     """Whether siblings come in pairs of opposite noise, +ε and −ε."""
 
     def resolve(self, group_size: int, *, steps: int) -> Tree:
-        """The tree of `group_size` samples with `steps` stochastic steps.
+        """Create the tree of `group_size` samples with `steps` stochastic steps.
 
         Raises:
             ValueError: if they do not fit; the message names the key and the fix.
@@ -116,13 +119,13 @@ class Suffix(Section):
     solver: Annotated[str, AfterValidator(lambda name: SOLVERS.named(name).name)] = "euler"
     """A key of `core.solvers.SOLVERS`."""
     steps: Positive | None = None
-    """Steps to the image, evenly chosen of the remaining ones; all of them unless it is given."""
+    """Steps to the image, evenly chosen from the remaining steps; by default all."""
     check_every: int = Field(10, ge=0)
     """Epochs between checks, the first epoch's among them: one group is also finished by all steps, and its advantages
     are compared; 0 for none."""
 
     def grid(self, first: int, last: int) -> list[int]:
-        """The indices of the sigmas that are visited from `first` to `last`, both included.
+        """List the indices of the sigmas from `first` to `last`, both included.
 
         Raises:
             ValueError: if there are not as many steps, or too few for the solver.
@@ -146,12 +149,12 @@ class Suffix(Section):
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps are the sampler's own."""
+        """Whether the suffix has all steps of the sampler."""
         return self == Suffix(check_every=self.check_every)
 
     @property
     def says(self) -> str:
-        """What it departs by from the sampler's own steps, as a config says it."""
+        """Describe the difference from the full suffix in the config's terms."""
         departures = {"solver": self.solver, "steps": self.steps}
         defaults = Suffix()
         return ", ".join(f"{name} {value}" for name, value in departures.items() if value != getattr(defaults, name))
@@ -173,16 +176,16 @@ class SamplingSteps(Section):
 
 
 class Sampler(SamplingSteps):
-    """How the samples of one epoch, or images without noise, are drawn.
+    """Sampler of one epoch, or of images without noise.
 
     Example:
         Sampler(size=Size(1024, 1024), steps=20)
     """
 
     size: Size
-    """As the config says it; `Policy.size_of` makes it a prompt's."""
+    """Size in the config; `Policy.size_of` derives a prompt's size."""
     tree: Tree = Tree(seeds=1)
-    """Of each group; its branches are those of `stochastic_steps`."""
+    """Tree of each group, with one branching per stochastic step."""
     stochastic: bool = True
     """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
     keeps_means: bool = False

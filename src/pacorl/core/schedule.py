@@ -1,4 +1,4 @@
-"""What an epoch draws: its seeds, its learning rate, and which sampling steps are stochastic, and trained.
+"""Schedule of an epoch: its seeds, its learning rate, and its stochastic, trained sampling steps.
 
 Each is a function of an epoch's or a step's number, so that a resumed run needs no state for it. One window serves all
 groups and processes: windows that differ between the samples of a group would make their rewards differ for that reason
@@ -19,14 +19,14 @@ Stage = TypeVar("Stage")
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed from what names a draw; the same on every machine."""
+    """Hash the names of a draw to a 63-bit seed, the same on every machine."""
     # Python's own hash of a text differs from process to process.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosine"], warmup: int, total: int) -> float:
-    """The rate of the step after `step` finished ones.
+    """Compute the learning rate after `step` finished steps.
 
     It rises in equal parts over `warmup` steps to `peak`, then stays, or falls along a half cosine to 0 at `total`.
     """
@@ -34,13 +34,13 @@ def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosi
         return peak * (step + 1) / warmup
     if schedule == "constant":
         return peak
-    # At least 1: a run that is all warm-up has no descent to divide by.
+    # At least 1: a run of warm-up steps only has no descent to divide by.
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
     return peak * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class NoiseWindow(Section):
-    """Which of `sde_steps` are stochastic, and trained, in an epoch; the same ones for all groups."""
+    """Select the stochastic and trained steps of an epoch from `sde_steps`, equal for all groups."""
 
     kind: Literal["fixed", "random", "sliding"] = "fixed"
     """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
@@ -66,7 +66,8 @@ class NoiseWindow(Section):
             return tuple(steps)
         if self.kind == "random":
             return tuple(sorted(_generator(seed, epoch).sample(steps, self.size)))
-        last, move = len(steps) - self.size, epoch // self.interval
+        last = len(steps) - self.size
+        move = epoch // self.interval
         if self.order == "progressive":
             first = min(move * self.stride, last)
         else:
@@ -75,7 +76,7 @@ class NoiseWindow(Section):
 
 
 def stage_size(curriculum: Sequence[tuple[int, Stage]], epoch: int) -> Stage | None:
-    """The size of a curriculum's newest stage that has begun by `epoch` (from 0); None before its first."""
+    """Find the size of a curriculum's stage at `epoch` (from 0); None before the first stage."""
     begun = [size for start, size in sorted(curriculum, key=lambda stage: stage[0]) if start <= epoch]
     return begun[-1] if begun else None
 

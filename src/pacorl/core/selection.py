@@ -1,4 +1,4 @@
-"""Which of an epoch's samples are trained on: like advantages, a function of the whole epoch, on every rank alike."""
+"""Selection of an epoch's training samples: like advantages, a function of the whole epoch, equal on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pacorl.types import Advantages, RewardTable
 
 
 class Selection(Section):
-    """Which samples are trained on; by default all that were judged."""
+    """Selection of training samples; by default all valid samples."""
 
     min_std: float = Field(0.0, ge=0)
     """Groups in which the std of Σ w_k·R^k is below it are dropped: what their samples differ by is the judge's noise,
@@ -25,7 +25,7 @@ class Selection(Section):
     def _drops_something(self) -> Selection:
         if self.above_mean is not None and not self.min_std:
             raise ValueError(
-                f"above_mean {self.above_mean:g} says nothing without min_std; set min_std, or leave it out"
+                f"above_mean {self.above_mean:g} has no effect without min_std; set min_std, or leave it out"
             )
         return self
 
@@ -38,7 +38,7 @@ def drop_alike_groups(
     Args:
         values: the epoch's advantages.
         table: the rewards that they are of.
-        selection: says which groups are alike.
+        selection: thresholds of alike groups.
         weights: one per reward, in the table's order.
 
     Returns:
@@ -46,7 +46,8 @@ def drop_alike_groups(
     """
     if not selection.min_std:
         return values
-    used_B, group_B = values.used_B, table.group_B
+    used_B = values.used_B
+    group_B = table.group_B
     score_B = table.score_RB.new_tensor(weights) @ table.score_RB.nan_to_num()
     mean_B = group_mean(score_B, used_B, group_B)
     variance_B = group_mean((score_B - mean_B) ** 2, used_B, group_B)

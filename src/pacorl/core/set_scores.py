@@ -25,7 +25,7 @@ class LowestPanel:
     """The panel that fits the other panels least."""
 
     panel: int
-    """Its index; the first of equal ones."""
+    """Index of the panel; of equal panels the first."""
     median: float
     """Median score of its pairs."""
 

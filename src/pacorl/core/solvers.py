@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The velocity of the step before, and how long that step was."""
+    """Velocity and length of the earlier step."""
 
     velocity_BNC: Tensor
     length: float
@@ -27,7 +27,7 @@ class SolverSpec:
 
     name: str
     step: Callable[[Tensor, Tensor, float, Past | None], Tensor]
-    """From the latent, its velocity, σ' − σ and the step before (None at the first) to the next latent."""
+    """Function of the latent, its velocity, σ' − σ and the earlier step (None at first) to the next latent."""
     least_steps: int = 1
 
     def check(self, steps: int) -> None:

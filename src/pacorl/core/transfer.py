@@ -1,4 +1,4 @@
-"""Tensors on their way to a card, without a wait."""
+"""Non-blocking copies to a GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; the host goes on at once.
+    """Copy a tensor to a device without blocking the host.
 
-    A copy from ordinary memory first waits until the card has done all that it was told before. One from pinned memory
-    waits for its turn on the card alone.
+    A copy from pageable memory blocks the host until the GPU's queue is empty; a copy from pinned memory is queued.
     """
     if tensor.device.type != "cpu":
-        return tensor.to(device)  # back to the host a copy must be waited for
-    # An Apple GPU may read ordinary memory after the host has let it go.
+        return tensor.to(device)  # copies to the host must block
+    # An Apple GPU may read host memory after it is freed.
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)

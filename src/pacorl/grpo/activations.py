@@ -55,9 +55,9 @@ def decide_checkpointing(
 
 
 def activation_bytes(policy: Policy, conditioning: Conditioning, size: Size) -> int:
-    """Count what the backward of one forward keeps beyond the weights. Nothing is kept meanwhile.
+    """Count the bytes of one forward's activations for the backward, without storing them.
 
-    A tensor that several operations keep counts for each of them, so the count errs on the safe side.
+    Tensors saved by several operations count for each, so the count is an upper bound.
 
     Args:
         policy: with a trainable adapter.

@@ -1,4 +1,4 @@
-"""What a policy run is made of: each builder makes one thing from the config, and refuses what cannot work."""
+"""Builders of a policy run's parts from its config. Each rejects settings that cannot work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class FunctionReward:
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
-    """The config without idle judges, after all checks that need no weights; functions stand among its rewards.
+    """Check the config as far as possible without weights; add the functions to its rewards, drop unused judges.
 
     Raises:
         ValueError: if a tracker is not installed, or a reward or its arguments are wrong.
@@ -63,45 +63,50 @@ def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
     check_rewards(built_in)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
-    # Idle judges are found by the other rewards alone: a function brings its own means.
+    # Functions cannot use the run's judge, so they do not keep it.
     config = without_idle_judges(config.model_copy(update={"rewards": tuple(built_in)}))
     added = tuple(weighted.get(name, RewardConfig(name=name)) for name in functions)
     return config.model_copy(update={"rewards": (*built_in, *added)})
 
 
 def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConfig:
-    """Drop the judges that nothing asks: no reward, no measure of the evaluation, and not `best_by`.
+    """Drop the judges that no reward, evaluation reward or `best_by` uses. Idempotent.
 
     Args:
         config: the run.
-        run: whether the files of users' rewards are run to know what they ask; else they are parsed.
+        run: whether to execute the files of users' rewards to inspect their arguments; else they are parsed.
 
     Returns:
-        The config, its `judge` and `evaluation.judge` None unless they are asked. Doing it again changes nothing.
+        The config, with `judge` and `evaluation.judge` None unless they are used.
 
     Raises:
-        ConfigError: if `judge` is none, and a reward or measure asks it; the message names which.
+        ConfigError: if `judge` is none, and a reward needs it; the message names the reward.
     """
-    rewards = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
-    measures = [
+    asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
+    held_out = [
         f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward, run=run)
     ]
-    asking = rewards + ([] if config.evaluation.judge else measures)
-    asking += ["best_by p_yes"] if config.best_by == "p_yes" else []
+    if not config.evaluation.judge:
+        asking += held_out
+    if config.best_by == "p_yes":
+        asking.append("best_by p_yes")
+
     if asking and config.judge is None:
+        verb = "asks" if len(asking) == 1 else "ask"
         raise ConfigError(
-            f"judge is none, and {', '.join(asking)} {'asks' if len(asking) == 1 else 'ask'} a judge; name one "
-            "(judge.checkpoint=…), or leave out what asks it"
+            f"judge is none, and {', '.join(asking)} {verb} a judge; set judge.checkpoint=…, or remove the reward or "
+            "metric"
         )
-    evaluation = config.evaluation.model_copy(update={"judge": config.evaluation.judge if measures else None})
-    return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
+    if not held_out:
+        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"judge": None})})
+    return config if asking else config.model_copy(update={"judge": None})
 
 
 def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]:
-    """The training prompts, the evaluation's, and a warning if they leak into each other.
+    """Read training and evaluation prompts, and return a warning if they overlap.
 
     Raises:
-        ValueError: if they leak and `prompts.leaks` is refuse, or are edits and a setting rules these out.
+        ValueError: if they overlap and `prompts.leaks` is refuse, or if a setting excludes edits.
     """
     train = prompts_from(config.prompts.train, limit=None)
     evaluation = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
@@ -117,10 +122,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
 
 
 def patience(config: PolicyConfig) -> float:
-    """Seconds that a process may wait for another one.
-
-    That one waits for a judge or a reward service until an outage is given up, and then for the failure budget.
-    """
+    """Compute the collective timeout in seconds: the longest outage, and then the failure budget of a judge."""
     scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
@@ -130,21 +132,24 @@ def patience(config: PolicyConfig) -> float:
 
 
 def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Policy:
-    """The policy with a trainable adapter, which starts from `adapter.start` if that is given.
+    """Build the policy with a trainable adapter, loaded from `adapter.start` if set.
 
-    Its transformer is not on the device yet: `encode_prompts` and then `place_transformer` follow.
+    Its transformer is not on the device yet: call `encode_prompts` and then `place_transformer`.
     """
     config.generator.check_trainable(config.model.checkpoint)
-    # The adapter's first weights are drawn next. Nothing here draws from the other two; a user's reward may.
+
+    # torch draws the adapter's initial weights. Users' rewards may draw from the other generators.
     torch.manual_seed(config.seed)
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
+
     policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes, staged=True)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
     add_adapter(config, policy)
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
+
     if config.adapter.start:
         shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
         start_from(policy.transformer, config.adapter.start, **shape, base=config.model.checkpoint)
@@ -152,10 +157,10 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Polic
 
 
 def add_adapter(config: PolicyConfig, policy: Policy) -> None:
-    """Add the config's adapter to a policy, with gradient checkpointing if that is on.
+    """Add the config's adapter to a policy, and enable gradient checkpointing if configured.
 
     Raises:
-        ValueError: if a target matches no linear layer, or layers that no image depends on.
+        ValueError: if a target matches no linear layer, or only layers without effect on the image.
     """
     if config.model.gradient_checkpointing:
         policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -165,12 +170,14 @@ def add_adapter(config: PolicyConfig, policy: Policy) -> None:
 
 
 def ode_form(transformer: nn.Module, products: str, *, fuse: bool) -> OdeForm | None:
-    """The form in which a transformer computes ODE steps, by `sampling.products` and `sampling.fuse_lora`."""
-    return Int8Products(transformer) if products == "w8a8" else fuse_lora(transformer, enabled=fuse)
+    """Create the transformer's form for ODE steps by `sampling.products` and `sampling.fuse_lora`."""
+    if products == "w8a8":
+        return Int8Products(transformer)
+    return fuse_lora(transformer, enabled=fuse)
 
 
 def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:
-    """The suffixes of the modules that the adapter is added to."""
+    """Return the name suffixes of the adapted modules."""
     return tuple(config.adapter.targets or policy.lora_targets)
 
 
@@ -182,18 +189,19 @@ def encode_prompts(
     *,
     cache: ConditioningCache,
 ) -> ConditioningCache:
-    """Encode every prompt once, at every size that it will be sampled at, into `cache`; then the encoders are dropped.
+    """Encode each prompt into `cache` at each size of the run, and free the encoders.
 
     Raises:
         ValueError: if batches would mix sizes.
     """
-    for size in (Size(*size) for size in config.sampling.sizes):
+    for height_width in config.sampling.sizes:
+        size = Size(*height_width)
         check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
         cache.prepare(train_prompts, size)
         if config.evaluation.compare_sizes:
             cache.prepare(evaluation_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
-    policy.free_encoders()  # before transformer and judge come, so that they never lie on the device together
+    policy.free_encoders()  # now: encoders, transformer and judge together may exceed the device's memory
     torch.cuda.empty_cache()
     return cache
 
@@ -207,37 +215,37 @@ def place_transformer(
     device: torch.device,
     sharded: bool = False,
 ) -> None:
-    """Put the adapted transformer on the device, and check with a prompt that its adapter matters.
+    """Move the adapted transformer to the device, and check with a prompt that its adapter has an effect.
 
-    If FSDP2 is going to shard it, it stays in main memory, unchecked. The launcher then brings it to the device block
-    by block, each process its share, so that no card needs room for the whole.
+    For FSDP2 it stays in host memory, unchecked: the launcher moves it to the device block by block, so that no GPU
+    needs room for the whole model.
 
     Raises:
-        ValueError: if the adapter changes nothing.
+        ValueError: if the adapter has no effect.
     """
-    # Packing is work for the device, and packed weights are this process's own: in main memory each would have them.
+    # 1. FSDP2 shards from host memory. Quantised weights go to the device, since processes cannot share them.
     if sharded and config.model.quantize == NONE:
         policy.place_transformer("cpu")
         return
+
+    # 2. Device.
     if config.sampling.fuse_lora and config.model.quantize == NONE and not config.model.stream:
         place_stacks(policy.transformer, device)
     policy.place_transformer(device)
-    torch.cuda.empty_cache()  # what packing and casting needed
+    torch.cuda.empty_cache()  # buffers of packing and casting
+
+    # 3. Check the adapter.
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 
 
 def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
-    """Freeze the adapted layers that no image depends on, so that no process waits for their gradients.
+    """Freeze adapted layers without effect on the image, so that DDP does not wait for their gradients.
 
-    What Qwen-Image's last block makes of the text, for one, is thrown away.
-
-    Args:
-        policy: with its adapter.
-        targets: the suffixes of the adapter's modules.
+    Example: Qwen-Image discards the text output of its last block.
 
     Raises:
-        ValueError: if all layers of a target are idle: training it would train nothing.
+        ValueError: if all layers of a target are idle.
     """
     adapted = set(_second_matrices(policy))
     _check_targets(policy, targets, learning=adapted - policy.idle_layers)
@@ -246,7 +254,7 @@ def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
 
 
 def _second_matrices(policy: Policy) -> dict[str, nn.Parameter]:
-    """Adapted layer → its B."""
+    """Map each adapted layer to its B matrix."""
     parameters = policy.transformer.named_parameters()
     return {name.split(".lora_B.")[0]: parameter for name, parameter in parameters if ".lora_B." in name}
 
@@ -264,36 +272,44 @@ def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, tar
     """Check that a new adapter can change the policy's images, by one forward and backward at σ = ½.
 
     Args:
-        policy: with its adapter.
-        conditioning: a batch of one.
-        size: what that is sampled at.
-        targets: the suffixes of the adapter's modules.
+        policy: the policy with its adapter.
+        conditioning: a batch of one prompt.
+        size: image size.
+        targets: name suffixes of the adapted modules.
 
     Returns:
-        The adapted layers that learn and that this output does not depend on.
+        Trainable adapted layers without effect on this output.
 
     Raises:
-        ValueError: if a target has no layer that changes the output: training it would train nothing.
+        ValueError: if no layer of a target has an effect on the output.
     """
+    # 1. Gradients of all B matrices.
     with torch.enable_grad():
         x_BNC = policy.noise([0], size)
         velocity = policy.velocity(x_BNC, torch.full((1,), 0.5, device=x_BNC.device), conditioning, size)
         velocity.square().mean().backward()
     # A LoRA starts as the identity (B = 0), so its effect shows in gradients: if the velocity's gradient by a module's
     # B is zero, no step will ever move it.
-    seconds = {name: second for name, second in _second_matrices(policy).items() if second.requires_grad}
-    gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in seconds.values()]
-    # Read together: 342 modules of FLUX.1 would wait for the card three times each.
-    flags = torch.stack([torch.stack([gradient.any(), gradient.isfinite().all()]) for gradient in gradients]).tolist()
+    names = []
+    moved_finite = []
+    for name, second in _second_matrices(policy).items():
+        if second.requires_grad:
+            gradient = torch.zeros_like(second) if second.grad is None else second.grad
+            names.append(name)
+            moved_finite.append(torch.stack([gradient.any(), gradient.isfinite().all()]))
+
+    # 2. One copy to the host: FLUX.1's 342 modules would otherwise wait for the GPU three times each.
+    flags = dict(zip(names, torch.stack(moved_finite).tolist(), strict=True))
     policy.transformer.zero_grad(set_to_none=True)
-    moves = {name: (moved, finite) for name, (moved, finite) in zip(seconds, flags, strict=True)}
-    _check_targets(policy, targets, learning=[name for name in moves if all(moves[name])])
-    return {name for name, (moved, _) in moves.items() if not moved}
+
+    # 3. A target learns if at least one of its layers has a finite gradient other than zero.
+    _check_targets(policy, targets, learning=[name for name in names if all(flags[name])])
+    return {name for name, (moved, _) in flags.items() if not moved}
 
 
 @dataclass(slots=True)
 class RunJudges:
-    """Who answers the rewards' questions, and who answers for the measures that are never rewarded."""
+    """Judges of the rewards and of the held-out evaluation rewards."""
 
     rewards: Judge | None = None
     held_out: Judge | None = None
@@ -307,30 +323,30 @@ class RunJudges:
         processes: int,
         resumed: bool = False,
     ) -> None:
-        """Open those judges of the config that run in this process, or those that do not.
+        """Open the config's in-process judges, or its remote judges.
 
         Raises:
-            ValueError: if one of another process refuses.
-            ConnectionError: if nobody answers; UnreachableError if the run was `resumed`.
+            ValueError: if a remote judge refuses.
+            ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
         """
-        place = {"device": device, "processes": processes}
-        if config.judge and JUDGES[config.judge.backend].in_process == in_process:
-            self.rewards = _opened(config.judge, resumed=resumed, **place)
+        options = config.judge
+        if options and JUDGES[options.backend].in_process == in_process:
+            self.rewards = _open(options, resumed=resumed, device=device, processes=processes)
         options = config.evaluation.judge
         if options and JUDGES[options.backend].in_process == in_process:
-            self.held_out = _opened(options, resumed=resumed, **place)
+            self.held_out = _open(options, resumed=resumed, device=device, processes=processes)
 
     def close(self) -> None:
-        """End what they run beside the training."""
+        """Stop the judges' processes."""
         close_judge(self.rewards)
         close_judge(self.held_out)
 
 
-def _opened(options: BackendOptions, *, resumed: bool, **place: Any) -> Judge:
+def _open(options: BackendOptions, *, resumed: bool, device: torch.device, processes: int) -> Judge:
     if not resumed:
-        return open_judge(options, **place)
+        return open_judge(options, device=device, processes=processes)
     try:
-        return open_judge(options.on_resume(), **place)
+        return open_judge(options.on_resume(), device=device, processes=processes)
     except ConnectionError as fault:
         raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
 
@@ -346,34 +362,37 @@ def build_run_rewards(
     size: tuple[int, int],
     resumed: bool = False,
 ) -> Mapping[str, Reward]:
-    """The rewards in the config's order, tried once: what cannot score fails now, not after the first epoch.
+    """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
     Args:
         configs: the rewards.
-        functions: those of them that are Python functions, by name.
-        judge: who answers their questions.
-        device: where models of this process live.
-        checked: every prompt that they will meet.
-        tried: the prompts that trial images are made for.
-        size: of the trial images.
-        resumed: whether a service that does not answer has answered this run before, and is waited for.
+        functions: rewards that are Python functions, by name.
+        judge: the judge of these rewards.
+        device: device of models in this process.
+        checked: all prompts to be scored.
+        tried: prompts to choose the trial image's from.
+        size: height and width of the trial images.
+        resumed: whether services have answered this run before, so that an outage is waited out.
     """
-    built = build_rewards([c for c in configs if c.name not in functions], judge=judge, device=device)
-    rewards: dict[str, Reward] = {
-        c.key: FunctionReward(functions[c.name]) if c.name in functions else built[c.key] for c in configs
-    }
+    built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
+    rewards: dict[str, Reward] = {}
+    for config in configs:
+        is_function = config.name in functions
+        rewards[config.key] = FunctionReward(functions[config.name]) if is_function else built[config.key]
+
     for reward in rewards.values():
         reward.check(checked)
         if resumed and isinstance(reward, KeepsAnswers):
             reward.keep_answers(Answers())
-    # A judge has shown already that it answers, when it was met or loaded.
+
+    # Judges are left out: connecting or loading has tested them.
     judgeless = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
     smoke_test(judgeless, tried, size=Size(*size))
     return rewards
 
 
 def build_optimizer(config: PolicyConfig, policy: Policy, *, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW over the adapter's weights; on a card one kernel updates many of them."""
+    """Create AdamW over the adapter's weights, fused on CUDA."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],
         lr=config.optimizer.lr,

@@ -1,14 +1,15 @@
-"""A run's checkpoints: what is saved, how it is put back, and folders that outlive kills and full disks.
+"""Checkpoints of a run: saving, restoring, and folders that survive kills and full disks.
 
-A checkpoint holds the adapter, its moving average, the optimizer's state, every rank's random generators, and in
-state.json the data position (the epoch: what it draws follows from the seed), the optimizer step (the learning rate
-follows from it), how far the log went, the config, and the SHA-256 of all other files. `lora/` in it is the averaged
-adapter for use elsewhere. docs/survives.md says what outlives what.
+A checkpoint holds the adapter, its moving average, the optimizer's state and every rank's random generators. Its
+state.json holds the epoch (its draws follow from the seed), the optimizer step (the learning rate follows from it), the
+length of the log, the config, and the SHA-256 of all other files. Its `lora/` is the averaged adapter for use
+elsewhere. docs/survives.md lists the failures that it survives.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import random
 import re
@@ -60,24 +61,24 @@ STATE = (
     *("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes"),
     *("config", "files", "sha256"),
 )
-"""What state.json must hold."""
+"""Required keys of state.json."""
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
-"""Sections of the judges: of the rewards, and of the measures that are never rewarded."""
+"""Config sections of the judges of the rewards and of the held-out rewards."""
 ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
-"""Keys of a judge that decide how it is asked, and not what it answers."""
+"""Keys that affect a judge's requests, not its answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model")
-"""Keys of a judge that decide where it lies, free as long as its `BackendOptions.identity` stays."""
+"""Keys of a judge's location, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor"),
     *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
-    *(f"{judge}.{key}" for judge in JUDGES_OF_A_RUN for key in ACCESS_KEYS),
+    *(f"{judge}.{key}" for judge, key in itertools.product(JUDGES_OF_A_RUN, ACCESS_KEYS)),
 )
-"""Config keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
+"""Config keys that a resumed run may change: no reward, gradient or learning rate depends on them."""
 LENGTH_KEYS = ("epochs", "max_steps")
-"""Config keys that are free too, unless the learning rate follows from them: under a cosine schedule."""
+"""Config keys that are free under a constant schedule. Under a cosine schedule the learning rate depends on them."""
 SEAL = "sha256"
-"""Of state.json: of everything else in it."""
-# DeepSpeed keeps its optimizer's shards in a folder of its own.
+"""Key in state.json: hash of its other keys."""
+# Folder of DeepSpeed's optimizer shards.
 ENGINE = "deepspeed"
 CHECKPOINT_FILES = (
     *(f"{kind}.safetensors" for kind in ("adapter", "average", "old", "optimizer")),
@@ -85,11 +86,11 @@ CHECKPOINT_FILES = (
     *(f"{ENGINE}/**/*", "latest", "zero_to_fp32.py"),
     *("generators.json", "state.json"),
 )
-"""Patterns of a checkpoint's files. Files of other names are the user's, and are never deleted."""
+"""Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced|deleted)")
-"""Names of the folders that a kill leaves beside checkpoints."""
+"""Names of temporary folders that a kill leaves among the checkpoints."""
 WRITING = Lock()
-"""Held while a thread of this process writes a checkpoint."""
+"""Lock of the thread that writes a checkpoint."""
 
 
 # --- a run -----------------------------------------------------------------------------------------------------
@@ -97,54 +98,51 @@ WRITING = Lock()
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """What of a run's weights a checkpoint holds."""
+    """Trained weights of a run, their average and their optimizer."""
 
     runtime: Runtime
     transformer: nn.Module
-    """In the launcher's wrapper."""
+    """Transformer in the launcher's wrapper."""
     optimizer: torch.optim.Optimizer
     average: MovingAverage
     old: OldPolicy | None
 
     @property
     def unwrapped(self) -> nn.Module:
-        """The transformer without the wrapper."""
+        """Transformer without the wrapper."""
         return self.runtime.unwrap(self.transformer)
 
     def stepped(self) -> dict[str, nn.Parameter]:
-        """The weights that the optimizer steps, by name, in its order."""
+        """Map names to the optimizer's parameters, in its order."""
         names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
-        return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        parameters = {}
+        for group in self.optimizer.param_groups:
+            parameters |= {names[parameter]: parameter for parameter in group["params"]}
+        return parameters
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """All that a checkpoint holds, unsharded; of DeepSpeed's optimizer nothing, which saves its shards itself."""
+    """Content of a checkpoint, unsharded, except DeepSpeed's optimizer, which saves its own shards."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """File's stem → weights or moments by name."""
+    """File stem → weights or moments by name."""
     state: Mapping[str, Any]
-    """Of state.json, but the config."""
+    """Content of state.json, except the config."""
     generators: Sequence[Mapping[str, Any]]
-    """The random state of each rank."""
+    """Random state of each rank."""
 
     def in_host_memory(self) -> RunState:
-        """A copy that no later step of the run changes."""
-        copied = {
-            kind: {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-            for kind, tensors in self.tensors.items()
-        }
+        """Copy the state to host memory, safe from later steps."""
+        copied = {}
+        for kind, tensors in self.tensors.items():
+            copied[kind] = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
         return RunState(copied, self.state, self.generators)
 
 
 def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
-    """Gather what a checkpoint holds. All ranks call it.
-
-    Args:
-        weights: the run's.
-        state: what state.json holds; the main process's is taken.
-    """
-    # Shards are exchanged here, so every rank gathers in one order.
+    """Gather the content of a checkpoint. All ranks call it; the main process's `state` is used."""
+    # A collective per tensor: every rank gathers in the same order.
     tensors = {"adapter": full_state(adapter_state(weights.unwrapped)), "average": full_state(weights.average.state)}
     if weights.old:
         tensors["old"] = full_state(weights.old.state)
@@ -160,10 +158,10 @@ def save_run(
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
-        weights: the run's.
-        config: its folder, the adapter's shape, and how many checkpoints are kept.
-        state: what state.json holds.
-        targets: the adapter's modules.
+        weights: weights of the run.
+        config: config of the run.
+        state: content of state.json.
+        targets: name suffixes of the adapted modules.
 
     Returns:
         The checkpoint.
@@ -171,67 +169,74 @@ def save_run(
     Raises:
         OSError: on all ranks, if the disk is full.
     """
-    runtime, run = weights.runtime, gather_state(weights, state)
-    if not runtime.deepspeed:
-        runtime.on_main(partial(write_run, run, config, targets=targets))
-        return checkpoint_of(run, config)
-    aside = runtime.on_main(partial(open_aside, checkpoint_of(run, config)))
-    weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
-    runtime.on_main(partial(write_run, run, config, targets=targets, opened=True))
-    return checkpoint_of(run, config)
+    runtime = weights.runtime
+    run = gather_state(weights, state)
+    target = checkpoint_of(run, config)
+    if runtime.deepspeed:
+        aside = runtime.on_main(partial(open_aside, target))
+        weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
+    runtime.on_main(partial(write_run, run, config, targets=targets, opened=runtime.deepspeed))
+    return target
 
 
 def checkpoint_of(run: RunState, config: PolicyConfig) -> Path:
-    """The folder of a state's checkpoint."""
+    """Return the folder of a state's checkpoint."""
     return config.out / "checkpoints" / f"step-{run.state['step']:06d}"
 
 
 def write_run(run: RunState, config: PolicyConfig, *, targets: Sequence[str], opened: bool = False) -> None:
-    """Write a checkpoint, and derive what follows from it. One rank calls it.
+    """Write a checkpoint, and update the files derived from it. One rank calls it.
 
     Args:
-        run: what the checkpoint holds.
-        config: the run's.
-        targets: the adapter's modules.
-        opened: whether the folder aside is open already, and holds files of the checkpoint.
+        run: content of the checkpoint.
+        config: config of the run.
+        targets: name suffixes of the adapted modules.
+        opened: whether the temporary folder is open already, and holds files of the checkpoint.
 
     Raises:
         OSError: if the disk is full.
     """
-    target, tensors = checkpoint_of(run, config), run.tensors
-    rank, alpha, base = config.adapter.rank, config.adapter.alpha, config.model.checkpoint
+    target = checkpoint_of(run, config)
+    adapter = config.adapter
 
     def export(folder: Path) -> None:
-        save_lora(folder / "lora", tensors["average"], rank=rank, alpha=alpha, targets=tuple(targets), base=base)
+        save_lora(
+            folder / "lora",
+            run.tensors["average"],
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+            targets=tuple(targets),
+            base=config.model.checkpoint,
+        )
 
-    # The thread that ends a hung run writes one too (`grpo.last_state`).
+    # The thread that ends a hung run writes checkpoints too (`grpo.last_state`).
     with WRITING:
         if not opened:
             open_aside(target)
         state = {**run.state, "config": config.model_dump(mode="json")}
-        write_checkpoint(target, tensors=tensors, state=state, generators=run.generators, export=export)
+        write_checkpoint(target, tensors=run.tensors, state=state, generators=run.generators, export=export)
         settle(target, config)
 
 
 def settle(checkpoint: Path, config: PolicyConfig) -> None:
-    """Derive from a newest checkpoint what follows from it: best.json, which ones are kept, and adapter/.
+    """Update the files derived from the newest checkpoint: best.json, adapter/, and the pruned checkpoints.
 
-    A kill may come between the checkpoint and any of these, so a resumed run does it again.
+    A kill may interrupt it, so a resumed run repeats it.
     """
     folder = checkpoint.parent
     best = best_checkpoint(folder)
+    best_path = None
     if best:
-        # Before the pruning, which may delete the one that the file has named so far.
-        write_json(folder / "best.json", best)
-    kept = folder / best["checkpoint"] if best else None
-    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=kept)
+        best_path = folder / best["checkpoint"]
+        write_json(folder / "best.json", best)  # before pruning deletes the earlier best
+    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best_path)
     publish(checkpoint, config.out / "adapter")
 
 
 def best_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Derive the content of best.json: the checkpoint with the highest score, the later of equals.
+    """Find the checkpoint with the highest score, the later of equals, as the content of best.json.
 
-    A warning names each damaged checkpoint. Without a scored checkpoint the content is None.
+    Logs a warning for each damaged checkpoint. None without a scored checkpoint.
     """
     scored = []
     for path in checkpoints(folder):
@@ -246,10 +251,10 @@ def best_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
-    """Copy a checkpoint's averaged adapter to where a user looks for the newest.
+    """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run.
 
     Raises:
-        OSError: if the disk is full, with the fix; what was there stays.
+        OSError: if the disk is full, with the fix. The earlier adapter stays.
     """
     try:
         aside = open_aside(folder)
@@ -266,16 +271,17 @@ def publish(checkpoint: Path, folder: Path) -> None:
 
 
 def starting_point(config: PolicyConfig, resume: Resume) -> Path | None:
-    """The checkpoint that a run starts from, if any; clears what a kill left half done.
+    """Find the checkpoint to start from, if any, and clean up after a kill.
 
-    "auto" takes the newest whole one, and names damaged ones that it passes over.
+    "auto" takes the newest whole checkpoint, and logs a warning for damaged checkpoints.
 
     Raises:
-        ValueError: if `out` holds a run that is not to be resumed, or the named checkpoint is none, or damaged.
+        ValueError: if `out` holds a run but `resume` is false, or the named checkpoint is missing or damaged.
     """
     folder = config.out / "checkpoints"
     recover(folder)
-    start, existing = named_start(config.out, resume), checkpoints(folder)
+    start = named_start(config.out, resume)
+    existing = checkpoints(folder)
     if start is not None:
         check_whole(start)
     elif resume and existing:
@@ -305,62 +311,68 @@ def check_whole(checkpoint: Path) -> None:
     if missing:
         raise ValueError(f"{checkpoint / 'state.json'} has no {missing[0]!r}")
     if state.pop(SEAL) != _seal_of(state):
-        raise ValueError(f"{checkpoint / 'state.json'} is damaged: it is not what was written")
+        raise ValueError(f"{checkpoint / 'state.json'} is damaged: its content does not match its hash")
     check_digests(checkpoint, state["files"])
 
 
 def _seal_of(state: Mapping[str, Any]) -> str:
-    """SHA-256 of what a state.json says, itself aside: a number that changed would be taken for the run's."""
+    """Hash the content of a state.json, so that a changed number is not mistaken for the run's."""
     return hashlib.sha256(dump_json(state).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of its config that a resumed run makes: dotted key → [value before, value now]."""
+    """Config changes of a resumed run: dotted key → [value before, value now]."""
 
     all: Mapping[str, list[Any]] = field(default_factory=dict)
     frozen: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Those that make it another run, which somebody has allowed."""
+    """Allowed changes of keys that are not free."""
 
 
 def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> Changes:
-    """The changes of a run that goes on from a checkpoint.
+    """Compare a config with a checkpoint's.
 
     Raises:
-        ConfigError: if something changes that would make it another run, and that is not `allowed`.
+        ConfigError: if a key changes that is not free, and changes are not `allowed`.
     """
     state = read_object(checkpoint / "state.json")
     before = state["config"]
-    changes, free = changes_to(config, before), list(free_keys(config))
-    recorded, now = state.get("judges", {}), judge_identities(config)
-    for key in now:
+    changes = changes_to(config, before)
+    free = list(free_keys(config))
+    recorded = state.get("judges", {})
+    for key, now in judge_identities(config).items():
         then = recorded.get(key) or _identity_of(before, key)
-        if then and then == now[key]:
+        if then and then == now:
             free += [f"{key}.{source}" for source in SOURCE_KEYS]
-        elif then and now[key]:
-            old, new = _value_at(before, f"{key}.checkpoint"), _value_at(config.model_dump(), f"{key}.checkpoint")
-            changes[f"{key}.checkpoint"] = [f"{old} ({then})", f"{new} ({now[key]})"]
+        elif then and now:
+            path = f"{key}.checkpoint"
+            changes[path] = [
+                f"{_value_at(before, path)} ({then})",
+                f"{_value_at(config.model_dump(), path)} ({now})",
+            ]
     frozen = frozen_changes(changes, free=free)
     check_changes(frozen, allowed=allowed)
     return Changes(changes, frozen)
 
 
 def free_keys(config: PolicyConfig) -> tuple[str, ...]:
-    """The config keys that a resumed run may change, its judges' sources aside."""
-    return FREE_KEYS + (LENGTH_KEYS if config.optimizer.schedule == "constant" else ())
+    """List the config keys that a resumed run may change, except its judges' sources."""
+    return FREE_KEYS + LENGTH_KEYS if config.optimizer.schedule == "constant" else FREE_KEYS
 
 
 def judge_identities(config: PolicyConfig) -> dict[str, str]:
-    """Key of each judge's section → what decides its verdicts; empty if it cannot be known yet."""
+    """Map each judge's section to the identity of its weights and prompt; empty if it cannot be determined yet."""
     judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge), strict=True)
     return {key: options.identity() for key, options in judges if options}
 
 
 def _identity_of(config: Mapping[str, Any], key: str) -> str:
-    """Identity of a judge whose checkpoint of the run is older, by the files of today; empty if they do not say."""
+    """Compute the identity of an old config's judge from today's files; empty if they are missing."""
     section = _value_at(config, key)
+    if not section:
+        return ""
     try:
-        return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
+        return BackendOptions.model_validate(JUDGE.validate(section)).identity()
     except (ValueError, OSError):
         return ""
 
@@ -373,33 +385,41 @@ def _value_at(document: Mapping[str, Any], key: str) -> Any:
 
 
 def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:
-    """Put a checkpoint's weights, optimizer and generators in place, also of a run on another number of processes.
+    """Restore weights, optimizer and generators from a checkpoint, also with another number of processes.
 
     Args:
-        weights: the run's, which are changed.
+        weights: weights of the run, changed in place.
         path: the checkpoint.
-        seed: the config's.
+        seed: seed of the config.
 
     Returns:
-        What state.json holds.
+        The content of state.json.
 
     Raises:
         ValueError: if the checkpoint does not fit the run.
     """
+    # 1. Check that it is complete and of this run.
     checkpoint = load_checkpoint(path)
-    state, tensors = checkpoint.state, checkpoint.tensors
-    for kind in ("adapter", "average", *(() if (path / ENGINE).is_dir() else ("optimizer",))):
+    state = checkpoint.state
+    tensors = checkpoint.tensors
+    required = ["adapter", "average"]
+    if not (path / ENGINE).is_dir():
+        required.append("optimizer")
+    for kind in required:
         if kind not in tensors:
             raise ValueError(f"{path} has no {kind}.safetensors; go on from another checkpoint")
     if state["seed"] != seed:
-        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {seed}")
+        raise ValueError(f"{path} was made with seed {state['seed']}, the config has seed {seed}")
+
+    # 2. Weights and optimizer.
     set_adapter_state(weights.unwrapped, tensors["adapter"])
     weights.average.load(tensors["average"])
     if weights.old:
-        # A run that began with another objective sampled with the trained weights.
+        # Without "old" the run began with a path objective, which samples by the trained weights.
         weights.old.load(tensors.get("old", tensors["adapter"]))
     _restore_optimizer(weights, checkpoint)
-    # With another number of processes nobody's generators fit; what is drawn follows from (seed, epoch, row) anyway.
+
+    # 3. Generators, if each rank has one. Draws follow from (seed, epoch, row) anyway.
     if state["processes"] == weights.runtime.world:
         set_random_state(checkpoint.generators[weights.runtime.rank])
     return state
@@ -407,7 +427,8 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
 
 def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
     engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
-    made_by, today = engines[(checkpoint.path / ENGINE).is_dir()], engines[weights.runtime.deepspeed]
+    made_by = engines[(checkpoint.path / ENGINE).is_dir()]
+    today = engines[weights.runtime.deepspeed]
     if made_by != today:
         raise ValueError(
             f"{checkpoint.path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
@@ -422,7 +443,7 @@ def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
             f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
         )
     engine: Any = weights.transformer
-    # Not strict: frozen weights were left out of it.
+    # Not strict: the checkpoint excludes frozen weights.
     engine.load_checkpoint(checkpoint.path, tag=ENGINE, load_module_strict=False)
 
 
@@ -430,7 +451,7 @@ def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """This process's random generators, as JSON takes them."""
+    """Return the state of this process's random generators, as JSON values."""
     version, words, spare = random.getstate()
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
@@ -445,69 +466,69 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Undo what was drawn since `random_state`."""
+    """Restore the generators from a `random_state`."""
     version, words, spare = state["python"]
     random.setstate((version, tuple(words), spare))
     numpy = state["numpy"]
     key = np.array(numpy["state"]["key"], dtype=np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
     torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch"])), dtype=torch.uint8))
-    # A run may go on without the card that it began on.
+    # A run may resume without a GPU.
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(list(bytes.fromhex(state["cuda"])), dtype=torch.uint8))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
-    """An optimizer's state by the names of its parameters, `exp_avg/NAME`, unsharded. Every process must call it."""
+    """Return an optimizer's unsharded state by parameter names, `exp_avg/NAME`. All ranks call it."""
     state = optimizer.state_dict()["state"]
-    return {
-        f"{kind}/{name}": full_tensor(value)
-        for number, name in enumerate(names)
-        for kind, value in state.get(number, {}).items()
-    }
+    tensors = {}
+    for number, name in enumerate(names):
+        for kind, value in state.get(number, {}).items():
+            tensors[f"{kind}/{name}"] = full_tensor(value)
+    return tensors
 
 
 def set_optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` gave, sharded as the parameters are now.
+    """Restore an optimizer from `optimizer_tensors`, sharded like its parameters.
 
     Raises:
-        ValueError: if the state is of other parameters.
+        ValueError: if the state belongs to other parameters.
     """
     state: dict[int, dict[str, Tensor]] = {}
     numbers = {name: number for number, name in enumerate(parameters)}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if name not in numbers:
-            raise ValueError(f"the optimizer's state is of a weight that this run does not train: {name}")
+            raise ValueError(f"the optimizer's state has weights that this run does not train: {name}")
         # AdamW's step counters are scalars, which no launcher shards.
-        fitting = shard_like(parameters[name], value) if value.dim() else value
-        state.setdefault(numbers[name], {})[kind] = fitting
+        sharded = shard_like(parameters[name], value) if value.dim() else value
+        state.setdefault(numbers[name], {})[kind] = sharded
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-# --- folders that are whole whenever they carry a name ---------------------------------------------------------
+# --- atomic folders --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint's folder holds."""
+    """Loaded content of a checkpoint's folder."""
 
     path: Path
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     generators: list[dict[str, Any]]
-    """The random state of each rank."""
+    """Random state of each rank."""
 
 
 def aside_of(target: Path) -> Path:
-    """Where a folder is written before it takes its name."""
+    """Return the temporary folder of `target`."""
     return target.with_name(f".{target.name}.partial")
 
 
 def open_aside(target: Path) -> Path:
-    """An empty folder to write `target` into."""
+    """Create the empty temporary folder of `target`."""
     aside = aside_of(target)
     shutil.rmtree(aside, ignore_errors=True)
     make_folder(aside.parent)
@@ -516,14 +537,15 @@ def open_aside(target: Path) -> Path:
 
 
 def put_in_place(target: Path, *, made: Sequence[str]) -> None:
-    """Give what lies aside its name, so that a folder that has the name is whole, whatever happens meanwhile.
+    """Rename the temporary folder to `target`, so that a folder of that name is always complete.
 
     Args:
-        target: the name; of a folder that had it, files of other names than `made` move into the new one.
-        made: patterns of the files that are written there.
+        target: the final name. An existing folder is replaced; its files not matching `made` are moved to the new one.
+        made: patterns of the written files.
     """
-    aside, replaced = aside_of(target), target.with_name(f".{target.name}.replaced")
-    # Content before names: a rename may otherwise outlive a power cut that what it names does not.
+    aside = aside_of(target)
+    replaced = target.with_name(f".{target.name}.replaced")
+    # Content before names: after a power cut the renamed folder must not lack its content.
     flush_tree(aside)
     if target.exists():
         remove_made(replaced, made, others=target)
@@ -541,18 +563,21 @@ def write_checkpoint(
     generators: Sequence[Mapping[str, Any]],
     export: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write a checkpoint into its folder aside (`open_aside`) and give it its name; `export` adds its own files.
+    """Write a checkpoint into its temporary folder (`open_aside`), and rename it; `export` adds further files.
 
     Raises:
-        OSError: if the disk is full, with the fix; earlier checkpoints stay as they were.
+        OSError: if the disk is full, with the fix. Earlier checkpoints are untouched.
     """
     aside = aside_of(target)
     try:
+        # 1. Tensors, generators and the exported adapter.
         for kind, weights in tensors.items():
             whole = {name: value.contiguous().cpu() for name, value in weights.items()}
             save_file(whole, aside / f"{kind}.safetensors")
         write_json(aside / "generators.json", list(generators), indent=None, mode=PRIVATE)
         export(aside)
+
+        # 2. state.json with the hashes of the files, and its own.
         sealed = as_read_back({**state, "files": digests(aside)})
         write_json(aside / "state.json", {**sealed, SEAL: _seal_of(sealed)}, mode=PRIVATE)
         put_in_place(target, made=CHECKPOINT_FILES)
@@ -579,12 +604,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def recover(folder: Path) -> None:
-    """Put back a checkpoint that a kill caught between two names, and clear what was left half done."""
+    """Finish or undo the renames and deletions of checkpoints that a kill interrupted."""
     for path in sorted(folder.glob(".step-*")):
         match = HALF_DONE.fullmatch(path.name)
         if not match:
             continue
-        target, state = folder / match[1], match[2]
+        target = folder / match[1]
+        state = match[2]
         if state == "partial":
             shutil.rmtree(path, ignore_errors=True)
         elif state == "deleted":
@@ -596,24 +622,23 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
-    """Delete all but the newest `keep` and the `best`, and those beyond step `newest`, which a run that went back has
-    given up."""
+    """Delete checkpoints except the newest `keep` and the `best`; also steps above `newest`, after a step back."""
     past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path not in past[-keep:] and path != best:
-            # Half a checkpoint must not carry the name of one.
+            # Renamed first: a kill must not leave half a checkpoint under its name.
             doomed = path.with_name(f".{path.name}.deleted")
             path.rename(doomed)
             _delete(doomed, path)
 
 
 def _delete(doomed: Path, path: Path) -> None:
-    """Delete a checkpoint's files; other files stay in a folder whose name no checkpoint has."""
-    kept = path.with_name(f"{path.name}.kept")
+    """Delete a checkpoint's files, and move other files to `NAME.kept`."""
+    users_folder = path.with_name(f"{path.name}.kept")
     try:
-        others = remove_made(doomed, CHECKPOINT_FILES, others=kept)
+        users_files = remove_made(doomed, CHECKPOINT_FILES, others=users_folder)
     except OSError as error:
         logger.warning("%s could not be deleted (%s)", doomed, error)
         return
-    if others:
-        logger.warning("%s is deleted but for what the run did not write: %s stays in %s", path, others[0], kept)
+    if users_files:
+        logger.warning("%s is deleted except files of other origin: %s is in %s", path, users_files[0], users_folder)

@@ -1,4 +1,4 @@
-"""What a policy derived from prompts, derived once per run."""
+"""Cache of encoded prompts, in memory or in files shared by the processes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ConditioningCache:
         self._encoded: dict[tuple[Any, ...], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
-        """One batch on the device, for prompts that are all sampled at `size`."""
+        """Collate one batch on the device, for prompts of one `size`."""
         self._encode(prompts, size)
         keys = [_key(prompt, size) for prompt in prompts]
         conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}
         return self._policy.collate([conditionings[key] for key in keys])
 
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
-        """Encode what is not encoded yet, for a config's `size`."""
+        """Encode prompts that are not cached yet, for a config's `size`."""
         by_size: dict[Size, list[Prompt]] = {}
         for prompt in prompts:
             by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)
@@ -46,7 +46,8 @@ class ConditioningCache:
 
     def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
         keyed = {_key(prompt, size): prompt for prompt in prompts}
-        if new := {key: prompt for key, prompt in keyed.items() if not self._has(key)}:
+        new = {key: prompt for key, prompt in keyed.items() if not self._has(key)}
+        if new:
             self._add(new, size)
 
     def _has(self, key: tuple[Any, ...]) -> bool:
@@ -66,20 +67,22 @@ class ConditioningFiles(ConditioningCache):
     """
 
     FILES = (f"{'[0-9a-f]' * 64}.safetensors", f".*{PART}", ".tmp*")
-    """Patterns of their names, and of what a kill leaves of one."""
+    """Patterns of complete and interrupted files."""
     CHUNK = 32
-    """Prompts that a process encodes together and then writes. A multiple of the policies' own batches: what is in one
-    of these does not depend on the number of processes, and so neither do the last bits of what is encoded."""
+    """Prompts that a process encodes and writes together. A multiple of the policies' batches, so that batches, and
+    the last bits of the encodings, do not depend on the number of processes."""
 
     def __init__(self, policy: Policy, folder: Path, *, runtime: Runtime) -> None:
         """
         Args:
-            policy: whose encoders the processes share.
-            folder: that all of them see; what lies there, of an earlier run, goes.
-            runtime: of the processes.
+            policy: the policy, for its encoders.
+            folder: a shared folder; files of an earlier run are deleted.
+            runtime: the processes.
         """
         super().__init__(policy)
-        self.folder, self.runtime, self._written = folder, runtime, set[tuple[Any, ...]]()
+        self.folder = folder
+        self.runtime = runtime
+        self._written: set[tuple[Any, ...]] = set()
         runtime.on_main(self.remove)
         runtime.on_main(lambda: make_folder(folder))
 
@@ -92,12 +95,13 @@ class ConditioningFiles(ConditioningCache):
         return key in self._written
 
     def _read(self, key: tuple[Any, ...]) -> Conditioning:
-        # Opened anew for each batch: a system maps some 65,000 files at a time, and its cache keeps what is read often.
+        # Opened per batch: Linux maps at most some 65,000 files at a time, and its page cache serves repeated reads.
         with safe_open(self._path(key), framework="pt") as file:
             return Conditioning({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no dict
 
     def _add(self, prompts: dict[tuple[Any, ...], Prompt], size: Size) -> None:
-        ordered, runtime = list(prompts), self.runtime
+        ordered = list(prompts)
+        runtime = self.runtime
 
         def write() -> dict[int, None]:
             for start in range(runtime.rank * self.CHUNK, len(ordered), runtime.world * self.CHUNK):

@@ -1,9 +1,9 @@
 """One epoch of PaCo-GRPO, from top to bottom: draw, sample, score, compare, update (arXiv 2512.04784, §3.3).
 
-A prompt gives a *group* of samples, which are compared with each other alone. A sample is a *row*, numbered over all
-ranks; its randomness follows from (seed, epoch, row or node, step), so that any number of processes draws the same.
-Samples of a group may share the beginning of their paths: a *node* is a latent that several of them descend from. It
-passes the transformer once, in sampling as in training.
+The samples of one prompt are a *group*; advantages compare samples within it. A sample is a *row*, numbered over all
+ranks. Its randomness follows from (seed, epoch, row or node, step), independent of the number of processes. Samples of
+a group may share the beginning of their paths: a *node* is a latent with several samples below it. It passes the
+transformer once, in sampling as in training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 
 from pacorl.core.advantages import advantages
 from pacorl.core.sampler import Sampler
@@ -27,10 +27,10 @@ from pacorl.types import Advantages, Rollout, Samples
 
 
 def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, float]:
-    """Run the coming epoch. A stop during sampling abandons it, and a resumed run samples the same again.
+    """Run the next epoch. A stop during sampling abandons it, and a resumed run samples the same images again.
 
     Args:
-        run: in its state after the last epoch.
+        run: the run, in its state after the last epoch.
         scorer: constructor of the scorer. A verification passes one that replays recorded scores.
 
     Returns:
@@ -45,7 +45,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
     sampler = run.sampler
 
     with run.guard():
-        # 1. Draw: prompts × group size. The shuffled prompts are used up before they are shuffled again.
+        # 1. Draw: prompts × group size. All prompts are used before they are shuffled again.
         rows = epoch_rows(
             run.train_prompts,
             epoch=run.epoch,
@@ -54,19 +54,19 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             seed=run.config.seed,
         )
 
-        # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run beside the generator,
-        # or take turns with it on a small card.
+        # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
+        # generator, or alternate with it on a small GPU.
         samples = [Samples() for _ in range(run.config.optimizer.updates_per_epoch)]
         with run.scorer(scorer, samples=len(rows)) as scoring:
             with run.bars.phase("sampling", total=len(rows) // run.runtime.world) as advance, run.sampling_policy():
                 for rollout in sample(run, sampler, rows, samples):
                     scoring.submit(rollout)
                     advance(len(rollout))
-                    # Ranks meet here: they may have other units, but each has as many batches of samples.
+                    # A collective: ranks may have different units, but equally many batches.
                     run.runtime.check_stop()
             scores = run.gather_scores(scoring)
 
-            # 3. Compare: tame, weigh and normalise within groups. A missing score is not trained on.
+            # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
             epoch_advantages = compare(run, sampler, rows, scores)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             check_missing(run, metrics, scoring)
@@ -85,16 +85,18 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
 
 
 def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Samples]) -> Iterator[Rollout]:
-    """Draw this rank's share of the rows, and yield each batch of images. Samples of a stopped run are not drawn again.
+    """Draw this rank's share of the rows, and yield each batch of images. Samples of a stopped run are reused.
 
     Args:
-        run: whose policy samples; see `Run.sampling_policy`.
-        sampler: of the epoch.
-        rows: of all ranks.
-        samples: one per update; filled with its rollouts and nodes.
+        run: the run, within `Run.sampling_policy`.
+        sampler: sampler of the epoch.
+        rows: rows of all ranks.
+        samples: one per update, filled with its rollouts and nodes.
     """
-    config, runtime = run.config, run.runtime
-    # Whole subtrees go to an update and a rank, so that what an update contains does not depend on the ranks.
+    config = run.config
+    runtime = run.runtime
+
+    # 1. Assign whole subtrees to updates and ranks, so that updates do not depend on the number of ranks.
     units_of_updates = assign_rows(
         rows,
         tree=sampler.tree,
@@ -105,15 +107,17 @@ def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Sa
         sharded=runtime.sharded,
     )
 
-    kept = run.pending.recall([list(chain(*units)) for units in units_of_updates])
-    if kept is not None:
-        for update, of_stopped in zip(samples, kept, strict=True):
-            update.nodes += of_stopped.nodes
-            for rollout in of_stopped.rollouts:
+    # 2. Reuse the samples of a stopped run.
+    recalled = run.pending.recall([list(chain(*units)) for units in units_of_updates])
+    if recalled is not None:
+        for update, earlier in zip(samples, recalled, strict=True):
+            update.nodes += earlier.nodes
+            for rollout in earlier.rollouts:
                 update.rollouts.append(rollout)
                 yield rollout
         return
 
+    # 3. Sample.
     draw = run.draw(sampler)
     for update, units in zip(samples, units_of_updates, strict=True):
         for unit in units:
@@ -126,14 +130,14 @@ def compare(run: Run, sampler: Sampler, rows: Sequence[Row], scores: Mapping[int
     """Aggregate the rewards and normalise them within groups, and among the children of each node.
 
     Args:
-        run: whose rewards are weighed.
-        sampler: of the epoch.
-        rows: of all ranks.
+        run: the run, for the rewards' weights.
+        sampler: sampler of the epoch.
+        rows: rows of all ranks.
         scores: global row → one score per reward.
 
     Returns:
-        Advantages by global row and by level of the tree. Groups in which all are alike are left out if
-        `selection.min_std` is set.
+        Advantages by global row and by level of the tree. With `selection.min_std`, groups of nearly equal scores are
+        dropped.
     """
     config = run.config
     table = reward_table(scores, rows, names=tuple(run.rewards))
@@ -146,7 +150,8 @@ def compare(run: Run, sampler: Sampler, rows: Sequence[Row], scores: Mapping[int
 
 def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> None:
     """Raise SharedFault with the rewards' reasons, on all ranks, if more scores are missing than the run tolerates."""
-    missing, not_finite = metrics["samples/missing"], metrics["samples/not_finite"]
+    missing = metrics["samples/missing"]
+    not_finite = metrics["samples/not_finite"]
     tolerated = run.config.advantages.max_missing
     if missing <= tolerated:
         return
@@ -165,11 +170,12 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
     """Take the epoch's optimizer steps: each update's samples once per inner epoch.
 
     Returns:
-        The metrics' means over updates and ranks; of the ratio's deviation the largest.
+        Mean metrics over updates and ranks, and the largest ratio deviation.
     """
+    # 1. Optimizer steps.
     config = run.config
     sampled_at = run.step
-    passes = [(inner, update) for inner in range(config.objective.inner_epochs) for update in samples]
+    passes = list(product(range(config.objective.inner_epochs), samples))
     history: dict[str, list[float]] = defaultdict(list)
     empty = 0
 
@@ -183,30 +189,35 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
                 history[name].append(value)
             advance(1)
 
+    # 2. The sampling policy follows the trained policy, if it lags.
     if run.old and run.objective.lag:
         run.old.follow(run.objective.lag(run.step))
+
+    # 3. Metrics and warnings.
     means = gather_metrics(history, run.runtime)
     run.warn_of_deviation(means)
     if empty:
         run.warn_of_empty(empty, len(passes))
-    return means | ({"updates/empty": float(empty)} if config.selection.min_std else {})
+    if config.selection.min_std:
+        means["updates/empty"] = float(empty)
+    return means
 
 
 def take_step(
     run: Run, sampler: Sampler, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool
 ) -> dict[str, float]:
-    """Take one optimizer step. It is skipped, on all ranks alike, if a gradient is not finite or no sample is left.
+    """Take one optimizer step, or skip it on all ranks if a gradient is not finite or no sample is left.
 
     Args:
-        run: whose policy learns.
-        sampler: of the epoch.
-        samples: this rank's, for this step.
-        epoch_advantages: of all samples of the epoch.
+        run: the run.
+        sampler: sampler of the epoch.
+        samples: samples of this rank for this step.
+        epoch_advantages: advantages of the whole epoch.
         inner: number of earlier passes over these samples.
-        moved: whether the trained policy has taken a step since they were sampled.
+        moved: whether the policy has taken a step since they were sampled.
 
     Returns:
-        Its metrics; none if no sample was left.
+        Metrics of the step; empty if no sample was left.
     """
     rate = run.set_learning_rate()
     policy_loss = PolicyLoss(
@@ -215,7 +226,7 @@ def take_step(
         run.cache,
         options=run.config.objective,
         advantage_clip=run.config.advantages.clip,
-        # A policy that has not moved is the one that sampled: its forward serves as both.
+        # Before the first step the trained policy is the sampling policy: one forward serves as both.
         old=run.old if moved or run.objective.lag else None,
     )
 

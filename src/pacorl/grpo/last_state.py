@@ -1,4 +1,4 @@
-"""The last finished state of a run in host memory, for a stop that its main thread cannot meet."""
+"""Last finished state of a run in host memory, saved if the main thread hangs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,19 @@ from pacorl.runtime.watch import UNSAVED
 
 @dataclass(slots=True)
 class LastState:
-    """A copy of the state after the newest epoch or evaluation, on the ranks that keep one.
+    """Copy of the state after the newest epoch or evaluation, on the ranks that store one.
 
-    The trained weights themselves may be in the middle of a step when the run is stopped, and other ranks' shards out
-    of reach.
+    A hung run may be in the middle of a step, and other ranks' shards may be unreachable.
     """
 
     config: PolicyConfig
-    """The run's."""
     targets: Sequence[str]
-    """The adapter's modules."""
+    """Name suffixes of the adapted modules."""
     copy: RunState | None = None
-    """None before the first, and of DeepSpeed, whose optimizer only all ranks together can save."""
+    """None before the first, and with DeepSpeed, whose optimizer needs all ranks to save."""
 
     def take(self, weights: TrainedWeights, state: Mapping[str, Any]) -> None:
-        """Copy the run's state. All ranks call it, between two steps.
-
-        Args:
-            weights: the run's.
-            state: what state.json would hold; the main process's is taken.
-        """
+        """Copy the run's state, with the main process's `state`. All ranks call it, between two steps."""
         if weights.runtime.deepspeed:
             return
         run = gather_state(weights, state)
@@ -41,7 +34,7 @@ class LastState:
             self.copy = run.in_host_memory()  # the earlier copy stays until this one is whole
 
     def save(self) -> str:
-        """Write the copy as a checkpoint, unless there is one, and return what was done, in words.
+        """Write the copy as a checkpoint, unless it exists, and return a message.
 
         Raises:
             OSError: if the disk is full.
@@ -49,14 +42,11 @@ class LastState:
         run = self.copy
         if run is None:
             return UNSAVED
+
+        path = checkpoint_of(run, self.config) / "state.json"
         with WRITING:  # the main thread may be writing this very state
-            written = self._is_written(run)
-        if not written:
+            state = read_object(path) if path.is_file() else {}
+        expected: dict[str, object] = as_read_back(dict(run.state))
+        if not state.items() >= expected.items():
             write_run(run, self.config, targets=self.targets)
         return f"stopped after epoch {run.state['epoch']}, and saved; go on with --resume auto"
-
-    def _is_written(self, run: RunState) -> bool:
-        path = checkpoint_of(run, self.config) / "state.json"
-        state = read_object(path) if path.is_file() else {}
-        kept: dict[str, object] = as_read_back(dict(run.state))
-        return state.items() >= kept.items()

@@ -162,7 +162,9 @@ class Ledger:
 
     def _append(self, record: Record) -> None:
         record |= {"hashes": self.hashes, "sketches": self.sketches}
-        self.hashes, self.sketches, self.scores = {}, {}, {}
+        self.hashes = {}
+        self.sketches = {}
+        self.scores = {}
         if self.folder:
             name = FILES[record["kind"]]
             self._chains[name] = record["chain"] = chained(self._chains[name], record)
@@ -193,7 +195,7 @@ def read_ledger(run: Path) -> list[Record]:
 
 
 def _readable(path: Path) -> Iterator[Record]:
-    """Yield the records before a line that a crash cut short."""
+    """Yield the records up to a line cut short by a crash."""
     for line in read_text(path).splitlines():
         try:
             yield parse_object(line)
@@ -202,7 +204,7 @@ def _readable(path: Path) -> Iterator[Record]:
 
 
 def _position(record: Record) -> tuple[int, int]:
-    """Sort key: an epoch, a start that evaluates it, its evaluation, a start that finds it evaluated."""
+    """Sort key: epoch, start before its evaluation, evaluation, start after its evaluation."""
     orders = {"epoch": 0, "evaluation": 2, "start": 3 if record.get("evaluated") == record["epoch"] else 1}
     return record["epoch"], orders[record["kind"]]
 
@@ -229,9 +231,9 @@ def line_hash(line: Mapping[str, Any]) -> str:
 
 def weight_items(adapter: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> list[Item]:
     """Hash a trained adapter and its moving average, both unsharded."""
-    named = {f"adapter/{name}": value for name, value in adapter.items()}
-    named |= {f"average/{name}": value for name, value in average.items()}
-    return tensor_items(named)
+    tensors = {f"adapter/{name}": value for name, value in adapter.items()}
+    tensors |= {f"average/{name}": value for name, value in average.items()}
+    return tensor_items(tensors)
 
 
 def tensor_items(tensors: Mapping[str, Tensor]) -> list[Item]:

@@ -1,14 +1,13 @@
-"""The monitor of reward hacking: what a policy's images look like, against what they looked like at the start.
+"""Monitor of reward hacking: signs of the images, compared with the start of the run.
 
-A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one image for every
-prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's images are
-measured without a model, measures that nobody rewards (`held_out/…`) stand beside them, and a sign that moves beyond
-its limit from where it stood warns, or stops the run.
+Four equal or blank panels, a fine regular pattern, or one image for every prompt can deceive a judge, while the reward
+curves rise. So each epoch's and each evaluation's images are measured without a model, held-out rewards
+(`held_out/…`) are evaluated, and a sign beyond its limit warns or stops the run.
 
-    duplicates      share of a grid image's pairs of panels that are nearly the same, blank ones included
-    blank           share of panels that show nothing: flat, or dark and nearly flat
-    grid_artifact   share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
-    diversity       root mean squared distance, over pairs of prompts, of what their images have in common
+    duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
+    blank           share of empty panels: flat, or dark and nearly flat
+    grid_artifact   share of a panel's fine detail in isolated peaks of its spectrum: a regular pattern
+    diversity       root mean squared distance, over pairs of prompts, of their mean images
     held_out/…      an evaluation's measures that are not rewarded
 """
 
@@ -38,11 +37,11 @@ SIDE = 32
 # Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the tiny
 # world changes more (`tests/grpo/test_monitor.py` measures it).
 SAME_DISTANCE = 0.02
-# A panel with less contrast than this shows nothing; with less than twice as much if it is dark.
+# A panel with less contrast is blank; a dark panel with less than twice as much.
 FLAT_STD = 0.04
 DARK_MEAN = 0.15
 THUMBNAIL = 8
-# Fewer prompts say nothing of diversity: which ones an epoch drew would decide it.
+# With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
 # Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
 FINE_PERIOD = 16
@@ -52,14 +51,14 @@ PEAK_FACTOR = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PanelStatistics:
-    """What one grid image shows, measured without a model."""
+    """Signs of one grid image, measured without a model."""
 
     group: int
     duplicates: float
     blank: float
     grid_artifact: float
     thumbnail: tuple[float, ...]
-    """The mean panel in small, RGB in 0..1: what the panels have in common."""
+    """Downscaled mean panel, RGB in 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Alarm:
 
     sign: str
     reference: float
-    """Where a sign that should not rise started, or the best that one that should not fall has been."""
+    """Start of the sign if it should not rise, or its best if it should not fall."""
     now: float
     limit: float
     action: Literal["warn", "stop"]
@@ -81,7 +80,7 @@ class Alarm:
 
 
 class HackingSuspectedError(ValueError):
-    """A sign of reward hacking went beyond a limit that stops the run; the state is saved."""
+    """Sign of reward hacking beyond a stop limit; the state is saved."""
 
     def __init__(self, stops: Sequence[Alarm], *, epoch: int) -> None:
         super().__init__(
@@ -97,9 +96,8 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     """Measure one grid image without a model."""
     # All panels at once: an epoch's images at 64 px took 2.6 % of its CPU time when each panel had its own calls.
     panels = split(image.convert("RGB"), prompt.grid)
-    small_PHWC, tiny_PHWC = (
-        _pixels([panel.resize((side, side), Image.Resampling.BOX) for panel in panels]) for side in (SIDE, THUMBNAIL)
-    )
+    small_PHWC = _pixels([panel.resize((SIDE, SIDE), Image.Resampling.BOX) for panel in panels])
+    tiny_PHWC = _pixels([panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX) for panel in panels])
     return PanelStatistics(
         group=prompt.id,
         duplicates=duplicate_share(small_PHWC),
@@ -117,13 +115,14 @@ def duplicate_share(panels_PHWC: Pixels) -> float:
 
 
 def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
-    """(P,): whether a (SIDE, SIDE, 3) panel shows nothing."""
-    contrast_P, mean_P = panels_PHWC.std((1, 2)).mean(1), panels_PHWC.mean((1, 2, 3))
+    """Check which (SIDE, SIDE, 3) panels are blank: (P,)."""
+    contrast_P = panels_PHWC.std((1, 2)).mean(1)
+    mean_P = panels_PHWC.mean((1, 2, 3))
     return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
 
 
 def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
-    """Per panel the share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 if flat.
+    """Compute each panel's share of power at periods up to FINE_PERIOD pixels in isolated peaks; 0 if flat.
 
     A bin is such a peak if it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures spread
     over many bins, a regular pattern does not.
@@ -136,35 +135,36 @@ def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
     shares = []
     for power, own in zip(power_PHW, peaks & fine, strict=True):
         total = float(power[fine].sum())
-        # Rounding alone: the share of nothing would be noise.
+        # At rounding level the share would be noise.
         shares.append(float(power[own].sum()) / total if total > 1e-9 * power.size else 0.0)
     return shares
 
 
 @lru_cache(maxsize=8)
 def _spectrum_of(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
-    """The window of a panel, and which bins of its spectrum are fine detail."""
+    """Compute the window of a panel, and the mask of its spectrum's fine detail."""
     fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
     return np.outer(np.hanning(height), np.hanning(width)), fine
 
 
 def _ring_maximum(power_PHW: Pixels) -> Pixels:
-    """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
+    """Compute the largest value on each bin's square ring of radius three, in a periodic spectrum."""
     around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
-    across, down = _run_maximum(around), _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
+    across = _run_maximum(around)
+    down = _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
     rows = np.maximum(across[:, :-6], across[:, 6:])
     return np.maximum(rows, np.maximum(down[:, :, :-6], down[:, :, 6:]))
 
 
 def _run_maximum(values_PHW: Pixels) -> Pixels:
-    """The largest of each run of seven along the last axis, by three doublings instead of seven comparisons."""
+    """Compute the maximum of each run of seven along the last axis, by three doublings."""
     two = np.maximum(values_PHW[..., :-1], values_PHW[..., 1:])
     four = np.maximum(two[..., :-2], two[..., 2:])
     return np.maximum(four[..., :-3], four[..., 3:])
 
 
 def _pixels(images: Sequence[Image.Image]) -> Pixels:
-    """(P, H, W, 3) in 0..1."""
+    """Stack images to (P, H, W, 3) in 0..1."""
     return np.stack([np.asarray(image) for image in images]) / 255
 
 
@@ -172,7 +172,7 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
-    """The signs of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
+    """Average the signs over images; diversity is absent with few prompts."""
     names = ("duplicates", "blank", "grid_artifact")
     signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
     spread = diversity(statistics)
@@ -197,19 +197,20 @@ def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
 class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
-    A sign that should not rise is compared with its start, one that should not fall with the best that it has been:
-    what a run gained and loses again is lost as well. Training samples and evaluations have references of their own,
+    Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
+    an earlier gain counts. Training samples and evaluations have references of their own,
     since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
     an evaluation always has the same prompts and seeds, and is taken as it is.
     """
 
     def __init__(self, limits: Mapping[str, LimitConfig], *, average: int = 3) -> None:
-        self.limits, self.average = limits, average
+        self.limits = limits
+        self.average = average
         self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
     def of(cls, config: MonitorConfig) -> HackingMonitor:
-        """The monitor of a config."""
+        """Create the monitor of a config."""
         return cls({name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))})
 
     def observe(
@@ -230,8 +231,11 @@ class HackingMonitor:
         return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
 
     def update(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
-        """Take in a line of the log (`monitor/…` and `held_out/…`); returns what is beyond its limit."""
-        return [alarm for sign in self._remember(kind, values) for alarm in self._alarms(kind, sign)]
+        """Add a line of the log (`monitor/…` and `held_out/…`), and return its alarms."""
+        alarms = []
+        for sign in self._remember(kind, values):
+            alarms += self._alarms(kind, sign)
+        return alarms
 
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in an earlier log, without alarms, so that a resumed run goes on as if it had not been stopped."""
@@ -239,7 +243,7 @@ class HackingMonitor:
             self._remember(line["kind"], line)
 
     def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
-        """The signs among the values, now remembered."""
+        """Add the signs among the values to the history, and return their names."""
         signs = []
         for name, value in values.items():
             sign = name.removeprefix(MONITOR)

@@ -1,7 +1,7 @@
-"""The unfinished epoch of a run that stopped while it waited for scores: its samples, and the answers so far.
+"""Samples and answers of an epoch interrupted during scoring.
 
-Samples are complete when scores are waited for, so they are written only if a run stops then. The run that goes on
-from the checkpoint saved at that moment neither samples again nor asks what was answered.
+They are written only if a run stops while it waits for scores. A run resumed from the checkpoint of that moment reuses
+the samples and repeats no answered question.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +36,34 @@ MARK = "pending.json"
 ANSWERS = "answers.jsonl"
 FILES = (MARK, ANSWERS, "rank-*-update-*.safetensors")
 """Patterns of the folder's files."""
-NOTHING = "nothing of the next is kept"
+NOT_KEPT = "nothing of the next is kept"
 
 
 class PendingEpoch:
-    """Samples and answers of the epoch that is going on. All ranks call all of it."""
+    """Samples and answers of the current epoch. All ranks call every method."""
 
     def __init__(self, run: Path, runtime: Runtime, services: Mapping[str, object]) -> None:
-        """Begin to keep the answers of those `services` that can, by their keys in the config."""
-        self.folder, self.runtime = run / FOLDER, runtime
+        """Record the answers of `services` (by config key) that support it, in the folder `run`."""
+        self.folder = run / FOLDER
+        self.runtime = runtime
         self.answers: dict[str, Answers] = {}
         self.samples: Sequence[Samples] | None = None
-        """This rank's by update, once they are complete."""
+        """Complete samples of this rank by update."""
         self._mark: dict[str, Any] = {}
-        """Content of the folder's mark; empty if the folder is of no use."""
+        """Content of the folder's mark; empty if the folder is unusable."""
         for name, service in services.items():
             if isinstance(service, KeepsAnswers):
                 self.answers[name] = Answers()
                 service.keep_answers(self.answers[name])
 
     def open(self, checkpoint: Path | None, *, same_config: bool) -> None:
-        """Take up what the run left that saved this checkpoint; what another one left is removed with a note."""
+        """Load the folder if it belongs to this checkpoint; otherwise remove it with a warning."""
         self._mark = self.runtime.on_main(partial(self._usable_mark, checkpoint, same_config=same_config))
         if not self._mark:
             return
         for line in read_jsonl(self.folder / ANSWERS):
-            if answers := self.answers.get(line["service"]):
-                answers.known[line["question"]] = line["answer"]
+            if line["service"] in self.answers:
+                self.answers[line["service"]].known[line["question"]] = line["answer"]
 
     def _usable_mark(self, checkpoint: Path | None, *, same_config: bool) -> dict[str, Any]:
         shutil.rmtree(aside_of(self.folder), ignore_errors=True)
@@ -81,44 +83,52 @@ class PendingEpoch:
         return mark
 
     def recall(self, rows: Sequence[Sequence[Row]]) -> list[Samples] | None:
-        """This rank's samples as an earlier process drew them; None if they are to be drawn.
+        """Load this rank's samples of the interrupted epoch; None if there are none for these rows.
 
         Args:
-            rows: of each update, in the order in which they are drawn.
+            rows: rows of each update in sampling order.
         """
         if not self._mark.get("complete") or self._mark["processes"] != self.runtime.world:
             return None
-        prompts = {row.prompt.id: row.prompt for update in rows for row in update}
-        paths = [self._file(self.folder, update) for update in range(len(rows))]
-        samples = [unpacked(load_file(path), prompts) for path in paths]
         self._mark = {}
-        drawn = [[row for rollout in update.rollouts for row in rollout.row_B] for update in samples]
-        is_same = drawn == [[row.number for row in update] for update in rows]
+
+        prompts = {row.prompt.id: row.prompt for row in chain(*rows)}
+        samples = []
+        is_same = True
+        for number, update_rows in enumerate(rows):
+            update = unpacked(load_file(self._file(self.folder, number)), prompts)
+            drawn = list(chain(*(rollout.row_B for rollout in update.rollouts)))
+            is_same = is_same and drawn == [row.number for row in update_rows]
+            samples.append(update)
+
         if not all(self.runtime.gather(is_same)):
             return None
         self.hold(samples)
         return samples
 
     def hold(self, samples: Sequence[Samples]) -> None:
-        """Remember the complete samples of the epoch, to be written if the run stops."""
+        """Hold the complete samples of the epoch, to be written if the run stops."""
         self.samples = samples
 
     def keep(self, checkpoint: Path) -> str:
-        """Write samples and answers beside the checkpoint that the run will go on from.
+        """Write samples and answers for a run resumed from `checkpoint`.
 
         Returns:
-            What the resumed run will find, for a message.
+            A summary for a message.
         """
+        # 1. Without samples and answers there is no folder.
         runtime = self.runtime
         complete = all(runtime.gather(self.samples is not None))
         answers = runtime.gather({name: a.known | a.given for name, a in self.answers.items()})
         if not complete and not any(any(of_rank.values()) for of_rank in answers):
-            return NOTHING
+            return NOT_KEPT
         aside = runtime.on_main(partial(open_aside, self.folder))
 
+        # 2. Each rank writes its samples, then the main process the answers and the mark.
         def write() -> dict[int, str]:
-            for update, samples in enumerate(self.samples or () if complete else ()):
-                save_file(packed(samples), self._file(aside, update))
+            if complete and self.samples:
+                for update, samples in enumerate(self.samples):
+                    save_file(packed(samples), self._file(aside, update))
             return {runtime.rank: ""}
 
         def finish() -> None:
@@ -134,12 +144,13 @@ class PendingEpoch:
             if runtime.is_main:
                 logger.warning("%s could not be written (%s); the epoch will be sampled again", self.folder, fault)
                 shutil.rmtree(aside, ignore_errors=True)
-            return NOTHING
+            return NOT_KEPT
         return "the images and answers of the next are kept" if complete else "the answers since are kept"
 
     def clear(self) -> None:
-        """Forget an epoch or an evaluation that is finished."""
-        self.samples, self._mark = None, {}
+        """Discard the samples and answers of a finished epoch or evaluation."""
+        self.samples = None
+        self._mark = {}
         for answers in self.answers.values():
             answers.clear()
         if self.runtime.is_main:
@@ -158,28 +169,30 @@ def _lines(ranks: Sequence[Mapping[str, Mapping[str, float | None]]]) -> list[di
     for services in ranks:
         for name, answers in services.items():
             merged |= {(name, question): answer for question, answer in answers.items()}
-    return [
-        {"service": name, "question": question, "answer": answer} for (name, question), answer in sorted(merged.items())
-    ]
+    lines = []
+    for (name, question), answer in sorted(merged.items()):
+        lines.append({"service": name, "question": question, "answer": answer})
+    return lines
 
 
 # --- samples as tensors ----------------------------------------------------------------------------------------
 
 
 def packed(samples: Samples) -> dict[str, Tensor]:
-    """Samples as tensors by `rollouts/NUMBER/FIELD` and `nodes/NUMBER/FIELD`."""
+    """Convert samples to tensors named `rollouts/NUMBER/FIELD` and `nodes/NUMBER/FIELD`."""
     tensors: dict[str, Tensor] = {}
     for kind in BATCHES:
         for number, batch in enumerate(getattr(samples, kind)):
             for field in fields(batch):
-                if (value := getattr(batch, field.name)) is not None:
+                value = getattr(batch, field.name)
+                if value is not None:
                     tensors[f"{kind}/{number}/{field.name}"] = FORMS[str(field.type)].pack(value)
-    # Cloned: batches share their sigmas, and safetensors takes no storage twice.
+    # Cloned: batches share their sigmas, and safetensors rejects shared storage.
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
 def unpacked(tensors: Mapping[str, Tensor], prompts: Mapping[int, Prompt]) -> Samples:
-    """Undo `packed`; `prompts` by their ids."""
+    """Restore samples from `packed` tensors and their prompts by id."""
     batches: dict[tuple[str, int], dict[str, Tensor]] = {}
     for path, value in tensors.items():
         kind, number, name = path.split("/")
@@ -194,15 +207,10 @@ def unpacked(tensors: Mapping[str, Tensor], prompts: Mapping[int, Prompt]) -> Sa
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a field's value is written as a tensor, and read again."""
+    """Conversion of a field's value to a tensor and back."""
 
     pack: Callable[[Any], Tensor]
     unpack: Callable[[Tensor, Mapping[int, Prompt]], Any]
-
-
-def _bytes_of(images: Sequence[Image.Image]) -> Tensor:
-    """(B, H, W, C), uint8."""
-    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
 
 
 AS_IT_IS = Form(lambda tensor: tensor, lambda tensor, prompts: tensor)
@@ -215,12 +223,15 @@ FORMS = {
         lambda batch: torch.tensor([prompt.id for prompt in batch]),
         lambda tensor, prompts: [prompts[number] for number in tensor.tolist()],
     ),
-    "list[Image]": Form(_bytes_of, lambda tensor, prompts: [Image.fromarray(pixels) for pixels in tensor.numpy()]),
+    "list[Image]": Form(
+        lambda images: torch.from_numpy(np.stack([np.asarray(image) for image in images])),  # (B, H, W, C), uint8
+        lambda tensor, prompts: [Image.fromarray(pixels) for pixels in tensor.numpy()],
+    ),
     "Size": Form(
         lambda size: torch.tensor([size.height, size.width]),
         lambda tensor, prompts: Size(*tensor.tolist()),
     ),
 }
-"""Form of each type that a field of a batch has, as its annotation names it."""
+"""Annotation of a batch's field → its conversion."""
 BATCHES: Mapping[str, type[Rollout | NodeBatch]] = {"nodes": NodeBatch, "rollouts": Rollout}
 """Field of `Samples` → its items."""

@@ -34,24 +34,24 @@ class AdapterConfig(Section):
     alpha: Positive = 128
     """α of its scale α/r."""
     targets: tuple[str, ...] = ()
-    """Module name suffixes; empty for the policy's own (the released ones)."""
+    """Module name suffixes; empty for the policy's default, as released."""
     start: str = ""
     """An adapter to go on from, in PEFT or diffusers form."""
 
 
 class PromptsConfig(Section):
-    """What is generated."""
+    """Training and evaluation prompts."""
 
     train: str = "data/t2is/train.jsonl"
     """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
     evaluation: str = "data/t2is/test.jsonl"
-    """What is evaluated on, named as `train` is."""
+    """Evaluation prompts, named like `train`."""
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
     benchmarks: tuple[str, ...] = ()
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
     leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
-    """What happens if a training prompt is among the evaluation's or a benchmark's."""
+    """Action if a training prompt is among the evaluation's or a benchmark's."""
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
     record_sizes: bool = False
@@ -60,7 +60,7 @@ class PromptsConfig(Section):
 
 
 class SamplingConfig(SamplingSteps):
-    """How training samples are drawn: at a low resolution, with a few stochastic steps."""
+    """Sampling of training images: at a low resolution, with a few stochastic steps."""
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
@@ -74,12 +74,12 @@ class SamplingConfig(SamplingSteps):
     is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
     window: NoiseWindow = NoiseWindow()
     tree: TreeOptions = TreeOptions()
-    """How the samples of a group branch; by default each has its own noise, as in the paper."""
+    """Branching of a group's samples; by default independent noise, as in the paper."""
     batch: Positive = 1
     """Samples per forward."""
     fuse_lora: bool = True
     """Whether base and adapter are one product in forwards that are not trained on, evaluation included: faster, and
-    exact up to rounding. In fp32 for one more copy of the adapted weights; not of sharded or quantised ones."""
+    exact up to rounding. In fp32 for one more copy of the adapted weights; not of sharded or quantised weights."""
     products: Literal["exact", "w8a8"] = "exact"
     """w8a8: with `model.quantize` int8 the blocks' products at ODE steps are of int8 weights and int8 activations, at
     twice to four times the rate of bf16. Lossy for the images that are judged; SDE steps, training and evaluation stay
@@ -109,16 +109,16 @@ class SamplingConfig(SamplingSteps):
         return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
 
     def size_at(self, epoch: int) -> Size:
-        """The size that epoch `epoch` (from 0) is sampled at."""
+        """Return the sampling size of epoch `epoch` (from 0)."""
         return Size(*(stage_size(self.curriculum, epoch) or self.size))
 
     @property
     def stochastic_steps(self) -> int:
-        """How many an epoch has."""
+        """Number of stochastic steps in an epoch."""
         return len(self.sde_steps) if self.window.kind == "fixed" else self.window.size
 
     def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
-        """How an epoch's samples are drawn.
+        """Create the sampler of an epoch.
 
         Args:
             epoch: from 0.
@@ -143,7 +143,7 @@ class SamplingConfig(SamplingSteps):
 
 
 class EvaluationConfig(Section):
-    """How the policy is judged: at full resolution, without noise."""
+    """Evaluation of the policy at full resolution, without noise."""
 
     size: tuple[Positive, Positive] = (1024, 1024)
     """Height and width in pixels."""
@@ -156,7 +156,7 @@ class EvaluationConfig(Section):
     batch: Positive = 1
     """Images per forward."""
     rewards: tuple[RewardConfig, ...] = ()
-    """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
+    """Rewards that are evaluated but not trained on; logged as held_out/…."""
     judge: JudgeSection = None
     """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
     reached nor loaded if they ask no judge."""
@@ -165,7 +165,7 @@ class EvaluationConfig(Section):
     at both sizes correlate."""
     compare_trained: bool = True
     """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
-    and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
+    and seeds, to log its scores with the average's (trained/… and average/…). It costs the training size's share of
     an evaluation once more; without `compare_sizes`, or if both sizes are equal, a quarter of an evaluation."""
 
     @model_validator(mode="after")
@@ -176,21 +176,21 @@ class EvaluationConfig(Section):
 
 
 class LimitConfig(Section):
-    """How far a sign may move from where it stood at the start, and what happens beyond."""
+    """Limit of a sign's change since the start, and the action beyond it."""
 
     at: float = Field(gt=0)
-    """How far it may move."""
+    """Largest change."""
     action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
-    """What happens beyond: nothing, a line of warning, or the end of the run, saved."""
+    """Action beyond the limit: none, a warning, or the end of the run, saved."""
 
 
 class MonitorConfig(Section):
-    """The monitor of reward hacking (docs/rewards.md); its limits leave three times what a healthy run did."""
+    """Monitor of reward hacking (docs/rewards.md); its limits are three times the changes of a healthy run."""
 
     duplicates: LimitConfig = LimitConfig(at=0.2)
     """Rise of the share of pairs of panels that are copies."""
     blank: LimitConfig = LimitConfig(at=0.1)
-    """Rise of the share of panels that show nothing."""
+    """Rise of the share of blank panels."""
     grid_artifact: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
@@ -201,7 +201,7 @@ class MonitorConfig(Section):
     @field_validator("*", mode="before")
     @classmethod
     def _rest_of_a_limit(cls, limit: Any, info: ValidationInfo) -> Any:
-        """A limit that says only `at` or only `action` keeps the other's default."""
+        """Fill in the default of `at` or `action`."""
         default = cls.model_fields[str(info.field_name)].default
         return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
@@ -229,31 +229,33 @@ class OptimizerConfig(Section):
     updates_per_epoch: Positive = 2
     """Optimizer steps per epoch, each on its share of the groups."""
     ema_decay: Share = 0.85
-    """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
-    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs 0.04 at most."""
+    """Decay of the evaluated and exported moving average, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. The adapter of 20 steps ago, an evaluation earlier, has a weight of 0.04 at most."""
     ema_interval: Positive = 1
     """Optimizer steps between updates of the average."""
 
 
 def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's document with what its `memory` means for keys that are left out."""
-    filled, weights = dict(document), MEMORY[document["memory"]]
+    """Fill in the keys implied by a config's `memory`, unless they are set."""
+    filled = dict(document)
+    weights = MEMORY[document["memory"]]
     sections = {
         "model": {**weights, "gradient_checkpointing": True},
         "judge": weights,
         "sampling": {"fuse_lora": False},
     }
     for section, keys in sections.items():
-        if isinstance(given := document.get(section, {}), Mapping):  # not `judge: none`
-            filled[section] = {**keys, **given}
+        content = document.get(section, {})
+        if isinstance(content, Mapping):  # not `judge: none`
+            filled[section] = {**keys, **content}
     evaluation = document.get("evaluation")
-    if isinstance(evaluation, Mapping) and isinstance(judge := evaluation.get("judge"), Mapping):
-        filled["evaluation"] = {**evaluation, "judge": {**weights, **judge}}
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("judge"), Mapping):
+        filled["evaluation"] = {**evaluation, "judge": {**weights, **evaluation["judge"]}}
     return filled
 
 
 class PolicyConfig(Section):
-    """A PaCo-GRPO run; what is left out has the paper's value.
+    """A PaCo-GRPO run, by default with the paper's values.
 
     Example:
         from pacorl import PolicyConfig
@@ -276,9 +278,9 @@ class PolicyConfig(Section):
     save_every: Positive = 10
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
-    """So many of the newest are kept, and the best."""
+    """Number of newest checkpoints to keep, besides the best."""
     best_by: str = "reward"
-    """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
+    """Evaluation metric for the choice of the best checkpoint: a reward's name, `p_yes`, or `reward` for the
     weighted sum of the rewards; empty to keep none for it."""
     tf32: bool = True
     """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
@@ -313,10 +315,10 @@ class PolicyConfig(Section):
     process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
     have limits of their own."""
     advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
-    """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
+    """Advantages from rewards: the options of one of `core.advantages.AGGREGATES`."""
     selection: Selection = Selection()
     objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
-    """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
+    """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
@@ -337,7 +339,8 @@ class PolicyConfig(Section):
                 f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
                 "leave overlap out, or take memory: normal"
             )
-        if (samples := self.prompts_per_epoch * self.group_size) > LARGEST:
+        samples = self.prompts_per_epoch * self.group_size
+        if samples > LARGEST:
             raise ValueError(
                 f"prompts_per_epoch {self.prompts_per_epoch} with {self.group_size} samples each makes "
                 f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
@@ -362,7 +365,7 @@ class PolicyConfig(Section):
 
     @property
     def generator(self) -> PolicySpec:
-        """What is known of the kind of generator."""
+        """Spec of the kind of generator."""
         return POLICIES[self.model.kind]
 
     def _check_steps(self) -> None:
@@ -423,7 +426,7 @@ class PolicyConfig(Section):
 
 
 def recipe() -> Path:
-    """The tiny recipe: in the wheel beside the package's modules, in a checkout under configs/."""
+    """Find the tiny recipe: in a wheel inside the package, in a checkout under configs/."""
     package = Path(__file__).parents[1]
     inside = package / "tiny.yaml"
     return inside if inside.exists() else package.parents[1] / "configs" / "tiny.yaml"

@@ -1,11 +1,11 @@
-"""The only denoising loop: training samples with their stochastic steps, and plain images without noise.
+"""The only denoising loop: training samples with their stochastic steps, and images by the ODE.
 
-Randomness comes from (seed, epoch, global row, step) alone, so that one process or eight sample the same images.
+Randomness follows from (seed, epoch, global row, step), so that one process and eight sample the same images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,56 +30,55 @@ if TYPE_CHECKING:
 
 
 def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """(T+1,) sigmas for a prompt's size, or for the size that they are shifted for."""
+    """Compute the (T+1,) sigmas, shifted for `sampler.shift_size` or else the prompt's size."""
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
 def training_sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """(T+1,) sigmas as `sigmas_of`, under the shift of the checkpoint's own training."""
+    """Compute the (T+1,) sigmas like `sigmas_of`, under the shift of the checkpoint's training."""
     return policy.training_sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
 class OdeForm(Protocol):
-    """Another form of the transformer's layers, faster and for ODE steps alone: a fused adapter, or int8 products."""
+    """Faster form of the transformer's layers for ODE steps: a fused adapter, or int8 products."""
 
     def swapped_in(self) -> AbstractContextManager[None]:
-        """Compute in this form within the block."""
+        """Compute in this form during the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What all samples of an epoch are drawn with."""
+    """Parameters shared by all rollouts of an epoch."""
 
     policy: Policy
     sampler: Sampler
     cache: ConditioningCache
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     epoch: int
-    """From 0; with `seed`, a step and a node it gives every draw."""
+    """Epoch from 0."""
     batch: int
     """Samples per forward."""
     fused: OdeForm | None = None
-    """The transformer's form at the steps without noise, and only there: what is trained must be replayed."""
+    """Form of the transformer at ODE steps only, since training must replay SDE steps exactly."""
     as_trained: bool = False
-    """Whether SDE steps pass the graph that training passes, with gradients, which are let go. A compiled model in bf16
-    differs by 0.8 % without."""
+    """Whether SDE steps record a graph and discard it: a compiled bf16 model differs by 0.8 % without gradients."""
 
     def noise(self, kind: tuple[str | int, ...], rows: Sequence[int], size: Size) -> Tensor:
-        """(B, N, C), one draw per row."""
+        """Draw (B, N, C) noise by seed, epoch, `kind` and row."""
         return self.policy.noise([seed_of(self.seed, self.epoch, *kind, row) for row in rows], size)
 
 
 @torch.no_grad()
 def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rollout]:
-    """Draw the training samples of rows that share nodes: down the tree, then each batch of leaves to its images.
+    """Draw training samples: down the tree first, then each batch of leaves to its images.
 
-    Each distinct latent passes the transformer once, however many samples descend from it. With independent noise (one
+    Each distinct latent passes the transformer once, for any number of samples below it. With independent noise (one
     sample per node) a batch of nodes is a batch of samples.
 
     Args:
         draw: parameters of the rollouts.
-        rows: the samples, all of one size.
+        rows: samples of one size.
         into: filled with the rollouts, and at the end with the nodes.
 
     Yields:
@@ -94,12 +93,12 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
         into.rollouts.append(rollout)
         yield rollout
 
-    # At the end, since a copy at each step would wait for the card there.
+    # At the end, since a copy at each step would wait for the GPU.
     into.nodes += [nodes_on_cpu(batch) for batch in nodes]
 
 
 def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
-    """Draw the training samples of rows that share nodes; see `draw_samples`."""
+    """Draw training samples; see `draw_samples`."""
     samples = Samples()
     for _ in draw_samples(draw, rows, samples):
         pass
@@ -107,7 +106,7 @@ def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
 
 
 def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
-    """A batch of nodes as it is kept for training."""
+    """Copy a batch of nodes to host memory."""
     return replace(
         nodes,
         latents_VNC=nodes.latents_VNC.cpu(),
@@ -120,28 +119,41 @@ def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
 
 
 class Trunk:
-    """The stochastic part of a tree, and the way from its last level to the images."""
+    """The stochastic part of a tree, and the path from its last level to the images."""
 
     def __init__(self, draw: Draw, rows: Sequence[Row]) -> None:
         """
         Args:
-            draw: what is drawn with.
-            rows: samples of one size that share nodes.
+            draw: parameters of the rollouts.
+            rows: samples of one size, whose subtrees are complete on this process.
         """
-        self.draw, self.rows, sampler = draw, rows, draw.sampler
+        self.draw = draw
+        self.rows = rows
+        sampler = draw.sampler
         sizes = {draw.policy.size_of(row.prompt, sampler.size) for row in rows}
         assert len(sizes) == 1, "rows that share nodes have one size"
         self.size = sizes.pop()
         self.sigmas = sigmas_of(draw.policy, sampler, rows[0].prompt)
         self.tree = sampler.tree if sampler.stochastic else Tree(sampler.tree.group_size)
-        # The sample that names a node may lie on another process: a node has the prompt of any sample below it.
-        levels = range(len(self.tree.branches) + 1)
-        self.prompts = {self.tree.node_of(row.number, level): row.prompt for row in rows for level in levels}
+
+        # By the samples below a node, since the sample that numbers it may belong to another process.
+        self.prompts: dict[int, Prompt] = {}
+        for level in range(len(self.tree.branches) + 1):
+            for row in rows:
+                self.prompts[self.tree.node_of(row.number, level)] = row.prompt
 
     def grow(self) -> tuple[list[NodeBatch], dict[int, Tensor]]:
-        """The node batches, and each sample's latent after its last stochastic step."""
+        """Sample all node batches, and each sample's latent after its last stochastic step."""
         steps = self.draw.sampler.stochastic_steps
-        latents, batches = self._start(steps[0] if steps else 0), list[NodeBatch]()
+
+        # 1. Noise, and the ODE to the first stochastic step.
+        latents: dict[int, Tensor] = {}
+        for nodes in self._node_batches(0):
+            latents |= dict(zip(nodes, self.draw.noise(("start",), nodes, self.size), strict=True))
+        latents = self._advance(latents, 0, range(steps[0] + 1 if steps else 1))
+
+        # 2. Per level: one stochastic step, and the ODE to the next.
+        batches = []
         for level, step in enumerate(steps):
             children: dict[int, Tensor] = {}
             for nodes in self._node_batches(level):
@@ -150,13 +162,16 @@ class Trunk:
                 children |= branched
             following = steps[level + 1] if level + 1 < len(steps) else step + 1
             latents = self._advance(children, level + 1, range(step + 1, following + 1))
-        # A batch's first sample gives its turn, so that with own noise all steps of a batch of samples come together.
+
+        # By first sample: with independent noise all steps of a batch of samples are adjacent.
         return sorted(batches, key=lambda batch: (batch.row_B[0], batch.level)), latents
 
     def finish(self, rows: Sequence[Row], x_BNC: Tensor) -> Rollout:
-        """From the latents of some samples after the last stochastic step to their images."""
-        draw, steps, prompts = self.draw, self.draw.sampler.stochastic_steps, [row.prompt for row in rows]
+        """Integrate latents after the last stochastic step to the end, and decode them."""
+        draw = self.draw
+        steps = draw.sampler.stochastic_steps
         suffix = draw.sampler.suffix
+        prompts = [row.prompt for row in rows]
         final = integrate(
             draw.policy,
             x_BNC,
@@ -171,25 +186,17 @@ class Trunk:
         return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
 
     def _node_batches(self, level: int) -> list[list[int]]:
-        """The distinct nodes of a level, in batches that are no larger than what a batch of samples descends from."""
+        """Cut the distinct nodes of a level into batches, no larger than the nodes above one batch of samples."""
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
         count = self.tree.nodes_of_batch(self.draw.batch, level)
         return [nodes[start : start + count] for start in range(0, len(nodes), count)]
 
-    def _start(self, following: int) -> dict[int, Tensor]:
-        """The latents of level 0 at step `following`, by node."""
-        noises = {
-            node: x
-            for nodes in self._node_batches(0)
-            for node, x in zip(nodes, self.draw.noise(("start",), nodes, self.size), strict=True)
-        }
-        return self._advance(noises, 0, range(following + 1))
-
-    def _advance(self, latents: Mapping[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
-        """Latents of a level, by node, taken along the steps of `grid` without noise."""
+    def _advance(self, latents: dict[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
+        """Integrate the latents of a level, by node, along the steps of `grid` by the ODE."""
         if len(grid) < 2:
-            return dict(latents)
-        draw, advanced = self.draw, dict[int, Tensor]()
+            return latents
+        draw = self.draw
+        advanced: dict[int, Tensor] = {}
         for nodes in self._node_batches(level):
             x_VNC = integrate(
                 draw.policy,
@@ -208,32 +215,34 @@ class Trunk:
 
         A tree of one group of four samples, two children per node at each of two SDE steps:
 
-            level 0      node 0                      noise of the start; one forward, one transition
+            level 0      node 0                      initial noise; one forward, one transition
                         /      \
             level 1  node 0   node 1                 noise of step 0; one forward and transition each
                      /   \    /   \
-            level 2  0    1   2    3  = samples      noise of step 1; from here on no noise, to the images
+            level 2  0    1   2    3  = samples      noise of step 1; then the ODE to the images
 
-        Each sample below a node keeps the log-probability of the child that its path takes.
+        Each sample below a node stores the log-probability of the child on its path.
 
         Args:
-            nodes: of the level.
-            level: from 0; its SDE step is `sde_steps[level]`.
-            x_VNC: their latents.
+            nodes: nodes of the level.
+            level: level from 0; its SDE step is `sde_steps[level]`.
+            x_VNC: latents of the nodes.
 
         Returns:
-            What training needs to replay the step, and the latents of the children by node.
+            The batch for training to replay, and the latents of the children by node.
         """
-        draw, tree = self.draw, self.tree
-        step, device = draw.sampler.sde_steps[level], x_VNC.device
+        draw = self.draw
+        tree = self.tree
+        step = draw.sampler.sde_steps[level]
+        device = x_VNC.device
 
         # 1. The transition of each node: one forward, and a Gaussian by the SDE type.
         with torch.set_grad_enabled(draw.as_trained):
             velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
         transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity.detach())
 
-        # 2. The children that this rank's samples descend from, each drawn by a noise of its own, or by a sibling's
-        # noise with the other sign.
+        # 2. The children above this rank's samples, each drawn by independent noise, or by a sibling's noise with the
+        # opposite sign.
         rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
         children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
         parent_E = self._positions([tree.node_of(child, level) for child in children], nodes, device)
@@ -264,10 +273,10 @@ class Trunk:
         return batch, dict(zip(children, x_ENC, strict=True))
 
     @staticmethod
-    def _positions(wanted: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
-        """(len(wanted),) int64 on the device: the position of each wanted node among `nodes`."""
+    def _positions(selected: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
+        """Find the (len(selected),) int64 positions of the selected nodes among `nodes`."""
         position = {node: number for number, node in enumerate(nodes)}
-        return to_device(torch.tensor([position[node] for node in wanted]), device)
+        return to_device(torch.tensor([position[node] for node in selected]), device)
 
     def _conditioning(self, nodes: Sequence[int]) -> Conditioning:
         return self.draw.cache.batch([self.prompts[node] for node in nodes], self.size)
@@ -285,7 +294,7 @@ def sample_images(
     fused: OdeForm | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
-    """One image per (prompt, seed), without noise; `progress` is called with each batch's size."""
+    """Sample one image per (prompt, seed) by the ODE; `progress` is called with each batch's size."""
     images: dict[int, Image] = {}
     for positions in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
         batch_prompts = [prompts[position] for position in positions]
@@ -304,7 +313,7 @@ def sample_images(
 
 
 def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, velocity_BNC: Tensor) -> Transition:
-    """The Gaussian of stochastic step `step`: one function for sampling and for training, so that both agree."""
+    """Compute the Gaussian of stochastic step `step`, in sampling and training alike, so that both agree."""
     return SDE_TYPES[sampler.sde_type].transition(
         x_BNC,
         velocity_BNC,
@@ -316,7 +325,7 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
 
 
 def velocity_at(policy: Policy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-    """The policy's velocity of a batch that is at one sigma."""
+    """Compute the policy's velocity of a batch at one sigma."""
     return policy.velocity(x_BNC, to_device(sigma, x_BNC.device).expand(len(x_BNC)), conditioning, size)
 
 
@@ -331,13 +340,16 @@ def integrate(
     solver: str = "euler",
     fused: OdeForm | None = None,
 ) -> Tensor:
-    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`."""
-    step, past, sigma_T = SOLVERS[solver].step, None, to_device(sigmas, x_BNC.device)
+    """Integrate the ODE along the sigmas at the indices `grid`, by one of `SOLVERS`."""
+    step = SOLVERS[solver].step
+    past: Past | None = None
+    sigma_T = to_device(sigmas, x_BNC.device)
     with fused.swapped_in() if fused else nullcontext():
         for here, following in pairwise(grid):
             velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
             length = float(sigmas[following]) - float(sigmas[here])
-            x_BNC, past = step(x_BNC, velocity_BNC, length, past), Past(velocity_BNC, length)
+            x_BNC = step(x_BNC, velocity_BNC, length, past)
+            past = Past(velocity_BNC, length)
     return x_BNC
 
 
@@ -350,6 +362,6 @@ def denoise(
     sigmas: Tensor,
     fused: OdeForm | None = None,
 ) -> Tensor:
-    """From noise (one seed per row) to endpoints (B, N, C), by Euler's steps without noise."""
+    """Integrate noise (one seed per row) to endpoints (B, N, C) by Euler's method."""
     noise = policy.noise(seeds, size)
     return integrate(policy, noise, conditioning, size=size, sigmas=sigmas, grid=range(len(sigmas)), fused=fused)

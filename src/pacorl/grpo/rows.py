@@ -1,10 +1,11 @@
-"""Which samples are drawn with which: the rows of an epoch, dealt to updates and processes, and batches of one size."""
+"""Rows of an epoch: their assignment to updates, processes and batches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,17 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample to be drawn: which prompt, which global row of its epoch."""
+    """One sample to draw."""
 
     prompt: Prompt
     number: int
+    """Global row in its epoch."""
 
 
 def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size: int, seed: int) -> list[Row]:
-    """The rows of an epoch: `count` prompts, each `group_size` times in a row.
-
-    Prompts follow a shuffled order that is used up before it is shuffled anew.
-    """
+    """List the rows of an epoch: `count` prompts, each `group_size` times. All prompts are used before reshuffling."""
     drawn = []
     for position in range(epoch * count, (epoch + 1) * count):
         turn, index = divmod(position, len(prompts))
@@ -42,25 +41,26 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
 def assign_rows(
     rows: Sequence[Row], *, tree: Tree, batch: int, updates: int, world: int, rank: int, sharded: bool = False
 ) -> list[list[list[Row]]]:
-    """This rank's rows for each update of the epoch, in units that share no node: [update][unit][row].
+    """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
 
-    Rows are cut into whole subtrees and batches, which are spread over updates and then over ranks in turn, so that
-    which rows an update has does not depend on the number of processes. If whole subtrees do not divide, batches are
-    spread instead, and a node whose samples lie on several processes is computed once on each.
+    Rows are cut into whole subtrees and batches, dealt first to updates and then to ranks, so that the rows of an
+    update do not depend on the number of processes. If whole subtrees do not divide, batches are dealt instead, and a
+    node with samples on several processes is computed once on each.
 
     Args:
-        rows: of the epoch.
-        tree: of each group.
+        rows: rows of the epoch.
+        tree: tree of each group.
         batch: samples per forward.
-        updates: of the epoch.
+        updates: number of updates.
         world: number of processes.
-        rank: this one.
-        sharded: whether a forward needs every process. All must then make as many, so that a unit that is no whole
+        rank: this process.
+        sharded: whether a forward is a collective. Then all ranks need equally many forwards, so a unit smaller than a
             subtree is a single batch.
 
     Raises:
-        ValueError: if they do not divide evenly; it names sizes that would.
+        ValueError: if the rows do not divide evenly; the message lists sizes that would.
     """
+    # 1. Pieces of whole subtrees if they divide, else batches.
     if len(rows) % (batch * updates * world):
         raise ValueError(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
@@ -69,11 +69,13 @@ def assign_rows(
     leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
     pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
+
+    # 2. Deal them to updates, then to ranks.
     shares = []
     for update in range(updates):
         share = pieces[update::updates]
         if len(share) % world:
-            share = [batch_rows for piece in share for batch_rows in _cut(piece, batch)]
+            share = list(chain(*(_cut(piece, batch) for piece in share)))
         if sharded and len(share[0]) % subtree and leaves % batch:
             raise ValueError(
                 f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "
@@ -84,10 +86,10 @@ def assign_rows(
 
 
 def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -> None:
-    """Refuse sizes that leave a process without its share of an epoch, and what a sharded transformer does not bear.
+    """Check that an epoch divides over the processes, and that the settings suit a sharded transformer.
 
     Raises:
-        ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
+        ValueError: if samples, updates, processes and batches do not divide; the message lists sizes that would.
     """
     if sharded and config.in_turns:
         raise ValueError(
@@ -112,7 +114,7 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
 
 
 def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
-    """Neighbours that descend from one node, as one unit."""
+    """Join adjacent pieces below one node into units."""
     units: list[list[Row]] = []
     for piece in pieces:
         if units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0):
@@ -127,30 +129,33 @@ def _cut(rows: Sequence[Row], size: int) -> list[list[Row]]:
 
 
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
-    """Sizes near what was asked for, of which each alone would make the rows divide."""
+    """Describe sizes near the requested sizes, each of which alone would make the rows divide."""
     sizes = [size for size in range(1, rows + 1) if rows % (size * updates * world) == 0]
     worlds = [count for count in range(1, 2 * world) if rows % (batch * updates * count) == 0]
     unit = batch * updates * world
     near = sorted({max(1, rows // unit) * unit, (rows // unit + 1) * unit})
-    ways = [f"batches of {', '.join(map(str, sizes[:8]))}"] if sizes else []
-    ways += [f"{', '.join(map(str, worlds))} processes"] if worlds else []
-    return "; or ".join([*ways, f"{' or '.join(map(str, near))} samples an epoch"]) + " would"
+    ways = []
+    if sizes:
+        ways.append(f"batches of {', '.join(map(str, sizes[:8]))}")
+    if worlds:
+        ways.append(f"{', '.join(map(str, worlds))} processes")
+    ways.append(f"{' or '.join(map(str, near))} samples an epoch")
+    return "; or ".join(ways) + " would"
 
 
 def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[list[int]]:
-    """Positions in `prompts`, cut into batches that are sampled at one size each; sizes in the order they come in."""
+    """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
     by_size: dict[Size, list[int]] = {}
     for position, prompt in enumerate(prompts):
         by_size.setdefault(policy.size_of(prompt, size), []).append(position)
-    return [group[start : start + batch] for group in by_size.values() for start in range(0, len(group), batch)]
+    batches = []
+    for group in by_size.values():
+        batches += [group[start : start + batch] for start in range(0, len(group), batch)]
+    return batches
 
 
 def check_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, group_size: int, batch: int) -> None:
-    """Refuse training batches that cross from one group to the next if their sizes differ.
-
-    Raises:
-        ValueError: naming batch sizes that would not.
-    """
+    """Raise ValueError, with batch sizes that fit, if batches cross groups whose sizes differ."""
     sizes = {policy.size_of(prompt, size) for prompt in prompts}
     if len(sizes) > 1 and group_size % batch:
         fitting = [count for count in range(1, group_size + 1) if group_size % count == 0]

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
-"""Further measures of an evaluation's images, such as an oracle's; they are logged and never rewarded."""
+"""Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class Before:
     """Counters at the beginning of an epoch."""
 
     seconds: Mapping[str, float]
-    """By phase."""
+    """Elapsed seconds per phase."""
     judge: Mapping[str, int]
-    """Requests, retries and the like of the judge."""
+    """Counts of the judge's requests, retries and failures."""
 
 
 class Run:
-    """Models, records and state of a PaCo-GRPO run, which `run_epoch` and `evaluate` take whole."""
+    """Models, records and state of a PaCo-GRPO run, the argument of `run_epoch` and `evaluate`."""
 
     def __init__(
         self,
@@ -85,50 +85,54 @@ class Run:
         rewards: Mapping[str, RewardFunction] | None = None,
         extra_metrics: ExtraMetrics | None = None,
     ) -> None:
-        """Load and check everything that the run needs; cheap checks come first.
+        """Load and check everything that the run needs, cheap checks first.
 
         Args:
             config: the run.
-            resume: False for a new run, True or "auto" to go on from the newest checkpoint, or a checkpoint's folder.
-            allow_changes: whether a resumed run may have another config than it had; the log says what changed.
-            rewards: Python functions by name. A reward of the config that has the name gives the weight and the label;
-                a name that the config lacks joins its rewards with weight 1.
-            extra_metrics: further measures of each evaluation's images.
+            resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
+            allow_changes: whether a resumed run may change its config. The log records the changes.
+            rewards: Python functions by name. The config's reward of the same name sets weight and label. Names
+                missing from the config are added with weight 1.
+            extra_metrics: additional metrics of each evaluation's images.
 
         Raises:
             ValueError: if the config cannot be run; the message names the key, the value and the fix.
         """
-        self.extra_metrics, functions = extra_metrics, rewards or {}
+        functions = rewards or {}
+        self.extra_metrics = extra_metrics
         self.config = config = builders.checked_config(config, functions)
-        """The config as it is run: functions among its rewards, judges that nothing asks left out."""
+        """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
         """Finished epochs."""
         self.step = 0
         """Optimizer steps taken."""
         self.evaluated = -1
-        """The epoch after which the newest evaluation was made; −1 before the first."""
+        """Epoch of the newest evaluation; −1 before the first."""
         self.score: float | None = None
-        """The newest evaluation's, by `best_by`."""
+        """Score of the newest evaluation, by `best_by`."""
         self.bad_steps = 0
-        """Consecutive steps skipped for a gradient that is not finite."""
+        """Consecutive steps skipped for a non-finite gradient."""
         self.alarms: list[Alarm] = []
-        """The monitor's, not yet raised."""
+        """Alarms of the monitor that are not raised yet."""
         self.warned: set[str] = set()
         """Topics of the warnings so far."""
         self._guarded = False
-        # The order is from cheap to dear: a config that cannot work fails before weights load.
+
+        # Cheap checks first: an impossible config fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime(patience=builders.patience(config))
-        """The processes of the run."""
+        """Processes of the run."""
         check_card_used(config.model.dtype, self.runtime.device)
         self.clock = PhaseClock(self.runtime.position)
-        """Seconds of each phase since the run began."""
+        """Seconds of each phase since the start of the run."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
+
         self.turns: Turns | None = None
-        """Of generator and scoring models on the device, with little memory."""
-        self._judges, self._folder = builders.RunJudges(), ExitStack()
+        """Generator and scorers that alternate on the device, with little memory."""
+        self._judges = builders.RunJudges()
+        self._folder = ExitStack()
         with lost_ranks(self.runtime.rank, self.runtime.processes):
             self._build(functions, resume=resume, allow_changes=allow_changes)
 
@@ -139,33 +143,40 @@ class Run:
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
             start = self.runtime.on_main(partial(starting_point, config, resume))
-            # The main process alone reads a local judge's weights for their digest.
-            compare = partial(changes_since, start, config, allowed=allow_changes) if start else Changes
-            changes = self.runtime.on_main(compare)
+            changes = Changes()
+            if start:
+                # Only the main process reads a local judge's weights for their digest.
+                changes = self.runtime.on_main(partial(changes_since, start, config, allowed=allow_changes))
             check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+
             self._build_models(functions, resumed=start is not None)
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them
 
     def _own_folder(self) -> None:
-        # Nothing is returned: the main process's lock cannot be sent to the others.
+        # No return value: the lock cannot be sent to other processes.
         self._folder.enter_context(own_folder(self.config.out))
 
     def _build_models(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
-        config, device, processes = self.config, self.runtime.device, self.runtime.world
-        # A judge elsewhere is met before weights load, and one of this process is loaded after the encoders left, so
-        # that both never lie on the device together.
-        self._judges.open(config, in_process=False, device=device, processes=processes, resumed=resumed)
+        config = self.config
+        device = self.runtime.device
+
+        # 1. Connect to remote judges before any weights load.
+        self._judges.open(config, in_process=False, device=device, processes=self.runtime.world, resumed=resumed)
         if config.model.warning and self.runtime.is_main:
             logger.warning(config.model.warning)
+
+        # 2. Policy, and the conditionings of its prompts.
         self.policy = builders.build_adapted_policy(config, device=device)
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
         except SharedFault as error:
             raise error.fault from None
-        first, sharded = self.train_prompts[0], self.runtime.sharded
-        builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=sharded)
+        first = self.train_prompts[0]
+        builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=self.runtime.sharded)
+
+        # 3. Scorers, after the text encoders are freed: both together may not fit on the device.
         if config.in_turns:
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
@@ -173,9 +184,10 @@ class Run:
             if self.turns:
                 judges = (self._judges.rewards, self._judges.held_out)
                 self.turns.add([*judges, *self.rewards.values(), *self.held_out.values()])
-        if self.turns and not self.turns.scorers:  # all scores come from elsewhere
+        if self.turns and not self.turns.scorers:  # all scores come from other processes
             self.turns = None
-        # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
+
+        # 4. Optimizer. Gradient checkpointing needs train mode; without dropout the mode has no other effect.
         self.policy.transformer.train()
         self.policy.transformer, self.optimizer = self.runtime.prepare(
             self.policy.transformer,
@@ -185,27 +197,32 @@ class Run:
         )
         if config.model.gradient_checkpointing == AUTO:
             self._decide_checkpointing()
-        # Copies are made of what the launcher left: its weights may be sharded now.
+
+        # 5. Copies of the adapter, after `prepare`: its weights may be sharded now.
         averaging = config.optimizer
         self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
-        self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
+        self.old: OldPolicy | None = None
+        if self.objective.needs == "endpoint":
+            self.old = OldPolicy(self.transformer)
 
     def _decide_checkpointing(self) -> None:
-        config, sampler, batch = self.config, self.sampler, self.config.sampling.batch
-        if sampler.stochastic:  # a forward of training has nodes; for an objective of the endpoint, samples
+        config = self.config
+        sampler = self.sampler
+        batch = config.sampling.batch
+        if sampler.stochastic:  # training forwards contain nodes; for endpoint objectives, samples
             batch = sampler.tree.nodes_of_batch(batch, len(sampler.stochastic_steps) - 1)
 
         prompt = self.train_prompts[0]
         size = self.policy.size_of(prompt, Size(*config.sampling.size))
         conditioning = self.cache.batch([prompt], size)
-
         checkpointed = decide_checkpointing(config, self.policy, conditioning, size, batch=batch, runtime=self.runtime)
         if self.runtime.is_main:
             logger.info("model.gradient_checkpointing: auto is %s", "on" if checkpointed else "off")
 
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
-        config, device, processes = self.config, self.runtime.device, self.runtime.world
-        self._judges.open(config, in_process=True, device=device, processes=processes)
+        config = self.config
+        device = self.runtime.device
+        self._judges.open(config, in_process=True, device=device, processes=self.runtime.world)
         self.rewards = builders.build_run_rewards(
             config.rewards,
             functions,
@@ -228,28 +245,37 @@ class Run:
         )
 
     def _build_records(self, start: Path | None, changes: Changes) -> None:
-        config, is_main = self.config, self.runtime.is_main
-        settings = config.model_dump(mode="json")
-        self.logbook = Logbook(config.out if is_main else None, trackers=config.trackers, settings=settings)
+        config = self.config
+        is_main = self.runtime.is_main
+        folder = config.out if is_main else None
+
+        # 1. Log and monitor. Lines that a crash left after the checkpoint are dropped and written again.
+        self.logbook = Logbook(folder, trackers=config.trackers, settings=config.model_dump(mode="json"))
         self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
         self.monitor = HackingMonitor.of(config.monitor)
-        # What a crash left behind the checkpoint, or before the first one, is written again.
         self.logbook.truncate(self._restore(start) if start else 0)
         self.changes = changes.all
-        """Keys of the config that a resumed run changes → both values."""
+        """Config keys changed by a resumed run → both values."""
         self.logbook.note_changes(self.changes, epoch=self.epoch, step=self.step)
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
             write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
-        self.pending = PendingEpoch(config.out, self.runtime, self._services())
+
+        # 2. Samples and answers of an unfinished epoch.
+        scorers: dict[str, object] = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}
+        scorers |= {f"rewards.{name}": reward for name, reward in self.rewards.items()}
+        scorers |= {f"evaluation.rewards.{name}": reward for name, reward in self.held_out.items()}
+        self.pending = PendingEpoch(config.out, self.runtime, scorers)
         self.pending.open(start, same_config=not changes.frozen)
+
+        # 3. Ledger, and the copy of the state for emergency stops.
         self.judge_identities = self.runtime.on_main(partial(judge_identities, config))
-        """What decides the judges' verdicts, by their keys in the config."""
-        self.ledger = Ledger(config.out if is_main else None, self.runtime)
+        """Identity of each judge by its config key: weights, prompt and version that determine its verdicts."""
+        self.ledger = Ledger(folder, self.runtime)
         self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
-        """For a stop that this thread cannot meet."""
+        """State to save if the main thread hangs."""
         facts = start_facts(config, start, self.rewards, self.held_out)
         self.ledger.start(
             self._weights(),
@@ -281,7 +307,7 @@ class Run:
         self.last_state.take(self._weights(), self._state())
 
     def _state(self) -> dict[str, Any]:
-        """What state.json holds, but the config."""
+        """Content of state.json, except the config."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -297,15 +323,20 @@ class Run:
 
     @property
     def _score_of_weights(self) -> float | None:
-        """Score of an evaluation of the current weights; None if the newest evaluation is of earlier ones."""
+        """Score of the current weights; None if the newest evaluation is older."""
         return self.score if self.evaluated == self.epoch else None
 
     def _restore(self, checkpoint: Path) -> int:
-        """Put a checkpoint's state in place; how many lines its log had."""
+        """Restore a checkpoint's state, and return the number of its log lines."""
         state = restore(self._weights(), checkpoint, seed=self.config.seed)
-        self.epoch, self.step, self.bad_steps = state["epoch"], state["step"], state["bad_steps"]
-        self.evaluated, self.score = state["evaluated"], state["score"]
-        if self.runtime.is_main and self.logbook.count_lines() < state["log_lines"] and self._is_own(checkpoint):
+        self.epoch = state["epoch"]
+        self.step = state["step"]
+        self.bad_steps = state["bad_steps"]
+        self.evaluated = state["evaluated"]
+        self.score = state["score"]
+
+        is_own = checkpoint.parents[1].resolve() == self.config.out.resolve()
+        if self.runtime.is_main and is_own and self.logbook.count_lines() < state["log_lines"]:
             logger.warning(
                 "%s has %d lines, and %s counts %d: the log of this run will have a gap",
                 self.config.out / "metrics.jsonl",
@@ -314,9 +345,6 @@ class Run:
                 state["log_lines"],
             )
         return int(state["log_lines"])
-
-    def _is_own(self, checkpoint: Path) -> bool:
-        return checkpoint.parents[1].resolve() == self.config.out.resolve()
 
     def _weights(self) -> TrainedWeights:
         return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)
@@ -331,9 +359,9 @@ class Run:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Save what is finished before a fault of any rank or a signal to stop ends the block; then raise on all ranks.
+        """Save the state and raise on all ranks if a rank fails or a signal stops the block.
 
-        A guard within a guard does nothing: the outer one saves when weights that were set aside are back in place.
+        A nested guard has no effect: the outer guard saves once swapped-out weights are back in place.
 
         Raises:
             Interrupted: after a signal or a time limit; the run goes on with --resume auto.
@@ -373,20 +401,20 @@ class Run:
     # --- an epoch's services -----------------------------------------------------------------------------------
 
     def begin_epoch(self) -> Before:
-        """Note where the coming epoch begins."""
+        """Record the counters at the start of an epoch."""
         self.runtime.position.epoch = self.epoch + 1
         return Before(dict(self.clock.seconds), counts_of(self.judge))
 
     @contextmanager
     def scorer(self, make: Callable[..., Scorer], *, samples: int) -> Iterator[Scorer]:
-        """Open a scorer of the rewards, which score while the next samples are drawn if the device allows it.
+        """Open a scorer, which overlaps with sampling if the device allows it.
 
         Args:
-            make: its constructor.
-            samples: of the epoch, over all ranks.
+            make: constructor of the scorer.
+            samples: samples of the epoch over all ranks.
         """
         waited = self.clock.seconds["reward"]
-        # Of the whole epoch: each rank stops at this number alone, since what one misses says nothing of the others.
+        # The whole epoch's budget: each rank stops alone, without the counts of the rest.
         max_missing = self.config.advantages.max_missing * samples * len(self.rewards)
         options = self.scorer_options | {"overlap": self.scoring_overlaps, "max_missing": max_missing}
 
@@ -399,19 +427,19 @@ class Run:
 
     @property
     def scorer_options(self) -> dict[str, Any]:
-        """Options of every `Scorer` of the run: its time limit, and what it does while it waits."""
+        """Options of every `Scorer` of the run: time limit, stop check and progress."""
         return {
             "scoring": self.scoring,
             "timeout": self.config.reward_timeout,
-            # Not `check_stop`, which meets the other ranks: each waits for its own scores.
+            # Not `check_stop`, a collective: each rank waits for its own scores.
             "check_stop": self.runtime.check_signal,
             "advance": self.runtime.position.advance,
         }
 
     @property
     def scoring_overlaps(self) -> bool:
-        """Whether rewards score while samples are drawn."""
-        if self.turns:  # the models that score are not on the device then
+        """Whether scoring overlaps with sampling."""
+        if self.turns:  # the scorers are off the device during sampling
             return False
         return scoring_overlaps(self.config.judge, device=self.runtime.device)
 
@@ -419,13 +447,13 @@ class Run:
         """Wait for the scores of all ranks: global row → one score per reward.
 
         Raises:
-            SharedFault: what a reward raised on any rank.
+            SharedFault: wraps a reward's exception on any rank.
         """
         with self.clock.timed("reward"), self.bars.phase("scoring", total=1):
             return self.runtime.gather_rows(scorer.results)
 
     def sampling_policy(self) -> AbstractContextManager[None]:
-        """Swap in the policy that samples, if it is not the trained one."""
+        """Swap in the sampling policy, if it differs from the trained policy."""
         if self.old is None:
             return nullcontext()
         if self.objective.lag is None:
@@ -433,7 +461,7 @@ class Run:
         return self.old.swapped_in()
 
     def draw(self, sampler: Sampler, *, exact: bool = False) -> Draw:
-        """Parameters of the coming epoch's rollouts; with `exact` by exact products at the ODE steps too."""
+        """Create the parameters of the next epoch's rollouts; `exact` disables int8 products at ODE steps."""
         config = self.config
         products = "exact" if exact else config.sampling.products
         with self.clock.timed("rollout"):
@@ -465,23 +493,25 @@ class Run:
         *,
         since: Before,
     ) -> dict[str, float]:
-        """Count the epoch, look for reward hacking, and write its line, its record and, at times, an image.
+        """Count the epoch, check for reward hacking, and write its log line, its record and, at times, an image.
 
         Args:
-            samples: this rank's.
-            statistics: of this rank's images, for the monitor.
-            metrics: of the epoch so far.
-            since: where the epoch began.
+            samples: samples of this rank.
+            statistics: image statistics of this rank, for the monitor.
+            metrics: metrics of the epoch so far.
+            since: counters at the start of the epoch.
 
         Returns:
             All metrics of the line.
         """
+        # 1. Metrics of the epoch.
         with self.clock.timed("hashes"):
             self.ledger.note_weights(self._weights())
         line = {**metrics, **self.clock.since(since.seconds)}
-        # Every rank observes the images of all, and so raises the same alarms.
+        # Each rank observes the images of all ranks, so all raise the same alarms.
         line |= self.watch("epoch", [*chain(*self.runtime.gather(statistics))], line)
 
+        # 2. Count and record.
         self.epoch += 1
         written = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=line)
         self.ledger.write(epoch=self.epoch, step=self.step, line=written)
@@ -493,28 +523,27 @@ class Run:
     def finish_evaluation(
         self, samples: Sequence[EvaluatedSample], metrics: Mapping[str, float], score: float | None
     ) -> None:
-        """Write an evaluation's line and record.
-
-        Args:
-            samples: with their images and scores.
-            metrics: of the line.
-            score: by `best_by`; None if a judge failed.
-        """
+        """Write an evaluation's log line and record; `score` is the score by `best_by`, None if a judge failed."""
         line = self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
-        self.evaluated, self.score = self.epoch, score
+        self.evaluated = self.epoch
+        self.score = score
         with self.clock.timed("hashes"):
             self.ledger.write_evaluation(self._weights(), samples, seed=self.config.seed, line=line, score=score)
         self.pending.clear()
 
     def judge_counts(self, *, since: Before) -> dict[str, float]:
-        """`judge/…`: requests, retries and the like of all ranks' judges."""
+        """Count the judges' requests, retries and failures over all ranks, as `judge/…`."""
         counts = {name: count - since.judge[name] for name, count in counts_of(self.judge).items()}
-        ranks = self.runtime.gather(counts)
-        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in ranks[0]}
+        totals = dict.fromkeys(counts, 0.0)
+        for rank in self.runtime.gather(counts):
+            for name, count in rank.items():
+                totals[name] += count
+        return {f"judge/{name}": total for name, total in totals.items()}
 
     def schedule_metrics(self, sampler: Sampler) -> dict[str, float]:
-        """Settings of sampling that the config changes from epoch to epoch."""
-        sampling, metrics = self.config.sampling, {}
+        """Return the scheduled sampling settings of the epoch as metrics."""
+        sampling = self.config.sampling
+        metrics = {}
         if sampling.window.kind != "fixed":
             metrics["sampling/first_noise_step"] = float(sampler.sde_steps[0])
         if sampling.curriculum:
@@ -524,17 +553,23 @@ class Run:
     # --- one optimizer step ------------------------------------------------------------------------------------
 
     def step_optimizer(self) -> float:
-        """Take one optimizer step with the gradients so far, on all ranks or, if one is not finite, on none.
+        """Take one optimizer step on all ranks, or skip it on all ranks if a gradient is not finite.
 
         Returns:
-            The gradient's norm before clipping; the step was skipped if it is not finite.
+            The gradient norm before clipping; the step was skipped if it is not finite.
 
         Raises:
             ValueError: after `MAX_BAD_STEPS` skipped steps in a row, when the state is saved.
         """
         norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.config.optimizer.max_grad_norm)
         if not math.isfinite(norm):
-            self._count_bad_step()
+            self.bad_steps += 1
+            if self.bad_steps >= MAX_BAD_STEPS:
+                self.save()
+                raise ValueError(
+                    f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+                    "Lower optimizer.lr or look for a reward that is not finite"
+                )
             return norm
 
         self.bad_steps = 0
@@ -543,7 +578,7 @@ class Run:
         return norm
 
     def set_learning_rate(self) -> float:
-        """Set the rate of the coming step by the schedule, and return it."""
+        """Set the learning rate of the next step by the schedule, and return it."""
         options = self.config.optimizer
         rate = learning_rate(
             self.step,
@@ -556,25 +591,12 @@ class Run:
             group["lr"] = rate
         return rate
 
-    def _count_bad_step(self) -> None:
-        self.bad_steps += 1
-        if self.bad_steps >= MAX_BAD_STEPS:
-            self.save()
-            raise ValueError(
-                f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
-                "Lower optimizer.lr or look for a reward that is not finite"
-            )
-
     # --- warnings ----------------------------------------------------------------------------------------------
 
     def watch(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
     ) -> dict[str, float]:
-        """Look for reward hacking; alarms wait until the epoch is evaluated and saved.
-
-        Returns:
-            The signs as metrics.
-        """
+        """Measure signs of reward hacking as metrics; alarms wait until the epoch is evaluated and saved."""
         signs, raised = self.monitor.observe(kind, statistics, metrics)
         self.alarms += raised
         return signs
@@ -599,7 +621,7 @@ class Run:
             )
 
     def warn_of_empty(self, empty: int, updates: int) -> None:
-        """Warn of updates without a sample to train on."""
+        """Warn if updates were skipped because no sample was left."""
         self.warn_once(
             "empty",
             f"epoch {self.epoch + 1}: {empty} of {updates} optimizer steps were skipped, since "
@@ -607,32 +629,25 @@ class Run:
             "optimizer.updates_per_epoch",
         )
 
-    # --- what follows from the state ---------------------------------------------------------------------------
+    # --- derived from the state --------------------------------------------------------------------------------
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Within the block the models that score are on the device."""
+        """Move the scorers to the device during the block, with `memory: low`."""
         return self.turns.scoring() if self.turns else nullcontext()
-
-    def _services(self) -> dict[str, object]:
-        """What scores, by its key in the config."""
-        judges = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}
-        rewards = {f"rewards.{name}": reward for name, reward in self.rewards.items()}
-        held_out = {f"evaluation.rewards.{name}": reward for name, reward in self.held_out.items()}
-        return {**judges, **rewards, **held_out}
 
     @property
     def judge(self) -> Judge | None:
-        """Who answers the rewards' questions; None if nothing asks it."""
+        """Judge of the rewards; None if no reward uses a judge."""
         return self._judges.rewards
 
     @property
     def objective(self) -> ObjectiveSpec:
-        """What is minimised."""
+        """Training objective."""
         return OBJECTIVES[self.config.objective.name]
 
     @property
     def sampler(self) -> Sampler:
-        """How the epoch that comes next is sampled."""
+        """Sampler of the next epoch."""
         config = self.config
         return config.sampling.sampler(
             self.epoch,
@@ -651,16 +666,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs, or all optimizer steps, are done."""
+        """Whether all epochs or all optimizer steps are done."""
         limit = self.config.max_steps
         return self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
 
     @property
     def transformer(self) -> torch.nn.Module:
-        """The transformer without the launcher's wrapper."""
+        """Transformer without the launcher's wrapper."""
         return self.runtime.unwrap(self.policy.transformer)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The weights that are trained."""
+        """Trainable parameters."""
         return [p for p in self.policy.transformer.parameters() if p.requires_grad]

@@ -1,8 +1,7 @@
-"""Scores of rollouts, had while the next ones are drawn or after them all.
+"""Scoring of rollouts, during sampling or after it.
 
-A reward is called once per rollout batch either way, so that a judge in this process meets the same batches and gives
-the same scores bit for bit. In the background it runs under the inference mode and autocast of the thread that
-submits.
+A reward is called once per rollout batch in both cases, so that an in-process judge returns the same scores bit for
+bit. Background calls use the inference mode and autocast of the submitting thread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
 
-# Rollout batches that wait for a judge behind HTTP at a time; its own limit decides how many requests fly.
+# Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests.
 SENDERS = 16
 
 
@@ -49,86 +48,100 @@ class Scorer:
     ) -> None:
         """
         Args:
-            rewards: by name.
-            overlap: whether scoring begins at once, or when the results are asked for.
-            max_missing: if more scores than this are missing, no further ones are waited for.
-            scoring: what is entered while results are waited for, such as `Turns.scoring`.
-            monitored: whether the images are measured for the monitor of reward hacking too.
-            timeout: seconds that a reward of this process may take for a batch.
-            check_stop: called again and again while scores are waited for; may raise to stop.
-            advance: called when a batch has its scores.
+            rewards: rewards by name.
+            overlap: whether scoring begins at submission, or in `results`.
+            max_missing: missing scores above which waiting stops.
+            scoring: context of waiting for results, such as `Turns.scoring`.
+            monitored: whether to measure the images for the monitor of reward hacking.
+            timeout: seconds per batch of a reward in this process.
+            check_stop: polled during waiting; may raise to stop.
+            advance: called when a batch is scored.
         """
-        self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
-        self.scoring, self.monitored, self.timeout = scoring, monitored, timeout
-        self.check_stop, self.advance = check_stop, advance
+        self.rewards = rewards
+        self.overlap = overlap
+        self.max_missing = max_missing
+        self.scoring = scoring
+        self.monitored = monitored
+        self.timeout = timeout
+        self.check_stop = check_stop
+        self.advance = advance
         self.abandoned = 0
-        """Samples whose scores were not waited for."""
+        """Samples without scores because waiting stopped."""
         self.busy_seconds = 0.0
-        """Spent in rewards, over all threads."""
+        """Seconds spent in rewards, over all threads."""
         self._submitted: list[tuple[Rollout, list[Callable[[], Scores]]]] = []
         self._measured: list[Callable[[], list[PanelStatistics]]] = []
-        # Models of this process need not bear two threads; a judge elsewhere is asked by many.
+        # In-process models need not be thread-safe; remote judges take concurrent requests.
         self._local = Workers(1, name="pacorl-reward")
         self._remote = Workers(SENDERS, name="pacorl-reward-http")
-        # Apart from the judge, which would wait 40 ms for each image of 512².
+        # A thread of its own: measuring a 512² image takes 40 ms, which would delay the judge.
         self._monitor = Workers(1, name="pacorl-monitor")
 
     def __enter__(self) -> Scorer:
         return self
 
     def __exit__(self, *fault: object) -> None:
-        """Abandon what has not begun, and what goes on."""
+        """Abandon queued and running calls."""
         for pool in (self._local, self._remote, self._monitor):
             pool.close()
 
     def submit(self, rollout: Rollout) -> None:
-        """Take a rollout's images; do not change them before `results`."""
+        """Take a rollout's images, which must not change before `results`."""
         context = torch_context()
         self._submitted.append((rollout, [self._begin(name, rollout, context) for name in self.rewards]))
-        if self.monitored:
-            measure = partial(_panel_statistics, rollout)
-            self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
+        if not self.monitored:
+            return
+
+        def measure() -> list[PanelStatistics]:
+            return [
+                panel_statistics(prompt, image) for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
+            ]
+
+        self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
 
     def statistics(self) -> list[PanelStatistics]:
-        """What the submitted images show, in their order; empty unless `monitored`."""
-        return [image for wait in self._measured for image in wait()]
+        """Return the statistics of the submitted images in order; empty unless `monitored`."""
+        return list(chain(*(wait() for wait in self._measured)))
 
     def results(self) -> dict[int, Scores]:
-        """The scores of all that was submitted, once they are there.
+        """Wait for the scores of all submitted rollouts.
 
         Returns:
-            Global row → one score per reward: None if it is missing, NaN if it was no number. All are None after more
-            than `max_missing`.
+            Global row → one score per reward: None if missing, NaN if not a number. After more than `max_missing`
+            missing scores the rest are None.
 
         Raises:
             CallTimeout: if a reward of this process does not return.
-            Exception: what a reward raised, or `check_stop`.
+            Exception: raised by a reward or `check_stop`.
         """
-        with self.scoring():
-            return self._results()
-
-    def _results(self) -> dict[int, Scores]:
         scores_of_row: dict[int, Scores] = {}
         missing = 0
-        for rollout, waits in self._submitted:
-            # A run that will stop for its failures should not first wait hours for the other samples'.
-            waited_for = missing <= self.max_missing
-            columns = [wait() if waited_for else [None] * len(rollout.row_B) for wait in waits]
-            missing += sum(score is None for column in columns for score in column)
-            self.abandoned += 0 if waited_for else len(rollout.row_B)
-            scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
-            self.advance()
+        with self.scoring():
+            for rollout, waits in self._submitted:
+                # Beyond the failure budget the run stops, so waiting for the rest is useless.
+                if missing <= self.max_missing:
+                    columns = [wait() for wait in waits]
+                else:
+                    columns = [[None] * len(rollout) for _ in waits]
+                    self.abandoned += len(rollout)
+                missing += sum(column.count(None) for column in columns)
+                scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
+                self.advance()
         self._submitted.clear()
         return scores_of_row
 
     def last_error(self) -> str:
-        """Why scores are missing, as far as rewards know."""
-        explaining = {name: reward for name, reward in self.rewards.items() if isinstance(reward, Explains)}
-        reasons = [f"{name}: {reward.last_error}" for name, reward in explaining.items() if reward.last_error]
-        return "; ".join(reasons + ([f"{self.abandoned} samples were not waited for"] if self.abandoned else []))
+        """Return the rewards' reasons for missing scores."""
+        reasons = []
+        for name, reward in self.rewards.items():
+            if isinstance(reward, Explains) and reward.last_error:
+                reasons.append(f"{name}: {reward.last_error}")
+        if self.abandoned:
+            reasons.append(f"{self.abandoned} samples were not waited for")
+        return "; ".join(reasons)
 
     def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
-        """A function that waits for a reward's scores of a rollout."""
+        """Start scoring a rollout, and return the function to wait for its scores."""
         reward = self.rewards[name]
         if isinstance(reward, Deferred):
             return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))
@@ -152,28 +165,26 @@ class Scorer:
         return call.result
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
-        while (scores := scores_now()) is None:
+        scores = scores_now()
+        while scores is None:
             time.sleep(LOOK_SECONDS)
             self.check_stop()
+            scores = scores_now()
         return scores_of(name, lambda *_: scores, rollout.prompts, rollout.images, masked=True)
 
 
 def asks_elsewhere(reward: object) -> bool:
-    """Whether a reward asks a judge outside of this process."""
+    """Check whether a reward uses a judge in another process."""
     return isinstance(getattr(reward, "judge", None), RemoteJudge)
 
 
 def time_limit(reward: object, seconds: float) -> float:
-    """Time limit of a reward's call: none if requests to others have limits of their own."""
+    """Return the time limit of a reward's call: none if its requests have limits."""
     return math.inf if asks_elsewhere(reward) or isinstance(reward, BoundsItself) else seconds
 
 
-def _panel_statistics(rollout: Rollout) -> list[PanelStatistics]:
-    return [panel_statistics(prompt, image) for prompt, image in zip(rollout.prompts, rollout.images, strict=True)]
-
-
 def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
-    """Whether scoring runs while sampling does. "auto": not if both would want the same CPU cores."""
+    """Decide whether scoring overlaps with sampling. "auto": not if both would share CPU cores."""
     if isinstance(setting, bool):
         return setting
     if not in_process or device.type != "cpu":
@@ -182,20 +193,22 @@ def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch
 
 
 def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> bool:
-    """Check whether a config's rewards score while samples are drawn; without a judge they run in this process."""
+    """Decide whether a config's scoring overlaps with sampling; without a judge it runs in this process."""
     if judge is None:
         return overlaps("auto", in_process=True, device=device)
     return overlaps(judge.overlap, in_process=JUDGES[judge.backend].in_process, device=device)
 
 
 def torch_context() -> Callable[[], ExitStack]:
-    """Autocast and the device as they are here: torch does not hand them from thread to thread."""
-    # On the default stream the judge's kernels and sampling's would wait for each other.
-    stream = _reward_stream() if torch.cuda.is_available() else None
+    """Capture autocast and the device, which torch does not propagate to threads."""
     casts = [
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)
     ]
-    card = torch.cuda.current_device() if torch.cuda.is_available() else None
+    card: int | None = None
+    if torch.cuda.is_available():
+        card = torch.cuda.current_device()
+        # On the default stream the judge's kernels and sampling's would wait for each other.
+        stream = _reward_stream()
 
     def enter() -> ExitStack:
         stack = ExitStack()
@@ -212,15 +225,17 @@ def torch_context() -> Callable[[], ExitStack]:
 
 @cache
 def _reward_stream() -> torch.cuda.Stream:
-    """One for all rewards of the process, whose weights were put on the card by the default stream."""
+    """Create the stream of all rewards, after the default stream has copied their weights."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.default_stream())
     return stream
 
 
 def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:
-    """The scores of an epoch in the order of its rows; a missing one is invalid, and never 0."""
-    columns = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
+    """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0."""
+    columns = []
+    for row in rows:
+        columns.append([math.nan if value is None else value for value in scores[row.number]])
     score_RB = torch.tensor(columns, dtype=torch.float64).T
     return RewardTable(
         names=names,
@@ -231,6 +246,6 @@ def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tu
 
 
 def share_not_finite(scores: Mapping[int, Scores]) -> float:
-    """Share of the scores that are NaN or infinite; a missing score is neither."""
+    """Compute the share of NaN and infinite scores. Missing scores do not count."""
     values = list(chain(*scores.values()))
     return sum(value is not None and not math.isfinite(value) for value in values) / len(values)

@@ -1,4 +1,4 @@
-"""What a run starts from, as `--resume` says. Nothing heavy is imported: a mistake is told before models are."""
+"""Starting point of a run by `--resume`. Imports no heavy module, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Resume = bool | str | Path
 """False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
 
 SUMMARY = "summary.json"
-"""Written at a run's end."""
+"""File written at the end of a run."""
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
 def named_start(out: Path, resume: Resume) -> Path | None:
-    """The checkpoint that `resume` names; None for the newest, or for a new run in `out`.
+    """Find the checkpoint named by `resume`; None for the newest, or for a new run in `out`.
 
     Raises:
-        ValueError: `out` holds a run that is not to be resumed, or no checkpoint has the name.
+        ValueError: `out` holds a run but `resume` is false, or no checkpoint has the name.
     """
     folder = (out / "checkpoints").resolve()
     start = None if resume is True or str(resume) == "auto" or not resume else Path(str(resume)).resolve()
@@ -34,7 +34,7 @@ def named_start(out: Path, resume: Resume) -> Path | None:
 
 
 def check_unfinished(out: Path) -> None:
-    """Raise ValueError if a folder can neither be a new run's nor is that of a run to go on with."""
+    """Raise ValueError unless a folder is free for a new run or holds an unfinished run."""
     if (out / SUMMARY).exists():
         raise ValueError(f"{out} holds a finished run, which is not replaced; name another folder with --out")
     begun = any((out / name).exists() for name in (".lock", "config.yaml"))
@@ -43,7 +43,7 @@ def check_unfinished(out: Path) -> None:
 
 
 def free_folder(out: Path) -> Path:
-    """The first of OUT, OUT-2, OUT-3 … that is free, or holds a run to go on with."""
+    """Find the first of OUT, OUT-2, OUT-3 … that is free or holds an unfinished run."""
     for folder in numbered(out):
         try:
             check_unfinished(folder)
@@ -54,10 +54,10 @@ def free_folder(out: Path) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """List the checkpoints in a folder, oldest first."""
     return sorted((path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The optimizer step of a checkpoint."""
-    return int(path.name.removeprefix("step-"))  # by number: "step-1000000" sorts before "step-999999" as a text
+    """Return the optimizer step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))  # as text "step-1000000" would sort before "step-999999"

@@ -1,7 +1,7 @@
-"""Does the cheap way to the image still say which samples of a group are the better ones?
+"""Check of a short suffix: does it preserve the advantages within a group?
 
-A group is finished a second time, by all steps, from the latents that the epoch's samples left their last stochastic
-step with, and judged again. What matters of a reward is its order within a group, so advantages are compared.
+One group is finished a second time by all steps, from the latents after its last stochastic step, and scored again.
+Only the order within a group matters for training, so the advantages are compared.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from statistics import StatisticsError, correlation
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Compare = Callable[[Run, Sampler, Sequence[Row], Mapping[int, Scores]], Advantages]
 """Scores of an epoch → advantages."""
 LEAST_CORRELATION = 0.9
-"""Of the advantages by both ways, below which the run warns. Between two judgements of equal images it is 1."""
+"""Correlation of both advantages below which the run warns. For equal images it is 1."""
 
 
 def check_suffix(
@@ -44,25 +45,27 @@ def check_suffix(
     by_suffix: Advantages,
     compare: Compare,
 ) -> dict[str, float]:
-    """Correlate the first group's advantages with those by all steps, if a check is due, and warn if it is low.
+    """Correlate the first group's advantages with advantages by all steps, if a check is due; warn if it is low.
 
     Args:
-        run: with the policy that sampled.
-        sampler: of the epoch.
-        rows: of all ranks.
-        samples: of this rank, by update.
-        scores: of all ranks.
-        by_suffix: the epoch's advantages.
-        compare: scores → advantages, as the epoch compares them.
+        run: the run.
+        sampler: sampler of the epoch.
+        rows: rows of all ranks.
+        samples: samples of this rank by update.
+        scores: scores of all ranks.
+        by_suffix: advantages of the epoch.
+        compare: function from scores to advantages.
 
     Raises:
-        SharedFault: what a reward raised on any rank.
+        SharedFault: wraps a reward's exception on any rank.
     """
-    sampling = run.config.sampling
-    suffix, products = sampling.suffix, sampling.products
+    # 1. Is a check due?
+    suffix = run.config.sampling.suffix
+    products = run.config.sampling.products
     if (suffix.is_full and products == "exact") or not suffix.check_every or run.epoch % suffix.check_every:
         return {}
 
+    # 2. Score the group by all steps and exact products.
     group = rows[: run.config.group_size]
     with run.sampling_policy():
         draw = run.draw(sampler, exact=True)
@@ -70,24 +73,26 @@ def check_suffix(
             make = partial(Scorer, **run.scorer_options)
             full = full_scores(draw, group, samples, rewards=run.rewards, runtime=run.runtime, scorer=make)
 
+    # 3. Correlate.
     by_all_steps = compare(run, sampler, rows, {**scores, **full})
     agreement = advantage_correlation(by_suffix, by_all_steps, group)
     if agreement is None:
         return {}
     if agreement < LEAST_CORRELATION:
-        departure, fix = f"sampling.products {products}", "set sampling.products to exact"
+        departure = f"sampling.products {products}"
+        fix = "set sampling.products to exact"
         if not suffix.is_full:
             departure = f"sampling.suffix {suffix.says}"
             fix = "give it more steps, solver ab2, or leave sampling.suffix out"
         run.warn_once(
             SUFFIX_CORRELATION,
-            f"epoch {run.epoch + 1}: with {departure} a group's advantages correlate by {agreement:.2f} with those of "
-            f"all steps, less than {LEAST_CORRELATION}; {fix}",
+            f"epoch {run.epoch + 1}: with {departure} a group's advantages correlate by {agreement:.2f} with all "
+            f"steps' advantages, less than {LEAST_CORRELATION}; {fix}",
         )
     return {SUFFIX_CORRELATION: agreement}
 
 
-# With a graph, a process that has nothing to finish here would leave the others waiting in their next backward.
+# Without a graph: a process without rows would otherwise block the next backward of the rest.
 @torch.no_grad()
 def full_scores(
     draw: Draw,
@@ -98,52 +103,56 @@ def full_scores(
     runtime: Runtime,
     scorer: Callable[..., Scorer] = Scorer,
 ) -> dict[int, Scores]:
-    """The scores of a group's samples, had they been finished by all steps. Every rank calls it.
+    """Finish a group's samples by all steps and score them. All ranks call it.
 
     Args:
-        draw: what the epoch's samples were drawn with; the policy is still the one that drew them.
-        group: the rows of one prompt.
-        samples: of this rank.
-        rewards: by name.
-        runtime: among whose ranks the batches are shared, since each must make as many forwards if they are sharded.
-        scorer: makes the scorer from rewards and `overlap`.
+        draw: parameters of the epoch's rollouts, with the sampling policy.
+        group: rows of one prompt.
+        samples: samples of this rank.
+        rewards: rewards by name.
+        runtime: ranks that share the batches. A sharded model needs equally many forwards on each.
+        scorer: constructor of the scorer.
 
     Returns:
         Global row → one score per reward, on every rank.
 
     Raises:
-        SharedFault: what a reward raised on any rank.
+        SharedFault: wraps a reward's exception on any rank.
     """
+    # 1. Latents after the last stochastic step, from all ranks.
     draw = replace(draw, sampler=draw.sampler.model_copy(update={"suffix": Suffix()}))
     trunk = Trunk(draw, group)
     latents = runtime.gather_rows(lambda: _suffix_latents(trunk, samples))
+
+    # 2. The ODE by all steps, and the scores.
     batches = [group[start : start + draw.batch] for start in range(0, len(group), draw.batch)]
     with scorer(rewards, overlap=False) as scoring:
         for number, batch in runtime.shard(batches):
             x_BNC = torch.stack([latents[row.number] for row in batch]).to(runtime.device)
             rollout = trunk.finish(batch, x_BNC)
-            if number >= 0:  # else it only kept other ranks' forwards going
+            if number >= 0:  # else a padding batch, for the forwards of other ranks
                 scoring.submit(rollout)
         return runtime.gather_rows(scoring.results)
 
 
 def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Tensor]:
-    """Row → the latent that the suffix begins with, of those rows of the trunk that were sampled here."""
+    """Map this rank's rows of the trunk to their latents at the start of the suffix."""
     steps = trunk.draw.sampler.stochastic_steps
     if not steps:
         return trunk.grow()[1]  # noise, which costs no forward
+
     rows = {row.number for row in trunk.rows}
-    last = [nodes for update in samples for nodes in update.nodes if nodes.step == steps[-1]]
-    return {
-        row: x_NC
-        for nodes in last
-        for row, x_NC in zip(nodes.row_B, nodes.next_latents_ENC[nodes.child_B], strict=True)
-        if row in rows
-    }
+    latents = {}
+    for nodes in chain(*(update.nodes for update in samples)):
+        if nodes.step == steps[-1]:
+            for row, x_NC in zip(nodes.row_B, nodes.next_latents_ENC[nodes.child_B], strict=True):
+                if row in rows:
+                    latents[row] = x_NC
+    return latents
 
 
 def advantage_correlation(cheap: Advantages, full: Advantages, group: Sequence[Row]) -> float | None:
-    """Pearson's, over the samples of a group that both ways gave a score; None if either says that all are alike."""
+    """Compute Pearson's correlation over the samples with both advantages; None if either is constant."""
     rows = [row.number for row in group if cheap.used_B[row.number] and full.used_B[row.number]]
     try:
         return correlation(cheap.value_B[rows].tolist(), full.value_B[rows].tolist())

@@ -1,9 +1,9 @@
-"""PaCo-GRPO: sample groups, judge them, and make what was better than its group more likely.
+"""PaCo-GRPO: sample groups, judge them, and make samples above their group's mean more likely.
 
     pacorl train-policy configs/flux_t2is.yaml
 
-`grpo.epoch` is one epoch from top to bottom, and `Run` what it works with. The trainer decides when to evaluate, to
-save and to stop. Evaluation is at full size, without noise, with the averaged adapter (arXiv 2512.04784, §3.3 and §7).
+`grpo.epoch` is one epoch from top to bottom, and `Run` its state. The trainer decides when to evaluate, to save and to
+stop. Evaluation is at full size, without noise, with the averaged adapter (arXiv 2512.04784, §3.3 and §7).
 """
 
 from __future__ import annotations
@@ -124,11 +124,13 @@ class PolicyTrainer(Run):
             self.save()
 
     def _raise_alarms(self) -> None:
-        """Warn of each sign once. If a limit says stop, save and raise HackingSuspectedError."""
-        raised, self.alarms = self.alarms, []
+        """Warn once per sign. If a limit's action is stop, save and raise HackingSuspectedError."""
+        raised = self.alarms
+        self.alarms = []
         for alarm in raised:
             self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
-        if stops := [alarm for alarm in raised if alarm.action == "stop"]:
+        stops = [alarm for alarm in raised if alarm.action == "stop"]
+        if stops:
             self.save()
             raise HackingSuspectedError(stops, epoch=self.epoch)
 
@@ -147,6 +149,6 @@ class PolicyTrainer(Run):
             logger.warning("report.html was not built after epoch %d: %s", self.epoch, fault)
 
     def _release(self) -> None:
-        """End what must not outlive the process, on a thread beside the one that hangs."""
+        """Close processes and locks when the main thread hangs; called on another thread."""
         self.bars.__exit__()
         self.close()

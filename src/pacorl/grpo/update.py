@@ -1,4 +1,4 @@
-"""Rollouts and advantages → gradients: one optimizer step, whatever the objective."""
+"""Gradients of one optimizer step from rollouts and advantages, for every objective."""
 
 from __future__ import annotations
 
@@ -31,52 +31,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """What turns samples into a loss: the objective, and the forwards that it needs."""
+    """An objective and the policies whose velocities it compares."""
 
     policy: Policy
     sampler: Sampler
-    """What they were sampled with."""
+    """Sampler of the epoch's samples."""
     cache: ConditioningCache
     options: ObjectiveOptions
-    """Of the objective."""
     advantage_clip: float = 5.0
-    """The largest size of an advantage."""
+    """Largest absolute value of an advantage."""
     old: AdapterCopy | None = None
-    """The policy that sampled; None if it is the trained one, bit for bit."""
+    """The sampling policy; None if it equals the trained policy bit for bit."""
 
     @property
     def objective(self) -> ObjectiveSpec:
-        """The objective whose options these are."""
+        """Objective of `options`."""
         return OBJECTIVES[self.options.name]
 
     @property
     def device(self) -> torch.device:
-        """Where the policy computes."""
+        """Device of the policy."""
         return next(self.policy.transformer.parameters()).device
 
     def velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """Of the trained policy, at one sigma for all rows."""
+        """Compute the trained policy's velocity, at one sigma for all rows."""
         return velocity_at(self.policy, x_BNC, sigma, conditioning, size)
 
     @torch.no_grad()
     def base_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """Of the policy without its adapter."""
+        """Compute the velocity without the adapter."""
         with adapter_off(self.policy.transformer):
             return self.velocity(x_BNC, sigma, conditioning, size)
 
     @torch.no_grad()
     def old_velocity(self, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor | None:
-        """Of the policy that sampled, if that is another one."""
+        """Compute the sampling policy's velocity; None if it is the trained policy."""
         if self.old is None:
             return None
         with self.old.swapped_in():
             return self.velocity(x_BNC, sigma, conditioning, size)
 
     def noise_weight(self, transition: Transition, sigmas_T: Tensor) -> float:
-        """The std of a step over the mean std of the epoch's stochastic steps."""
-        nothing = torch.zeros(1)  # an std follows from the sigmas alone
-        sampler = self.sampler
-        stds = [transition_at(sampler, sigmas_T, step, nothing, nothing).std for step in sampler.stochastic_steps]
+        """Divide the std of a step by the mean std of the epoch's stochastic steps."""
+        zero = torch.zeros(1)  # the std depends on the sigmas only
+        stds = []
+        for step in self.sampler.stochastic_steps:
+            stds.append(transition_at(self.sampler, sigmas_T, step, zero, zero).std)
         return transition.std * len(stds) / sum(stds)
 
 
@@ -86,7 +86,7 @@ class Term:
 
     loss: Callable[[], Loss]
     samples: int
-    """How many it is the mean over."""
+    """Number of samples in its mean."""
 
 
 def update_policy(
@@ -94,31 +94,33 @@ def update_policy(
 ) -> dict[str, float]:
     """Add the gradient of the mean loss over all samples and trained steps.
 
-    Per distinct latent of a trained step (a node) this makes one forward and one backward, whatever the number of
-    samples that descend from it: their losses meet in the mean of its transition, ∇Σᵢlossᵢ(μ) = (Σᵢ∂lossᵢ/∂μ)·∂μ/∂θ.
-    For objectives of the endpoint it makes one forward of the policy that sampled if the trained one has left it, and
-    one of the base only if the KL weight is above 0.
+    Each distinct latent of a trained step (a node) costs one forward and one backward, for any number of samples below
+    it: their losses share the mean of its transition, ∇Σᵢlossᵢ(μ) = (Σᵢ∂lossᵢ/∂μ)·∂μ/∂θ. Endpoint objectives add one
+    forward of the sampling policy if the trained policy has moved, and one of the base if the KL weight is above 0.
 
     Args:
         policy_loss: the objective and the policy.
-        samples: as they were rolled out; the rollout's own batches of nodes are replayed, so that before the first
-            update the ratio is exactly 1: another cut would round differently.
-        values: the advantages of the epoch, by global row.
-        runtime: whose processes share the gradient.
-        draw: names the noise that endpoints are given.
+        samples: samples of this rank. The rollout's batches are replayed, so that before the first update the ratio is
+            exactly 1: other batches would round differently.
+        values: advantages of the epoch, by global row.
+        runtime: processes that share the gradient.
+        draw: seed of the endpoints' noise.
 
     Returns:
-        The mean of each metric over samples and steps; of a ratio's deviation the largest. Nothing, without any
-        forward, if no process has a sample to train on.
+        The mean of each metric over samples and steps, and the largest ratio deviation. Empty, without a forward, if
+        no process has a sample to train on.
     """
+    # 1. Forwards and their weights.
     terms = _terms(policy_loss, samples, values, draw=draw)
     total: float = sum(term.samples for term in terms)
     if values.kept_B is not None:
         selected = _terms(policy_loss, keep_samples(samples, values.kept_B), values, draw=draw)
         counts = runtime.gather([term.samples for term in selected])
-        # A backward may need every process, and the last one does: who has fewer repeats a batch, for nothing.
+        # A backward may be a collective, so ranks with fewer terms repeat a batch with weight 0.
         terms = selected + [replace(terms[0], samples=0)] * (max(map(len, counts)) - len(selected))
         total = sum(chain(*counts)) / runtime.world
+
+    # 2. Forward and backward of each.
     results = []
     for number, term in enumerate(terms):
         last = number == len(terms) - 1
@@ -126,99 +128,134 @@ def update_policy(
             loss, metrics = term.loss()
             runtime.backward(loss / (total / term.samples) if term.samples else 0 * loss, last=last)
         results.append((term.samples, metrics | {"loss": loss.detach()}))
+
+    # 3. Metrics. With `kept_B` the ranks' shares differ; else the caller averages over ranks.
     numbers = _read(results)
-    # Where all are kept, processes have equal shares, and the caller takes their mean.
-    return _summary(numbers if values.kept_B is None else [*chain(*runtime.gather(numbers))])
+    if values.kept_B is not None:
+        numbers = [*chain(*runtime.gather(numbers))]
+    return _summary(numbers)
 
 
 def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int, dict[str, float]]]:
-    """The metrics of all terms as numbers, in one copy: reading each would wait for the card as often."""
-    tensors = [value for _, metrics in results for value in metrics.values() if isinstance(value, Tensor)]
+    """Copy the metrics of all terms to the host at once, since each copy waits for the GPU."""
+    tensors = []
+    for _, metrics in results:
+        tensors += [value for value in metrics.values() if isinstance(value, Tensor)]
     # fp64 holds every number of a narrower type.
     wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
     numbers = iter(torch.stack(wide).tolist() if wide else ())
-    return [
-        (samples, {name: next(numbers) if isinstance(v, Tensor) else v for name, v in metrics.items()})
-        for samples, metrics in results
-    ]
+
+    read = []
+    for samples, metrics in results:
+        values = {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        read.append((samples, values))
+    return read
 
 
 def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
-    """The samples whose global row is kept.
+    """Select the samples whose global row is kept.
 
-    A batch of nodes stays whole, since another cut would round differently, unless none of its samples is kept.
+    Batches of nodes stay whole, since other batches would round differently; batches without a kept sample are dropped.
     """
+    selected = Samples()
+    for rollout in samples.rollouts:
+        here_B = kept_B[rollout.row_B]
+        if here_B.any():
+            selected.rollouts.append(
+                replace(
+                    rollout,
+                    prompts=list(compress(rollout.prompts, here_B)),
+                    row_B=list(compress(rollout.row_B, here_B)),
+                    final_BNC=rollout.final_BNC[here_B],
+                    images=list(compress(rollout.images, here_B)),
+                )
+            )
 
-    def kept_nodes(nodes: NodeBatch, here_B: Tensor) -> NodeBatch:
-        row_B, node_B, child_B = list(compress(nodes.row_B, here_B)), nodes.node_B[here_B], nodes.child_B[here_B]
-        return replace(nodes, row_B=row_B, node_B=node_B, child_B=child_B, log_prob_B=nodes.log_prob_B[here_B])
-
-    def kept_rollout(rollout: Rollout, here_B: Tensor) -> Rollout:
-        prompts, images = list(compress(rollout.prompts, here_B)), list(compress(rollout.images, here_B))
-        row_B, final_BNC = list(compress(rollout.row_B, here_B)), rollout.final_BNC[here_B]
-        return replace(rollout, prompts=prompts, row_B=row_B, final_BNC=final_BNC, images=images)
-
-    return Samples(
-        [kept_rollout(batch, kept_B[batch.row_B]) for batch in samples.rollouts if kept_B[batch.row_B].any()],
-        [kept_nodes(batch, kept_B[batch.row_B]) for batch in samples.nodes if kept_B[batch.row_B].any()],
-    )
+    for nodes in samples.nodes:
+        here_B = kept_B[nodes.row_B]
+        if here_B.any():
+            selected.nodes.append(
+                replace(
+                    nodes,
+                    row_B=list(compress(nodes.row_B, here_B)),
+                    node_B=nodes.node_B[here_B],
+                    child_B=nodes.child_B[here_B],
+                    log_prob_B=nodes.log_prob_B[here_B],
+                )
+            )
+    return selected
 
 
 def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]) -> list[Term]:
+    terms = []
     if policy_loss.objective.needs == "path":
-        return [
-            Term(partial(_path_loss, policy_loss, nodes, values), samples=len(nodes.row_B)) for nodes in samples.nodes
-        ]
-    return [
-        Term(partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw), samples=len(rollout))
-        for rollout in samples.rollouts
-        for step in policy_loss.sampler.sde_steps
-    ]
+        for nodes in samples.nodes:
+            terms.append(Term(partial(_path_loss, policy_loss, nodes, values), len(nodes.row_B)))
+        return terms
+
+    for rollout in samples.rollouts:
+        for step in policy_loss.sampler.sde_steps:
+            loss = partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw)
+            terms.append(Term(loss, len(rollout)))
+    return terms
 
 
 def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Each metric over the terms of an update, which have (samples, metrics)."""
-    counted = [(samples, metrics) for samples, metrics in results if samples]
-    most = max((samples for samples, _ in counted), default=0)
+    """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
+    most = max((samples for samples, _ in results), default=0)
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for samples, metrics in counted:
-        for name, value in metrics.items():
-            columns[name].append((value, samples / most))
-    return {
-        name: max(column)[0]
-        if name.startswith(RATIO_DEVIATION)
-        else sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
-        for name, column in columns.items()
-    }
+    for samples, metrics in results:
+        if samples:
+            for name, value in metrics.items():
+                columns[name].append((value, samples / most))
+
+    summary = {}
+    for name, column in columns.items():
+        if name.startswith(RATIO_DEVIATION):
+            summary[name] = max(column)[0]
+        else:
+            summary[name] = sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
+    return summary
 
 
 def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> dict[str, float]:
-    """The mean over an epoch's updates and ranks, each of which saw its own samples; of a ratio's deviation the worst.
+    """Average metrics over an epoch's updates and ranks; of a ratio deviation take the first update's largest.
 
     Args:
         history: name → one value per update, with equal names on all ranks.
-        runtime: of the ranks.
+        runtime: the ranks.
     """
-    # The first update replays the rollout's own policy: any deviation of its ratio is an error of arithmetic.
-    deviations = {name: values[0] for name, values in history.items() if name.startswith(RATIO_DEVIATION)}
-    means = {name: sum(values) / len(values) for name, values in history.items()} | deviations
+    means = {}
+    for name, values in history.items():
+        # The first update replays sampling by the same weights: its ratio deviates by rounding errors only.
+        means[name] = values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
+
     ranks = runtime.gather(means)
-    columns = {name: [rank[name] for rank in ranks] for name in means}
-    return {name: max(column) if name in deviations else sum(column) / len(ranks) for name, column in columns.items()}
+    gathered = {}
+    for name in means:
+        column = [rank[name] for rank in ranks]
+        gathered[name] = max(column) if name.startswith(RATIO_DEVIATION) else sum(column) / len(ranks)
+    return gathered
 
 
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
-    """The objective at the nodes of one forward, for every sample below them."""
-    device, options = policy_loss.device, policy_loss.options
-    step, conditioning = nodes.step, policy_loss.cache.batch(nodes.prompts, nodes.size)
-    x_VNC, node_B = to_device(nodes.latents_VNC, device), to_device(nodes.node_B, device)
-    next_latents_ENC, child_B = to_device(nodes.next_latents_ENC, device), to_device(nodes.child_B, device)
+    """Compute a path objective at the nodes of one forward, for every sample below them."""
+    # 1. Inputs on the device.
+    device = policy_loss.device
+    options = policy_loss.options
+    step = nodes.step
+    conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
+    x_VNC = to_device(nodes.latents_VNC, device)
+    node_B = to_device(nodes.node_B, device)
+    next_latents_ENC = to_device(nodes.next_latents_ENC, device)
+    child_B = to_device(nodes.child_B, device)
 
     def transition_of(velocity_VNC: Tensor) -> Transition:
-        """What each sample's step is drawn from: its node's transition."""
+        """Compute the transition of each sample's node."""
         mean_VNC, std = transition_at(policy_loss.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)
         return Transition(mean_VNC[node_B], std)
 
+    # 2. Loss of the trained policy's transition.
     at_step = (x_VNC, nodes.sigmas_T[step], conditioning, nodes.size)
     transition = transition_of(policy_loss.velocity(*at_step))
     loss, metrics = policy_loss.objective.loss(
@@ -234,6 +271,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
         options,
     )
     metrics = _of_step(metrics, step)
+
+    # 3. KL to the base.
     if options.kl_weight > 0:
         reference = transition_of(policy_loss.base_velocity(*at_step))
         return _with_kl(loss, metrics, kl(transition, reference).mean(), weight=options.kl_weight)
@@ -243,24 +282,29 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
 def _endpoint_loss(
     policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int, *, draw: tuple[int, ...]
 ) -> Loss:
-    """The objective at one sigma of the checkpoint's own training, to which endpoints of one batch are noised.
+    """Compute an endpoint objective for a batch noised to one sigma of the checkpoint's training schedule.
 
-    The divergence from the base is the mean squared difference of velocities, to which the KL of flow matching is
-    proportional at each sigma.
+    The divergence from the base is the mean squared difference of velocities, proportional to the KL of flow matching
+    at each sigma.
     """
-    device, options = policy_loss.device, policy_loss.options
+    # 1. Noise the endpoints. No sampling step is replayed, so the training shift applies.
+    device = policy_loss.device
+    options = policy_loss.options
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    # Inference may shift its sigmas elsewhere; no step of it is replayed here.
     training_sigma = training_sigmas_of(policy_loss.policy, policy_loss.sampler, rollout.prompts[0])[step]
-    sigma, clean = float(training_sigma), to_device(rollout.final_BNC, device)
+    sigma = float(training_sigma)
+    clean = to_device(rollout.final_BNC, device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
-    # The other policies' forwards come first: they change weights in place, which the trained policy's graph must not
-    # see.
+
+    # 2. Velocities. Old and base come first: they change weights in place, which would break the trained policy's
+    # graph.
     at_sigma = (noisy, training_sigma, conditioning, rollout.size)
     old = policy_loss.old_velocity(*at_sigma)
     base = policy_loss.base_velocity(*at_sigma) if options.kl_weight > 0 else None
     velocity = policy_loss.velocity(*at_sigma)
+
+    # 3. Loss, and the divergence from the base.
     loss, metrics = policy_loss.objective.loss(
         Endpoint(
             clean,
@@ -281,7 +325,7 @@ def _endpoint_loss(
 
 
 def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
-    """A ratio's deviation under its step's name, since a late step may be off when an early one is not."""
+    """Name a ratio deviation by its step, since a late step may deviate where an early step does not."""
     return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
 
 

@@ -37,11 +37,11 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "human_ranking": "pacorl.rewards.human:HumanRanking",
     },
 )
-"""Name → class. `reward_spec` reads from its signature what else there is to know."""
+"""Name → class; `reward_spec` inspects its signature."""
 
 
 def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
-    """The reward of that name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run, or only parsed.
+    """Find a reward by name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run or only parsed.
 
     Raises:
         RewardError: if there is no such reward.
@@ -60,7 +60,7 @@ def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run:
     Loads no weights.
 
     Args:
-        key: Where the rewards stand in the config.
+        key: config key of the rewards.
         run: Whether the files of users' rewards are run; else they are parsed.
 
     Raises:
@@ -74,14 +74,14 @@ def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run:
 
 
 def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
-    """Whether a reward asks a judge, which it says by taking an argument `judge`; `run` as for `check_rewards`."""
+    """Check whether a reward has an argument `judge`; `run` as in `check_rewards`."""
     return reward_spec(config.name, run=run).asks_judge
 
 
 def build_rewards(
     configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:
-    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.smoke_test`).
+    """Build the configured rewards by key, in order; weights load later (`rewards.reward.smoke_test`).
 
     Args:
         judge: None if no reward asks one, or if they are made to check prompts only.

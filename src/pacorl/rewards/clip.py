@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -47,7 +47,7 @@ class ClipEncoder:
     _loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
-        """(model, image processor, tokenizer). Raises OSError if the checkpoint is not there."""
+        """Load (model, image processor, tokenizer). Raises OSError if the checkpoint is missing."""
         if self._loaded is None:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -62,7 +62,7 @@ class ClipEncoder:
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image]) -> Tensor:
-        """(B, C), each of length 1."""
+        """Encode images to (B, C) unit vectors."""
         model, processor, _ = self.load()
 
         def encode(chunk: Sequence[Image]) -> Tensor:
@@ -75,7 +75,7 @@ class ClipEncoder:
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """(B, C), each of length 1; a text is cut at the model's 77 tokens."""
+        """Encode texts, cut at the model's 77 tokens, to (B, C) unit vectors."""
         model, _, tokenizer = self.load()
         length = model.config.text_config.max_position_embeddings
 
@@ -101,7 +101,7 @@ _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictiona
 def clip_encoder(
     checkpoint: str, *, processor: str = "", device: str | torch.device = "cpu", dtype: Dtype = "float32"
 ) -> ClipEncoder:
-    """The encoder of a checkpoint; the same one as long as somebody holds it."""
+    """Return the shared encoder of a checkpoint."""
     key = (checkpoint, processor or checkpoint, str(device), dtype)
     encoder = _ENCODERS.get(key) or ClipEncoder(*key)
     _ENCODERS[key] = encoder
@@ -109,7 +109,7 @@ def clip_encoder(
 
 
 class ClipReward:
-    """What the rewards of a CLIP have."""
+    """Base class of CLIP rewards."""
 
     def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
@@ -118,7 +118,7 @@ class ClipReward:
         return self.clip.load()
 
     def models(self) -> list[nn.Module]:
-        """What computes on the device."""
+        """Return the modules that run on the device."""
         return [self.clip.load()[0]]
 
 
@@ -130,7 +130,7 @@ class PanelClipText(ClipReward):
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         panels, counts = _panels(prompts, images)
-        text_PC = self.clip.texts([text for prompt in prompts for text in prompt.panels])
+        text_PC = self.clip.texts(list(chain(*(prompt.panels for prompt in prompts))))
         return [*_means((self.clip.images(panels) * text_PC).sum(1), counts)]
 
 
@@ -166,7 +166,8 @@ class PickScore(ClipReward):
             raise ValueError(f"rewards.pick_score.args.divide_by must be above 0, got {divide_by}")
         published = CLIP_H if checkpoint == PICK_SCORE else ""  # the model card names CLIP-H's processor
         self.clip = clip_encoder(checkpoint, processor=processor or published, device=device, dtype=dtype)
-        self.divide_by, self.panels = divide_by, panels
+        self.divide_by = divide_by
+        self.panels = panels
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if self.panels:
@@ -174,7 +175,9 @@ class PickScore(ClipReward):
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         panels, counts = _panels(prompts, images, whole=not self.panels)
-        texts = [text for prompt in prompts for text in (prompt.panels if self.panels else (prompt.text,))]
+        texts = [prompt.text for prompt in prompts]
+        if self.panels:
+            texts = list(chain(*(prompt.panels for prompt in prompts)))
         cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
         return [self.clip.logit_scale * cosine / self.divide_by for cosine in cosines]
 
@@ -196,7 +199,8 @@ class Aesthetic(ClipReward):
         device: str | torch.device = "cpu",
     ) -> None:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
-        self.head_path, self.panels = Path(head), panels
+        self.head_path = Path(head)
+        self.panels = panels
         self._head: nn.Module | None = None
 
     def load(self) -> nn.Module:
@@ -216,11 +220,12 @@ class Aesthetic(ClipReward):
 
 
 def load_aesthetic_head(path: Path) -> nn.Module:
-    """Read a head of any width. Raises RewardError if there is none, or the tensors are of something else."""
+    """Read a head of any width. Raises RewardError if the file is missing or holds other tensors."""
     if not path.is_file():
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
         )
+    # 1. Tensors of the file, without running its code.
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -233,11 +238,13 @@ def load_aesthetic_head(path: Path) -> nn.Module:
             raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
         except (EOFError, RuntimeError, ValueError) as error:
             raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
+
+    # 2. The published layers, of any input width.
     state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
     try:
         sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
         first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
-        # Linear throughout, as published; dropouts do nothing here and keep the layers' published numbers.
+        # Linear throughout, as published; the idle dropouts preserve the published layer numbers.
         head = nn.Sequential(first, nn.Dropout(), second, nn.Dropout(), third, nn.Dropout(), fourth, last).eval()
         head.load_state_dict(state)
     except (KeyError, RuntimeError) as error:
@@ -248,13 +255,15 @@ def load_aesthetic_head(path: Path) -> nn.Module:
 def _panels(
     prompts: Sequence[Prompt], images: Sequence[Image], *, whole: bool = False
 ) -> tuple[list[Image], list[int]]:
-    """The panels of all images, and how many each has; the `whole` images instead if wished."""
-    panels = [[image] if whole else split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
-    return [panel for image_panels in panels for panel in image_panels], [*map(len, panels)]
+    """Split all images into panels, and count them per image; `whole` returns the images."""
+    if whole:
+        return list(images), [1] * len(images)
+    panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+    return list(chain(*panels)), [len(image_panels) for image_panels in panels]
 
 
 def _means(value_P: Tensor, counts: list[int]) -> list[float]:
-    """The mean over each image's panels."""
+    """Average over each image's panels."""
     return [fmean(value.tolist()) for value in value_P.split(counts)]
 
 

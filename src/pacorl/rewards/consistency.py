@@ -1,4 +1,4 @@
-"""PaCo-Reward as a reward, by what a judge is asked.
+"""PaCo-Reward as a reward: questions to a judge.
 
 Do the panels of a set belong together, does each show its own text, is it a grid at all? Of an edit: is all kept that
 should stay, and was the instruction followed?
@@ -24,7 +24,7 @@ from pacorl.types import Prompt, Question, Verdict
 
 
 class JudgedReward:
-    """What every reward that asks a judge has.
+    """Base class of rewards with a judge.
 
     `temperature` divides the logit of each P(Yes) before the mean: above 1 it keeps differences if a judge is sure,
     1 is the paper's.
@@ -40,7 +40,7 @@ class JudgedReward:
         self.last_error = ""
 
     def questions(self, prompt: Prompt) -> int:
-        """How many the judge is asked about an image of the prompt."""
+        """Count the judge's questions about an image of the prompt."""
         raise NotImplementedError
 
     def _mean(self, verdicts: Sequence[Verdict]) -> float | None:
@@ -69,7 +69,8 @@ class Consistency(JudgedReward):
         self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme", statistic: Statistic = "mean"
     ) -> None:
         super().__init__(judge, temperature)
-        self.ask, self.statistic = ask, statistic
+        self.ask = ask
+        self.statistic = statistic
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs(self.name, prompts)
@@ -88,7 +89,7 @@ class Consistency(JudgedReward):
         return self.reduce(self.pairs(prompts, images))
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[Pair, Verdict]]:
-        """The verdict of every pair of panels, per image."""
+        """Ask about every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
         return [
@@ -113,8 +114,8 @@ class Consistency(JudgedReward):
 class PanelMatch(JudgedReward):
     """Mean P(Yes) that a panel shows its own text: prompt fidelity, asked of the same judge.
 
-    The released code rewards CLIP's text–image cosine here (`panel_clip_text`); a judge sees what a small CLIP does
-    not, and one model serves both. Without such a reward, consistency alone is won by showing nothing four times.
+    The released code rewards CLIP's text–image cosine here (`panel_clip_text`). A judge is more precise than a small
+    CLIP, and one model serves both rewards. With consistency alone, four blank panels would have the best score.
     """
 
     name = "panel_match"
@@ -126,7 +127,7 @@ class PanelMatch(JudgedReward):
         return prompt.grid.count
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        # One call for all panels: the judge shares what its questions have in common, and fills its batches.
+        # One call for all panels: the judge shares common prefixes and fills its batches.
         answers = pairwise.ask(
             self.judge,
             {
@@ -163,8 +164,8 @@ class GridLayout(JudgedReward):
 class EditConsistency(JudgedReward):
     """√(P(kept)·P(followed)) of a source and its edit: 2 questions per image (arXiv 2512.04784, §3.3).
 
-    The geometric mean is EditReward-Bench's overall score: a copy of the source follows nothing, a new image keeps
-    nothing, and neither is worth much.
+    The geometric mean is EditReward-Bench's overall score: it is low for a copy of the source, which ignores the
+    instruction, and for a new image, which preserves no content.
     """
 
     name = "edit_consistency"

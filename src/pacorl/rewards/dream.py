@@ -25,11 +25,13 @@ class DreamSim:
     def __init__(
         self, variant: str = "ensemble", cache: str = "~/.cache/dreamsim", device: str | torch.device = "cpu"
     ) -> None:
-        self.variant, self.cache, self.device = variant, cache, str(device)
+        self.variant = variant
+        self.cache = cache
+        self.device = str(device)
         self._loaded: tuple[Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any]:
-        """(model, preprocessing). Raises RewardError if the package is not installed."""
+        """Load (model, preprocessing). Raises RewardError if the package is not installed."""
         if self._loaded is None:
             try:
                 from dreamsim import dreamsim  # type: ignore[import-not-found]

@@ -2,8 +2,8 @@
 
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
 base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
-one per image. A network that fails and an answer that is no JSON are tried again; what still fails is missing, never 0.
-In a training a service that nobody answers at is retried for `outage` seconds, as a judge over HTTP is.
+one per image. Network failures and invalid JSON are retried; scores that still fail are missing, not 0.
+In training an unreachable service is retried for `outage` seconds, like a judge over HTTP.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ class HttpScorer:
                 raise ValueError(f"rewards.http.args.{name} must be above 0, got {value}")
         if not outage >= 0:
             raise ValueError(f"rewards.http.args.outage must be 0 or above, got {outage}")
-        self.key_env, self.outage = key_env, outage
-        self.batch, self.concurrency, self.timeout, self.tries = batch, concurrency, timeout, tries
+        self.key_env = key_env
+        self.outage = outage
+        self.batch = batch
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.tries = tries
         self.last_error = ""
         self.answers: Answers | None = None
         """Scores that are kept; None if none are."""
@@ -64,7 +68,7 @@ class HttpScorer:
             raise RewardError(f"reward 'http': the environment variable {self.key_env} is not set")
 
     def keep_answers(self, answers: Answers) -> None:
-        """From now on keep each score, take those that are known, and retry for up to `outage` seconds.
+        """Record each score, reuse recorded scores, and retry for up to `outage` seconds.
 
         A call then raises UnreachableError if the service does not answer for longer.
         """
@@ -78,7 +82,8 @@ class HttpScorer:
         return blocking(self._all_scores(prompts, images))
 
     async def _all_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        free, key = asyncio.Semaphore(self.concurrency), key_from(self.key_env)
+        free = asyncio.Semaphore(self.concurrency)
+        key = key_from(self.key_env)
 
         async def scores(batch: slice) -> list[float | None]:
             async with free:
@@ -123,7 +128,7 @@ class HttpScorer:
 
 
 def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
-    """What a request says of one image."""
+    """Encode one image and its prompt for the request."""
     return {
         "prompt": {
             "id": prompt.id,
@@ -134,7 +139,7 @@ def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
             "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
         },
         "image": base64.b64encode(png_bytes(image.convert("RGB"))).decode(),
-        # As they are on the disk, at their own size: what the service compares them with is its own choice.
+        # As stored, at their original size: the service chooses the size of comparison.
         "sources": [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources],
     }
 

@@ -3,10 +3,10 @@
     FOLDER/asked.json                the groups of the present round, in order
     FOLDER/000012-3f…/group.json     the prompt and the number of images, written last
     FOLDER/000012-3f…/0.png …        the images of the group's samples
-    FOLDER/000012-3f…/ranks.json     one rank per image: 1 is the best, and equal ones share it
+    FOLDER/000012-3f…/ranks.json     one rank per image: 1 is the best, and equal images share it
 
-`pacorl studio` shows them. All is on the disk: a run that was stopped samples its round again, finds the same images,
-and nobody is asked twice. The policy does not change while a round is ranked, so the rankings are always of the policy
+`pacorl studio` shows them. All state is on disk: a resumed run samples its round again, finds the same images,
+and repeats no question. The policy does not change while a round is ranked, so the rankings are always of the policy
 that learns from them.
 """
 
@@ -29,7 +29,7 @@ from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
 UNRANKED = 0.5
-"""The score of an image that nobody is asked about: the middle of a group."""
+"""Score of an unranked image: the middle of a group."""
 
 
 class HumanRanking:
@@ -41,7 +41,7 @@ class HumanRanking:
     def __init__(self, folder: str) -> None:
         """
         Args:
-            folder: where groups and rankings lie; one run's.
+            folder: folder of the groups and rankings of one run.
         """
         self.folder = Path(folder)
         self._round: list[_Group] = []
@@ -50,7 +50,8 @@ class HumanRanking:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises RewardError if the run has several processes: each would see a part of a group."""
-        if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1:
             raise RewardError(
                 f"human_ranking shows whole groups to one person, and this run has {world} processes; launch one"
             )
@@ -62,7 +63,7 @@ class HumanRanking:
         """Lay samples out for the person; a group is shown as soon as its last image is here.
 
         Args:
-            prompts: one per image; those of a group stand together, also over several calls.
+            prompts: one per image; a group's images are adjacent, also over several calls.
             images: as they were sampled.
 
         Returns:
@@ -70,7 +71,8 @@ class HumanRanking:
             says that the round is complete.
         """
         if self._is_complete:
-            self._round, self._is_complete = [], False
+            self._round = []
+        self._is_complete = False
         positions: list[tuple[_Group, int]] = []
         for prompt, image in zip(prompts, images, strict=True):
             if not self._round or self._round[-1].prompt != prompt:
@@ -104,14 +106,15 @@ class _Group:
     prompt: Prompt
     pngs: list[bytes] = field(default_factory=list)
     name: str = ""
-    """Of its folder, once it is shown."""
+    """Name of its folder, once shown."""
 
 
 def _lay_out(folder: Path, group: _Group) -> str:
-    """Write a group's images, unless they lie there from before the run was stopped; returns the folder's name."""
+    """Write a group's images, unless the stopped run has written them, and return the folder's name."""
     content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
     mark = content.hexdigest()[:16]
-    if earlier := next(folder.glob(f"*-{mark}/group.json"), None):
+    earlier = next(folder.glob(f"*-{mark}/group.json"), None)
+    if earlier:
         return earlier.parent.name
     name = f"{len(list(folder.glob('*-*'))) + 1:06d}-{mark}"
     for number, png in enumerate(group.pngs):
@@ -126,18 +129,18 @@ def _lay_out(folder: Path, group: _Group) -> str:
 
 
 def asked_groups(folder: Path) -> list[str]:
-    """The groups of the present round that are sampled, in order."""
+    """List the sampled groups of the current round, in order."""
     path = folder / "asked.json"
     return [safe_name(str(name)) for name in read_object(path)["groups"]] if path.exists() else []
 
 
 def read_group(folder: Path, name: str) -> dict[str, Any]:
-    """What a group shows: its prompt, theme, panels, grid, and how many images."""
+    """Read a group: its prompt, theme, panels, grid, and how many images."""
     return read_object(folder / safe_name(name) / "group.json")
 
 
 def read_ranks(folder: Path, name: str) -> list[int]:
-    """A group's ranks, one per image; empty as long as it is not ranked."""
+    """Read a group's ranks, one per image; empty while it is not ranked."""
     path = folder / safe_name(name) / "ranks.json" if name else None
     return check_ranks(read_json(path)) if path and path.exists() else []
 
@@ -164,14 +167,14 @@ def check_ranks(ranks: Any) -> list[int]:
 
 
 def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
-    """(#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image alone."""
-    others = len(ranks) - 1
-    if not others:
+    """Compute (#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image."""
+    rest = len(ranks) - 1
+    if not rest:
         return [UNRANKED]
-    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / others for rank in ranks]
+    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / rest for rank in ranks]
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and forget what an earlier process asked: nobody waits for it any more."""
+    """Create the folder, and clear the pending groups of an earlier process."""
     make_folder(folder)
     (folder / "asked.json").unlink(missing_ok=True)

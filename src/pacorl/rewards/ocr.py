@@ -23,20 +23,20 @@ Reader = Callable[["Image"], str]
 
 
 class Ocr:
-    """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one;
-    the others are not read.
+    """Legibility of quoted texts: 1 − edits/length per text, mean over the panels with a quotation.
 
-    `edits` is the least number of letters to insert, delete or change so that the wanted text stands somewhere in
-    what is read; case, spaces and punctuation do not count, nor does other text beside it. `language` is Tesseract's;
+    `edits` is the least number of letters to insert, delete or change so that the expected text occurs in the
+    recognised text. Case, spaces, punctuation and other text are ignored. `language` is Tesseract's;
     RapidOCR's models read Chinese and English.
     """
 
     def __init__(self, engine: Literal["auto", "rapidocr", "tesseract"] = "auto", language: str = "eng") -> None:
-        self.engine, self.language = engine, language
+        self.engine = engine
+        self.language = language
         self._reader: Reader | None = None
 
     def load(self) -> Reader:
-        """What reads. Raises RewardError if none of the engines is installed."""
+        """Open the text reader. Raises RewardError if none of the engines is installed."""
         if self._reader is None:
             self._reader = open_reader(self.engine, language=self.language)
         return self._reader
@@ -57,14 +57,15 @@ class Ocr:
         panels = split(image, prompt.grid) if prompt.panels else [image]
         shares = []
         for panel, text in zip(panels, _descriptions(prompt), strict=True):
-            if words := quoted(text):
+            words = quoted(text)
+            if words:
                 seen = read(panel)
                 shares.append(fmean(share_read(word, seen) for word in words))
         return fmean(shares)
 
 
 def quoted(text: str) -> list[str]:
-    """What stands between quotation marks, as long as it has a letter or digit."""
+    """Find the texts in quotation marks that contain a letter or digit."""
     quotations = ["".join(groups) for groups in QUOTED.findall(text)]
     return [words for words in quotations if _plain(words)]
 
@@ -76,7 +77,7 @@ def share_read(text: str, read: str) -> float:
 
 
 def edits_to_substring(target: str, text: str) -> int:
-    """The least edit distance of `target` to any substring of `text` (Sellers 1980)."""
+    """Compute the least edit distance of `target` to any substring of `text` (Sellers 1980)."""
     costs = [0] * (len(text) + 1)  # zeros: the substring may begin anywhere
     for row, letter in enumerate(target, start=1):
         diagonal, costs[0] = costs[0], row
@@ -88,7 +89,7 @@ def edits_to_substring(target: str, text: str) -> int:
 
 
 def open_reader(engine: Literal["auto", "rapidocr", "tesseract"], *, language: str = "eng") -> Reader:
-    """A reader by one engine; "auto" takes the first that is there. Raises RewardError with what to install."""
+    """Open one engine; "auto" selects the first installed. Raises RewardError with the packages to install."""
     reasons = []
     for name, opened in (("rapidocr", _rapidocr), ("tesseract", _tesseract)):
         if engine in ("auto", name):

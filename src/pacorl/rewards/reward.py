@@ -17,11 +17,11 @@ RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | 
 
 
 class RewardError(ValueError):
-    """A reward that cannot be had, or returned what is no score; the message names the reward and the record."""
+    """Unavailable reward or invalid score; the message names the reward and the record."""
 
 
 class Reward(Protocol):
-    """Scores images. A score that could not be had is None, never 0.
+    """Scorer of images. A missing score is None, never 0.
 
     Making one is cheap; weights are loaded by `Loads.load`, or on the first call.
 
@@ -32,7 +32,7 @@ class Reward(Protocol):
     """
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise ValueError, naming the record, if prompts lack what this reward needs."""
+        """Raise ValueError, naming the record, if prompts lack required fields."""
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         """One score per image, in order."""
@@ -43,7 +43,7 @@ class Loads(Protocol):
     """A reward with weights or a package behind it."""
 
     def load(self) -> None:
-        """Make it ready. Raises ValueError or OSError that names what is absent and how to get it."""
+        """Load the weights. Raises ValueError or OSError with the missing file and its source."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class Deferred(Protocol):
 
 @runtime_checkable
 class Explains(Protocol):
-    """A reward that knows why it gave no score."""
+    """Reward with a reason for missing scores."""
 
     last_error: str
     """The newest reason."""
@@ -74,7 +74,7 @@ class BoundsItself(Protocol):
 
 
 def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Every reward, or function, of every image.
+    """Score every image by every reward or function.
 
     Raises:
         RewardError: if one returns the wrong number of scores, or no number.
@@ -95,9 +95,9 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
 def scores_of(
     name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[float | None]:
-    """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
+    """Compute one reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
 
-    With `masked` a number that is not finite is NaN instead, for a caller that counts and leaves it out.
+    With `masked`, numbers that are not finite become NaN, for callers that exclude them.
     """
     scores = list(reward(prompts, images))
     if len(scores) != len(images):
@@ -116,7 +116,8 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
         number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
         masked = masked and not isinstance(value, bool | str)
     except (TypeError, ValueError, OverflowError):
-        number, masked = math.nan, False  # no number at all is a bug of the reward's, whoever counts
+        number = math.nan
+        masked = False  # a bug of the reward
     if math.isfinite(number):
         return number
     if masked:
@@ -130,10 +131,10 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
 def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
     """Make every reward ready and have it score one grid image of noise, before anything is generated.
 
-    Raises RewardError if a reward raises, counts wrong, returns what is no number, or has no score to give.
+    Raises RewardError if a reward raises, returns a wrong number of scores, an invalid score, or none.
     """
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
-    # Seeded: what a reward says of the trial image it says each time.
+    # Seeded, so that a reward scores the trial image equally each time.
     noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
@@ -143,7 +144,7 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
 
 
-# --- what rewards share ----------------------------------------------------------------------------------------
+# --- helpers of rewards ----------------------------------------------------------------------------------------
 
 
 def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
@@ -164,16 +165,16 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
 
 
 def named(prompts: Sequence[Prompt]) -> str:
-    """Which records these are, for a message: one with its text, several by their ids."""
+    """Name records for a message: one with its text, several by ids."""
     if len(prompts) == 1:
         return f"prompt {prompts[0].id}, {prompts[0].text[:60]!r}"
     return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")
 
 
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
-    """The mean of P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
+    """Average P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
     p_yes = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
-    # The mean of the others would reward a set for its pair that failed.
+    # The mean of the rest would reward a set for its failed pair.
     return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None
 
 
@@ -182,5 +183,6 @@ def tempered(probability: float, temperature: float) -> float:
     if temperature == 1:
         return probability  # to the bit, as without a temperature
     # By powers and not by the logit, which is infinite at the 0 and 1 that a sure judge gives.
-    yes, no = probability ** (1 / temperature), (1 - probability) ** (1 / temperature)
+    yes = probability ** (1 / temperature)
+    no = (1 - probability) ** (1 / temperature)
     return float(yes / (yes + no))

@@ -1,4 +1,4 @@
-"""What a reward's signature says: its options, and whether it asks a judge; and rewards of one's own.
+"""Signatures of rewards: options and use of a judge; and rewards of the user's own.
 
 `name: path/to/file.py:Name` in a config is a reward without any installation:
 
@@ -8,8 +8,8 @@
 
 `Name` is a function of prompts and images, or a class whose instances are called with them. Its keyword arguments are
 the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)` and `load()` as ours do.
-The file is run when a run begins, and by `pacorl doctor`: name only what you trust. `--dry-run` reads and does not run
-it, and so knows its name and its arguments, and not their types.
+The file is run when a run begins, and by `pacorl doctor`: name only trusted files. `--dry-run` reads and does not run
+it, so it checks names and arguments, not their types.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
 FAULTS = (Exception, SystemExit)
-"""What somebody's code may raise: a script that ends by `sys.exit(0)` must not end the run as if all were done."""
+"""Faults of users' code: a `sys.exit(0)` in it must not end the run as a success."""
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """How a reward is made."""
+    """Constructor and options of a reward."""
 
     make: Callable[..., Reward]
     target: Callable[..., Any]
@@ -59,7 +59,7 @@ class RewardSpec:
 
     @classmethod
     def of(cls, target: Callable[..., Reward]) -> RewardSpec:
-        """The spec of one of our own classes."""
+        """Create the spec of a built-in reward."""
         return cls(make=target, target=target, parameters=inspect.signature(target).parameters)
 
     @property
@@ -68,11 +68,11 @@ class RewardSpec:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Argument → type, of those that a config may give by name."""
+        """Argument → type, for the arguments that a config may set."""
         target: Any = self.target
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-        except (NameError, TypeError, AttributeError):  # somebody's annotations need not resolve
+        except (NameError, TypeError, AttributeError):  # users' annotations need not resolve
             hints = {}
         return {
             name: hints.get(name, Any)
@@ -81,13 +81,13 @@ class RewardSpec:
         }
 
     def checked(self, args: Mapping[str, Any], *, at: str) -> dict[str, Any]:
-        """The arguments as the types that the reward declares.
+        """Validate the arguments by the reward's declared types.
 
         Args:
             at: The key of the arguments, for messages.
 
         Raises:
-            RewardError: naming an argument that is unknown, missing, or of another type.
+            RewardError: naming the unknown, missing or mistyped argument.
         """
         options = self.options
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values())
@@ -100,7 +100,7 @@ class RewardSpec:
         return {name: _typed(value, options.get(name, Any), f"{at}.{name}") for name, value in args.items()}
 
     def build(self, args: Mapping[str, Any], *, judge: Judge | None, device: str | torch.device) -> Reward:
-        """The reward, with the judge and the device if it asks for them."""
+        """Build the reward, with the judge and device if it has such arguments."""
         injected = {"judge": judge, "device": device}
         return self.make(**{name: injected[name] for name in INJECTED if name in self.parameters}, **args)
 
@@ -108,7 +108,7 @@ class RewardSpec:
 def _typed(value: Any, hint: Any, at: str) -> Any:
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-    except PydanticUserError:  # a type that brings its own config
+    except PydanticUserError:  # the type has its own config
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         raise RewardError(f"{at}: {error.errors()[0]['msg']} (got {value!r})") from None
@@ -118,7 +118,7 @@ def _typed(value: Any, hint: Any, at: str) -> Any:
 
 
 def user_spec(name: str) -> RewardSpec:
-    """The spec of the reward that `path.py:Name` names; runs the file.
+    """Run the file of `path.py:Name` and return the reward's spec.
 
     Raises:
         RewardError: if the file cannot be run or lacks it.
@@ -137,7 +137,7 @@ def user_spec(name: str) -> RewardSpec:
 
 
 def parsed_spec(name: str) -> RewardSpec:
-    """What `user_spec` gives, as far as the file's text says it; the file is not run, and nothing can be made of it.
+    """Parse a user's file like `user_spec`, without running it. The spec cannot be built.
 
     Raises:
         RewardError: if the file is no Python or lacks the name.
@@ -157,7 +157,7 @@ def parsed_spec(name: str) -> RewardSpec:
 
 
 def _target_in(tree: ast.Module, name: str) -> Callable[..., Any] | None:
-    """A function that does nothing, with the arguments that a config may give to what the text calls so."""
+    """Create a stub with the config's arguments of the named function or class; None if there is none."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return _like(node.args, skip=2)  # prompts and images
@@ -173,12 +173,13 @@ def _target_in(tree: ast.Module, name: str) -> Callable[..., Any] | None:
 
 
 def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
-    """A function of these arguments but the first ones, whose defaults and annotations, which are code, are None."""
+    """Create a stub of these arguments after the first `skip`, without the code of defaults and annotations."""
     for node in ast.walk(arguments):
         if isinstance(node, ast.arg):
             node.annotation = None
     positional = [*arguments.posonlyargs, *arguments.args][skip:]
-    arguments.posonlyargs, arguments.args = [], positional
+    arguments.posonlyargs = []
+    arguments.args = positional
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults[-len(positional) :]] if positional else []
     arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     function = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
@@ -189,7 +190,8 @@ class UserReward:
     """Somebody's reward, with every fault of it named: the file, the line, the record."""
 
     def __init__(self, target: Callable[..., Any], spec: str, path: Path, /, **args: Any) -> None:
-        self.spec, self.path = spec, path
+        self.spec = spec
+        self.path = path
         with self._blamed("when it was made"):
             self.reward: Any = target(**args) if inspect.isclass(target) else partial(target, **args)
 
@@ -211,7 +213,7 @@ class UserReward:
             raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
 
     def _at_fault(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Sequence[Prompt]:
-        """The first prompt that raises alone; all if only the batch does."""
+        """Find the first prompt that raises alone; all if only the batch does."""
         for prompt, image in zip(prompts, images, strict=True):
             try:
                 self.reward([prompt], [image])
@@ -221,7 +223,7 @@ class UserReward:
 
     @contextmanager
     def _blamed(self, when: str) -> Iterator[None]:
-        """Within the block whatever is raised becomes a RewardError that names the file and its line."""
+        """Convert exceptions of the block to RewardError with the file and line."""
         try:
             yield
         except FAULTS as error:
@@ -229,7 +231,7 @@ class UserReward:
 
 
 def _blame(spec: str, path: Path, error: BaseException, when: str) -> str:
-    # The last line within the file: the error itself often comes from a library that it calls.
+    # The last line within the file: the error often comes from a library below it.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at_line = f", line {lines[-1]}" if lines else ""
     return f"reward {spec!r}{at_line}: {type(error).__name__} {when}: {error}"
@@ -245,7 +247,7 @@ def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"pacorl_user_{path.stem}", _file(path))
     assert spec is not None
     assert spec.loader is not None  # always, of a .py file
-    # Not put into sys.modules: a file that was mended is read anew, and shadows no other module.
+    # Not in sys.modules: a corrected file is read again, and shadows no other module.
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

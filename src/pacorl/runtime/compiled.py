@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 GRAPHS = 64
-"""Of one block's code: with gradients and without, fused and apart, at each size and number of tokens. Beyond, torch
-would go on uncompiled, and training would not replay sampling."""
+"""Largest number of graphs of one block: with and without gradients, fused or not, at each size and number of tokens.
+Beyond it torch runs uncompiled, and training would not replay sampling."""
 
 
 def compile_blocks(transformer: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile the repeated blocks in place, by a backend of torch; names and weights stay what they are."""
+    """Compile the repeated blocks in place, by a backend of torch. Names and weights do not change."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     # The blocks of one kind share a graph, whose guards hold for each of them.
     for name, blocks in transformer.named_children():

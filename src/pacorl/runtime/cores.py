@@ -1,4 +1,4 @@
-"""How many threads a process computes with; not in `runtime.processes`, whose imports cost most of a second."""
+"""Number of CPU threads of a process. Apart from `runtime.processes`, whose imports take most of a second."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def use_cores() -> None:
-    """Set one thread per core that this process may use, unless OMP_NUM_THREADS says otherwise."""
-    # torch counts the machine's cores, not those that a container or a launcher leaves to this process: more threads
-    # than cores cost up to a hundredfold.
+    """Set one thread per core that this process may use, unless OMP_NUM_THREADS is set."""
+    # torch counts the cores of the machine, not of a container or a launcher's share. More threads than cores are up
+    # to 100 times slower.
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -16,6 +16,6 @@ def use_cores() -> None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     # macOS and Windows have no affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Heartbeats: each rank sends the others its position in the run, so that a hung rank is seen from outside.
+"""Heartbeats: each rank sends its position in the run to all ranks, to detect a hung rank.
 
 They are datagrams between the processes themselves, so that neither a frozen rank 0 nor a backend's collective can hold
-them up. On one machine they stay on its loopback address. A shared key signs them: a datagram of somebody else is
+them up. On one machine they stay on its loopback address. A shared key signs them: foreign datagrams are
 dropped.
 """
 
@@ -21,25 +21,27 @@ from typing import Any, NamedTuple
 from pacorl.io.documents import parse_json
 from pacorl.runtime.clock import Position
 
-DIGEST, KEY_BYTES, LONGEST = "sha256", 32, 1024
+DIGEST = "sha256"
+KEY_BYTES = 32
+LONGEST = 1024
 SIGNATURE_BYTES = 32
 Address = tuple[Any, ...]
-"""As `socket` has it: host and port, and two numbers more for IPv6."""
+"""Address as in `socket`: host and port, and two more numbers for IPv6."""
 
 
 class ProcessId(NamedTuple):
-    """Which process a rank is."""
+    """Process number and machine of a rank."""
 
     number: int
     machine: str
-    """Its name; on Linux also the processes that it can see, which a container has of its own."""
+    """Host name; on Linux with the PID namespace, which differs between containers."""
 
     def __str__(self) -> str:
         return f"process {self.number} on {self.machine.partition('pid:')[0]}"
 
 
 def own_process() -> ProcessId:
-    """This process, as others can look for it."""
+    """Identify this process for other ranks."""
     machine = platform.node()
     with suppress(OSError):
         machine += os.readlink("/proc/self/ns/pid")
@@ -53,9 +55,9 @@ class Beat:
     rank: int
     position: Position
     told: bool = False
-    """Whether the rank knows of a signal to stop."""
+    """Whether the rank has received a signal to stop."""
     left: bool = False
-    """Whether its run is over; no other beat follows."""
+    """Whether its run has ended; this beat is its last."""
 
 
 class Heartbeats:
@@ -64,9 +66,9 @@ class Heartbeats:
     def __init__(self, rank: int, *, one_machine: bool, gather: Callable[[Any], Sequence[Any]]) -> None:
         """
         Args:
-            rank: this process's.
-            one_machine: whether all ranks run on it.
-            gather: a value → that of each rank.
+            rank: rank of this process.
+            one_machine: whether all ranks are on this machine.
+            gather: collective from a value to all ranks' values.
         """
         self.rank = rank
         family, host = (socket.AF_INET, "127.0.0.1") if one_machine else _address_of_this_machine()
@@ -82,7 +84,7 @@ class Heartbeats:
         }
 
     def send(self, beat: Beat) -> None:
-        """Send a beat to every other rank; a machine out of reach gets none."""
+        """Send a beat to every other rank; unreachable machines are skipped."""
         payload = json.dumps([beat.rank, astuple(beat.position), beat.told, beat.left]).encode()
         signed = hmac.digest(self._key, payload, DIGEST) + payload
         for address in self._addresses.values():
@@ -90,13 +92,14 @@ class Heartbeats:
                 self.socket.sendto(signed, address)
 
     def received(self) -> Iterator[Beat]:
-        """Yield the beats that have come."""
+        """Yield the received beats."""
         while datagram := self._next():
             content, source = datagram
-            signature, payload = content[:SIGNATURE_BYTES], content[SIGNATURE_BYTES:]
+            signature = content[:SIGNATURE_BYTES]
+            payload = content[SIGNATURE_BYTES:]
             if hmac.compare_digest(signature, hmac.digest(self._key, payload, DIGEST)):
                 rank, position, told, left = parse_json(payload)
-                # A machine may know itself by another address than others do.
+                # By source: a machine's address may differ when seen from outside.
                 self._addresses[rank] = source
                 yield Beat(rank, Position(*position), told=told, left=left)
 
@@ -112,9 +115,10 @@ class Heartbeats:
 
 
 def _address_of_this_machine() -> tuple[int, str]:
-    """Address family and host by which the main process's machine is reached from here."""
-    main, port = os.environ.get("MASTER_ADDR", "localhost"), os.environ.get("MASTER_PORT", "1")
+    """Find the address family and local host of the route to the main process's machine."""
+    main = os.environ.get("MASTER_ADDR", "localhost")
+    port = os.environ.get("MASTER_PORT", "1")
     family, kind, _, _, address = socket.getaddrinfo(main, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing: it chooses the interface
+        probe.connect(address)  # selects the interface, without a packet
         return family, probe.getsockname()[0]

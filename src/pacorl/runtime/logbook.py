@@ -1,4 +1,4 @@
-"""What a run writes down and shows: metrics.jsonl, sample images, trackers' curves, progress bars.
+"""Records and displays of a run: metrics.jsonl, sample images, trackers' curves, progress bars.
 
 To add a tracker: a line in TRACKERS, and its name in the config's `trackers`.
 """
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TIME = "seconds/"
-"""Prefix of the only series that two equal runs may differ in."""
+"""Prefix of the only metrics that differ between two equal runs."""
 PROJECT = "pacorl"
-"""The services' project, unless WANDB_PROJECT or SWANLAB_PROJECT name another."""
+"""Project in the services, unless WANDB_PROJECT or SWANLAB_PROJECT is set."""
 ID_FILE = "tracker_id"
-# SwanLab has taken ids of no other length; W&B takes any.
+# SwanLab accepts ids of this length only; W&B any.
 ID_LETTERS = 21
 EPOCH_LINES = 20
-"""Lines about epochs, at least, that a log of a whole run has."""
+"""Fewest lines about epochs in the log of a whole run."""
 
 
 class Logbook:
-    """A run's folder, written by the main process only (give `folder=None` on the others)."""
+    """Writer of a run's records, on the main process only (`folder=None` on other ranks)."""
 
     def __init__(
         self,
@@ -51,15 +51,16 @@ class Logbook:
     ) -> None:
         """
         Args:
-            folder: the run's; it is made if it is missing.
+            folder: folder of the run, created if missing.
             trackers: names in TRACKERS.
-            axis: what the trackers' curves are drawn over.
-            settings: the run's config, which the services show with its keys masked.
+            axis: x axis of the trackers' curves.
+            settings: config of the run, shown by the services with masked keys.
 
         Raises:
-            ValueError: if a service does not take the run: no account, no network.
+            ValueError: if a service rejects the run, without an account or network.
         """
-        self.folder, self.axis = folder, axis
+        self.folder = folder
+        self.axis = axis
         if folder:
             make_folder(folder)
         shown = public(settings or {})
@@ -74,7 +75,7 @@ class Logbook:
         self._rewrite(self._lines()[:count])
 
     def count_lines(self) -> int:
-        """How many lines metrics.jsonl has."""
+        """Count the lines of metrics.jsonl."""
         return len(self._lines())
 
     def _lines(self) -> list[str]:
@@ -87,7 +88,7 @@ class Logbook:
             write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines), mode=PRIVATE)
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> dict[str, Any]:
-        """Append one line, and give its values to the trackers; a value that is not finite is written as null.
+        """Append one line, and log its values to the trackers; values that are not finite become null.
 
         Args:
             kind: "epoch" (or "train") or "evaluation".
@@ -99,7 +100,7 @@ class Logbook:
             The line.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        # The nulls first: `finite` overwrites its own names in place, so that the line keeps the order of `values`.
+        # Nulls first: `finite` overwrites its names in place, which preserves the order of `values`.
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
         if not self.folder:
             return line
@@ -111,19 +112,19 @@ class Logbook:
         return line
 
     def note_changes(self, changes: Mapping[str, Sequence[Any]], *, epoch: int, step: int) -> None:
-        """Append one line of kind "changes": key of the config → its value so far, and from here on."""
+        """Append one line of kind "changes": config key → earlier and new value."""
         line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
-        # A run that is resumed twice from one step has changed once.
+        # A second resume from the same step adds no line.
         if self.folder and changes and dump_json(line, indent=None) != next(iter(self._lines()[::-1]), ""):
             append_jsonl(self.folder / "metrics.jsonl", line)
 
     def image(self, name: str, image: Image) -> None:
-        """Keep an image as samples/<name>.png."""
+        """Write an image to samples/<name>.png."""
         if self.folder:
             write_atomic(self.folder / "samples" / f"{name}.png", png_bytes(image))
 
     def records(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write samples/<name>.jsonl anew."""
+        """Rewrite samples/<name>.jsonl."""
         if self.folder:
             write_jsonl(self.folder / "samples" / f"{name}.jsonl", lines, mode=PRIVATE)
 
@@ -135,7 +136,7 @@ class Logbook:
 def _position(line: str, axis: str) -> int:
     try:
         return int(parse_object(line)[axis])
-    except ValueError:  # a line that a crash cut short: beyond every step, so that it is dropped
+    except ValueError:  # cut short by a crash: beyond every step, so it is dropped
         return 2**31
 
 
@@ -143,7 +144,7 @@ def _position(line: str, axis: str) -> int:
 
 
 class Tracker(Protocol):
-    """Takes a run's numbers."""
+    """Receiver of a run's metrics."""
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Take finite values at a step, which never falls but for a resumed run."""
@@ -153,7 +154,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's folder; nothing leaves the machine."""
+    """Event files in the run's folder, without a network."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -215,7 +216,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def tracker_id(folder: Path) -> str:
-    """The services' id of a run, kept in its folder: a resumed run goes on with the same curves."""
+    """Read or create a run's id for the services, stored in its folder, so that a resumed run continues its curves."""
     path = folder / ID_FILE
     if not path.exists():
         write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n", mode=PRIVATE)
@@ -267,11 +268,11 @@ class ProgressBars:
 
     @contextmanager
     def phase(self, name: str, *, total: int, stage: bool = False) -> Iterator[Callable[[int], None]]:
-        """Show a phase while the block runs; call the given function with the size of what was done.
+        """Show a phase during the block; call the yielded function with the number of finished items.
 
         Args:
             name: of the phase.
-            total: what is to be done.
+            total: number of items.
             stage: whether a log has a line each time, and not the first time alone.
         """
         if stage or name not in self._begun:

@@ -54,7 +54,7 @@ class LostRankError(RuntimeError):
 
 
 class SharedFault(Exception):
-    """Some rank raised `fault`, and every rank knows."""
+    """Fault of any rank, raised on all ranks."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(fault)
@@ -63,14 +63,14 @@ class SharedFault(Exception):
 
 @contextmanager
 def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
-    """Within the block a connection that another rank's end has cut is one line that says so, and which rank it was.
+    """Replace the backend's error by one line naming the rank that died.
 
     Args:
         rank: this process's.
         processes: of all ranks.
 
     Raises:
-        LostRankError: for what gloo or NCCL say of it, which names their own files and addresses.
+        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
 
 
 def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
-    """The ranks that have ended, as far as this process can see, or between which ones it cannot tell."""
+    """Describe the ranks that have ended, or the candidates on other machines."""
     here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
     deadline = time.monotonic() + ENDING
     while not (ended := [other for other in here if not is_running(processes[other].number)]):
@@ -98,7 +98,7 @@ def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
     if elsewhere:
         one_of = "one of " if len(elsewhere) > 1 else ""
         return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
-    return "its connection to the others, whose processes all run"
+    return "its connection to the other ranks, whose processes all run"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -106,10 +106,10 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 class Runtime:
-    """What a loop needs of the machine, whatever the number of processes.
+    """Processes and device of a training loop, for every launcher.
 
     Raises:
-        ValueError: if the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
+        ValueError: if the launcher's mode cannot train adapters (FSDP 1, ZeRO-3).
     """
 
     def __init__(self, *, patience: float = 0.0) -> None:
@@ -118,23 +118,25 @@ class Runtime:
             patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
                 away for as long as its failure budget allows.
         """
-        # Without an accelerator a launcher's processes would each be alone: accelerate has to be told `cpu`. That would
-        # switch DeepSpeed off, so its processes get their backend by hand.
+        # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes. This
+        # disables DeepSpeed, whose processes therefore get their backend by hand.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
         deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
         if on_cpus and deepspeed:
             group.backend = "gloo"
-        # model.dtype says what the weights are; autocast on top of it would part sampling from training.
+        # No autocast: the weights have model.dtype, and sampling and training must round alike.
         self.accelerator = Accelerator(
             cpu=on_cpus and not deepspeed,
             kwargs_handlers=[group],
             mixed_precision="no",
         )
         self.device = torch.device(self.accelerator.device)
-        # cuDNN's attention has other graphs with gradients than without, so that training would not replay sampling;
-        # what is left is chosen by shapes, types and masks alone.
+        # cuDNN's attention has different graphs with and without gradients, so training would not replay sampling. The
+        # other backends are chosen by shapes, types and masks.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+
+        # 2. This rank among all.
         self.world: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
         self.is_main: bool = self.accelerator.is_main_process
@@ -142,13 +144,15 @@ class Runtime:
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.position = Position()
-        """Where this rank's main thread is."""
+        """Position of this rank's main thread."""
         self.processes: list[ProcessId] = self.gather(own_process())
-        """Of all ranks."""
+        """Processes of all ranks."""
         self.keeps_state: bool = self.rank in savers(self.processes)
-        """Whether this rank may have to save a run whose main threads cannot."""
+        """Whether this rank stores the state for an emergency stop."""
         self._told_to_stop_at: float | None = None
         self._watch: Watch | None = None
+
+        # 3. Modes that cannot train adapters.
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
             raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
         plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
@@ -158,7 +162,7 @@ class Runtime:
     # --- among processes ---------------------------------------------------------------------------------------
 
     def gather_rows(self, act: Callable[[], Mapping[int, Any]]) -> dict[int, Any]:
-        """Every rank acts; global row → value from every rank, on every rank, in the order of rows.
+        """Call `act` on every rank, and gather global row → value in the order of rows.
 
         Raises:
             SharedFault: on every rank, if any of them raised something, so that none waits for ever.
@@ -170,17 +174,20 @@ class Runtime:
         except Exception as error:  # raised below, on every rank
             fault = error if self.world == 1 else _portable(error)
         outcomes = self.gather((rows, fault))
-        if fault := next((fault for _, fault in outcomes if fault is not None), None):
-            raise SharedFault(fault)
-        return dict(sorted(row for rows, _ in outcomes for row in rows.items()))
+        gathered: dict[int, Any] = {}
+        for rows_of_rank, fault_of_rank in outcomes:
+            if fault_of_rank is not None:
+                raise SharedFault(fault_of_rank)
+            gathered |= rows_of_rank
+        return dict(sorted(gathered.items()))
 
     def gather(self, value: Any) -> list[Any]:
-        """Each rank's value, on every rank."""
+        """Gather each rank's value on every rank."""
         self.position.meetings += 1
         return list(gather_object([value]))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
-        """The main process acts; what it returns or raises reaches every rank, so that none waits for ever."""
+        """Call `act` on the main process, and return or raise its outcome on every rank."""
         if self.world == 1:
             return act()
         outcome: tuple[Any, Exception | None] = (None, None)
@@ -189,14 +196,14 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
-        self.position.meetings += 1  # not before: the others wait for what the main process does
+        self.position.meetings += 1  # after the call, for which the other ranks wait
         returned, failure = broadcast_object_list([outcome])[0]
         if failure is not None:
             raise failure
         return returned  # type: ignore[no-any-return]
 
     def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
-        """This rank's share of the batches with their numbers, taken in turn; the last round may be uneven.
+        """Select this rank's share of the batches with their numbers, in turn; the last round may be uneven.
 
         If a forward needs every process, ranks without a batch in the last round repeat the first one, under the
         number −1: its results are to be thrown away.
@@ -207,7 +214,7 @@ class Runtime:
         return numbered
 
     def rounds(self, batches: int) -> int:
-        """How many of so many batches the busiest rank gets."""
+        """Compute the largest number of batches per rank."""
         return math.ceil(batches / self.world)
 
     # --- training ----------------------------------------------------------------------------------------------
@@ -222,12 +229,12 @@ class Runtime:
             engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
-            # Training changes no buffers, and evaluation's last round may be uneven: a forward must wait for nobody.
+            # Training changes no buffers, and evaluation's last round may be uneven: no collective in a forward.
             model.forward_sync_buffers = False
         return model, stepper
 
     def unwrap(self, transformer: nn.Module) -> nn.Module:
-        """The model without the engine's wrapper, its weights in place."""
+        """Return the model without the engine's wrapper."""
         model: nn.Module = self.accelerator.unwrap_model(transformer)
         materialize(model)
         return model
@@ -248,7 +255,7 @@ class Runtime:
             self.accelerator.backward(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
-        """Clip, step and forget the gradients; nothing is stepped, on all ranks alike, if their norm is not finite.
+        """Clip the gradients, step and clear them; skip the step on all ranks if their norm is not finite.
 
         Returns:
             The norm before clipping.
@@ -267,21 +274,21 @@ class Runtime:
 
     @property
     def told_to_stop(self) -> bool:
-        """Whether any rank was told to stop, as far as this one knows."""
+        """Whether a stop signal of any rank has reached this rank."""
         return self._told_to_stop_at is not None or (self._watch is not None and self._watch.told)
 
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         self.position.advance()
         self.position.meetings += 1
-        # A launcher's signal reaches ranks at different batches: one that left alone would hang the others' next one.
+        # A launcher's signal reaches ranks at different batches: a rank that left alone would hang the next collective.
         flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
 
     def check_signal(self) -> None:
-        """Raise Interrupted if this rank knows of a signal to stop. It waits for no other rank, and what it raises has
-        to reach them: call it within `gather_rows`."""
+        """Raise Interrupted if a stop signal has reached this rank, without a collective. Call it within
+        `gather_rows`, which raises on all ranks."""
         if self.told_to_stop:
             raise Interrupted("told to stop")
 
@@ -289,24 +296,24 @@ class Runtime:
     def signals(
         self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills.
+        """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
 
         A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
         process with exit code 75. All ranks enter.
 
         Args:
-            save: saves the last finished state without the main thread, and returns what it has done.
-            release: closes what must not outlive the process.
+            save: saves the last finished state without the main thread, and returns a message.
+            release: closes child processes and locks.
         """
 
-        def tell(number: int, frame: FrameType | None) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
             if self._told_to_stop_at is None:
                 self._told_to_stop_at = time.monotonic()
             elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
                 raise KeyboardInterrupt
 
         with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
-            before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+            before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
             try:
                 yield
             finally:
@@ -348,7 +355,7 @@ class Runtime:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as other processes can read it."""
+    """Convert an error to a form that other processes can unpickle."""
     try:
         # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
         pickle.loads(pickle.dumps(error))
@@ -370,6 +377,6 @@ def destroy_process_group() -> bool:
 
 
 def allow_tf32(*, allowed: bool) -> None:
-    """Whether a card multiplies fp32 matrices by TF32, of 10 bits, at about eight times the rate."""
+    """Allow or forbid TF32 products of fp32 matrices on a GPU, of 10 bits, at about eight times the rate."""
     # Not by `fp32_precision`, after which torch's older getters raise, for inductor and users' rewards too.
     torch.set_float32_matmul_precision("high" if allowed else "highest")

@@ -18,11 +18,11 @@ class HoldsModels(Protocol):
     """A judge or a reward with models of this process."""
 
     def models(self) -> list[nn.Module]:
-        """What computes on the device; loaded if it is not yet."""
+        """Return the modules that run on the device, loaded if necessary."""
 
 
 class Turns:
-    """Who lies on the device: the generator's frozen weights, but while scores are computed the models that give them.
+    """Alternation on the device between the generator's frozen weights and the scorers.
 
     Adapter, moving average and moments stay: together they are smaller than any of the models.
     """
@@ -30,29 +30,30 @@ class Turns:
     def __init__(self, generator: nn.Module, *, device: torch.device) -> None:
         """
         Args:
-            generator: the adapted transformer, which lies on the device.
+            generator: the adapted transformer, on the device.
             device: for which they take turns.
         """
-        self.generator, self.device = generator, device
+        self.generator = generator
+        self.device = device
         self.scorers: list[nn.Module] = []
-        """In main memory, but within `scoring`."""
+        """Scorers in host memory, except during `scoring`."""
         self._arena = Arena(pinned=True) if device.type == "cuda" else None
         """Pinned memory, which a card reads and writes at two to four times the rate of pageable memory."""
         self._places: dict[int, Tensor] = {}
         """Id of a parameter or buffer → its place in the arena."""
 
     def add(self, holders: Iterable[object]) -> None:
-        """Give turns to the models of judges and rewards; others have none, or keep them to themselves."""
+        """Add the models of judges and rewards, if they expose any."""
         models = chain.from_iterable(holder.models() for holder in holders if isinstance(holder, HoldsModels))
         self.scorers += [model for model in dict.fromkeys(models) if model not in self.scorers]
 
     def scoring(self) -> AbstractContextManager[None]:
-        """Within the block the models that score are on the device, and the generator is in main memory."""
+        """Move the scorers to the device during the block, and the generator to host memory."""
         return self.lent_to(self.scorers)
 
     @contextmanager
     def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
-        """Within the block the device is theirs, also of models that join the list there."""
+        """Move `models` to the device during the block, including models added to the list in it."""
         self._park(self._frozen())
         torch.cuda.empty_cache()  # else fragments of one model's weights are too small for the other's
         for model in models:
@@ -71,11 +72,11 @@ class Turns:
         return [tensor for tensor in tensors if not tensor.requires_grad]
 
     def _park(self, tensors: Iterable[Tensor]) -> None:
-        """Move tensors to main memory, from a card each to a place that it keeps."""
+        """Move tensors to host memory, each to its own pinned buffer."""
         for tensor in tensors:
             if self._arena is None:
                 tensor.data = tensor.data.to("cpu")
-            elif (place := self._places.get(id(tensor))) is None:
-                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)
+            elif id(tensor) in self._places:
+                tensor.data = self._places[id(tensor)].copy_(tensor.data)
             else:
-                tensor.data = place.copy_(tensor.data)
+                tensor.data = self._places[id(tensor)] = self._arena.copy_of(tensor.data)

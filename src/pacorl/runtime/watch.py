@@ -1,4 +1,4 @@
-"""A thread that watches the ranks, and ends a process whose main thread cannot meet a signal.
+"""Watcher thread: reports hung ranks, and ends a process whose main thread ignores a signal.
 
 Python runs signal handlers on the main thread, between two of its instructions, so that one that waits in a collective,
 in a kernel or for a frozen disk runs none. This thread learns of a signal by the file descriptor that Python's handler
@@ -35,21 +35,23 @@ GRACE_SECONDS = 20.0
 QUIET_BEATS = 4
 """Heartbeats that a rank may miss before another saves in its place."""
 HANDOVER_SECONDS = 5.0
-"""By which the ranks that save nothing outlast the one that saves: their end would cut its main thread off."""
-SAVE_SECONDS, RELEASE_SECONDS, SAY_SECONDS = 300.0, 3.0, 2.0
-"""Limits of the last save, of what is closed after it, and of a line of the log: each may meet a frozen disk."""
+"""Extra time of ranks without a copy of the state, whose exit would break the saving rank's collectives."""
+SAVE_SECONDS = 300.0
+RELEASE_SECONDS = 3.0
+SAY_SECONDS = 2.0
+"""Time limits of the last save, of closing, and of a log line: each may block on a frozen disk."""
 EX_TEMPFAIL = 75
-"""Exit code of sysexits.h by which a job script or a scheduler knows that the command is to be started again."""
+"""Exit code of sysexits.h for a job script or scheduler to start the command again."""
 UNSAVED = "what came after the newest checkpoint is lost; go on from it with --resume auto"
 STOPS = frozenset({int(signal.SIGTERM), int(signal.SIGINT)})
 
 
 @dataclass(slots=True)
 class Member:
-    """A rank as this one sees it. Seconds are those in which this process ran: after a suspension they are few."""
+    """State of a rank as seen by this rank. Seconds exclude suspensions of this process."""
 
     beat: Beat
-    """The newest."""
+    """Newest beat."""
     silent: float = 0.0
     """Seconds since its newest beat."""
     behind: float = 0.0
@@ -66,13 +68,14 @@ class Member:
         """Take a new beat."""
         if beat.position != self.beat.position:
             self.behind = 0.0
-        self.beat, self.silent = beat, 0.0
+        self.beat = beat
+        self.silent = 0.0
 
 
 class Watch:
     """The watching thread of a rank. Use as a context manager, on the main thread, around the run.
 
-    Within the block a signal that is not met within GRACE_SECONDS ends the process with exit code 75, saved.
+    A signal that the main thread ignores for GRACE_SECONDS saves the state and ends the process with exit code 75.
     """
 
     def __init__(
@@ -88,21 +91,26 @@ class Watch:
         """
         Args:
             rank: this process's.
-            processes: those of all ranks.
+            processes: processes of all ranks.
             position: this rank's.
-            heartbeats: None of a rank that is alone.
-            save: saves the last finished state on a rank of `savers`, and returns what it has done.
-            release: closes what must not outlive the process.
+            heartbeats: None for a single process.
+            save: saves the last finished state on a rank of `savers`, and returns a message.
+            release: closes child processes and locks.
         """
-        self.rank, self.processes, self.position, self.heartbeats = rank, processes, position, heartbeats
+        self.rank = rank
+        self.processes = processes
+        self.position = position
+        self.heartbeats = heartbeats
         self.told_at: float | None = None
         """When this rank learned of a signal to stop, which any rank may have had."""
-        self._save, self._release = save, release
+        self._save = save
+        self._release = release
         self._members = {rank: Member(Beat(rank, copy(position)))}
         self._lost = ""
         """Why the main thread gave up, if it was told to stop and has lost another rank."""
         self._left = False
-        self._stepped, self._beaten = time.monotonic(), -math.inf
+        self._stepped = time.monotonic()
+        self._beaten = -math.inf
         self._ending = Lock()
         """Held while the process ends; the main thread must not leave meanwhile."""
         self._thread = Thread(target=self._run, name="pacorl-watch", daemon=True)
@@ -128,7 +136,7 @@ class Watch:
 
     @property
     def told(self) -> bool:
-        """Whether any rank, as far as this one knows, was told to stop."""
+        """Whether a stop signal of any rank has reached this rank."""
         return self.told_at is not None
 
     def end(self, reason: str) -> None:
@@ -159,7 +167,7 @@ class Watch:
         if now - self._beaten >= BEAT_SECONDS:
             self._beat()
             self._beaten = now
-        # What passed while this process itself stood still says nothing of the others.
+        # Bounded, since a suspension of this process is no sign of a hung rank.
         self._age(min(now - self._stepped, BEAT_SECONDS))
         self._stepped = now
         self._report()
@@ -184,7 +192,7 @@ class Watch:
 
     def _read_beats(self) -> None:
         for beat in self.heartbeats.received() if self.heartbeats else ():
-            # A rank is watched from its first beat on: a network that lets none through makes no hung rank.
+            # Watched from the first beat: a network that blocks all beats makes no hung rank.
             self._members.setdefault(beat.rank, Member(beat)).hear(beat)
             if beat.told:
                 self._tell()
@@ -225,13 +233,13 @@ class Watch:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _saver(self) -> int | None:
-        """The rank that saves: the first that lives."""
+        """Find the first live rank that stores the state."""
         return next((rank for rank in savers(self.processes) if self._lives(rank)), None)
 
     def _lives(self, rank: int) -> bool:
-        process, own = self.processes[rank], self.processes[self.rank]
-        ended = process.machine == own.machine and not is_running(process.number)
-        # A rank that was never heard may live behind a network that lets no beat through: two must not save.
+        process = self.processes[rank]
+        ended = process.machine == self.processes[self.rank].machine and not is_running(process.number)
+        # A rank without any beat may live behind a network that blocks them, and two ranks must not save.
         silent = self._members[rank].silent if rank in self._members else 0.0
         return not ended and silent < QUIET_BEATS * BEAT_SECONDS
 
@@ -245,7 +253,8 @@ class Watch:
         with self._ending:
             if self._left or self.told_at is None:
                 return
-            waited, saver = time.monotonic() - self.told_at, self._saver()
+            waited = time.monotonic() - self.told_at
+            saver = self._saver()
             states = self._lost or "; ".join(self._culprits())
             if saver == self.rank:
                 _say(f"told to stop {waited:.0f} s ago, and {states}; {self._saved()}")
@@ -255,7 +264,7 @@ class Watch:
             os._exit(EX_TEMPFAIL)
 
     def _culprits(self) -> list[str]:
-        """States of the ranks that the others wait for; of this one, if none is."""
+        """Describe the ranks that other ranks wait for, or else this rank."""
         quiet = QUIET_BEATS * BEAT_SECONDS
         still = {rank: max(m.silent, m.behind) for rank, m in sorted(self._members.items()) if not m.beat.left}
         return [self._state_of(rank) for rank in still if still[rank] >= quiet] or [self._state_of(self.rank)]
@@ -286,5 +295,5 @@ def _bounded(act: Callable[[], object], seconds: float) -> None:
 
 
 def _say(line: str) -> None:
-    # The main thread may hold the locks of log and terminal, or nobody may read the pipe that they write to.
+    # The main thread may hold the locks of log and terminal, or their pipe may be full.
     _bounded(lambda: logger.warning(line), SAY_SECONDS)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from pacorl.runtime.processes import Interrupted
 
 LOOK_SECONDS = 0.1
-"""Between two looks at a call that goes on, and for scores that come later."""
+"""Polling interval of running calls and deferred scores."""
 
 Outcome = TypeVar("Outcome")
 
@@ -36,7 +36,8 @@ class Workers:
             count: most threads; each starts with a submission.
             name: prefix of the threads' names.
         """
-        self.count, self.name = count, name
+        self.count = count
+        self.name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
 
@@ -50,7 +51,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Cancel the calls that have not begun; a call that goes on is abandoned."""
+        """Cancel queued calls, and abandon running calls."""
         with suppress(Empty):
             while call := self._calls.get_nowait():
                 call[0].cancel()
@@ -68,7 +69,7 @@ def _fulfil(future: Future[Any], act: Callable[[], Any]) -> None:
         return
     try:
         future.set_result(act())
-    except BaseException as error:  # somebody's `sys.exit` too
+    except BaseException as error:  # `sys.exit` in a user's code too
         future.set_exception(error)
 
 

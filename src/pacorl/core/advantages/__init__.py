@@ -1,4 +1,4 @@
-"""Rewards → advantages: how each sample compares with the others of its prompt (arXiv 2512.04784, §3.3).
+"""Advantages from rewards: each sample compared within its group (arXiv 2512.04784, §3.3).
 
 Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
 
@@ -25,11 +25,11 @@ from pacorl.types import Advantages, RewardTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-# One sample is its own mean: a group with fewer judged ones has nothing to compare.
+# One sample equals its mean: a comparison needs two.
 MIN_VALID = 2
 # A group with a smaller standard deviation is logged as one of equal rewards.
 ZERO_STD = 1e-4
-# Share of their size below which scores differ by rounding alone: a judge that answers in fp32 differs by 1e-7 over
+# Share of their size below which scores differ by rounding alone: an fp32 judge differs by 1e-7 over
 # one image, from batch to batch.
 ROUNDING = 1e-6
 # Least mean that a standard deviation is divided by.
@@ -38,11 +38,11 @@ FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
 
 
 class Floor(Section):
-    """What keeps the division by a standard deviation from magnifying differences that mean nothing."""
+    """Lower bound of the standard deviation in the normalisation, against magnified noise."""
 
     form: Literal["none", "max", "add"] = "none"
     """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
-    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
+    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then have little effect."""
     value: float = Field(0.0, ge=0)
     """max: 1e-6 unless it is given; add: 1e-4."""
 
@@ -50,7 +50,8 @@ class Floor(Section):
     @classmethod
     def _value_of_the_form(cls, section: Any) -> Any:
         # As a text: a file may have a list there, which no table can be asked for.
-        if isinstance(section, dict) and (form := str(section.get("form"))) in FLOOR_VALUES:
+        form = str(section.get("form")) if isinstance(section, dict) else ""
+        if form in FLOOR_VALUES:
             return {"value": FLOOR_VALUES[form], **section}
         return section
 
@@ -62,12 +63,12 @@ class Floor(Section):
         return self
 
     def divisor(self, std_B: Tensor, size_B: Tensor) -> Tensor:
-        """What scores of that standard deviation and root mean square are divided by."""
+        """Compute the divisor of scores with this standard deviation and root mean square."""
         if self.form == "max":
             return std_B.clamp(min=self.value)
         if self.form == "add":
             return std_B + self.value
-        # Infinity for a std that is rounding: Eq. 2 alone would blow it up to advantages of ±1.
+        # Infinity if the std is rounding error: Eq. 2 would scale it to advantages of ±1.
         return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
 
 
@@ -90,15 +91,15 @@ class AggregateOptions(Section):
 
     @property
     def std_over(self) -> Literal["group", "global"]:
-        """What the standard deviation of Eq. 2 is taken over: the sample's group, or the whole epoch."""
+        """Scope of the standard deviation in Eq. 2: the group, or the whole epoch."""
         return "group"
 
 
 class GroupedOptions(AggregateOptions):
-    """The settings of an aggregate that leaves the choice of the standard deviation to the user."""
+    """Settings of aggregates with a choice of the standard deviation."""
 
     std: Literal["group", "global"] = "group"
-    """What the standard deviation of Eq. 2 is taken over."""
+    """Scope of the standard deviation in Eq. 2."""
 
     @property
     def std_over(self) -> Literal["group", "global"]:
@@ -107,7 +108,7 @@ class GroupedOptions(AggregateOptions):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an aggregate sees: scores in which missing ones are 0, and which samples to read."""
+    """Input of an aggregate: scores with 0 for missing entries, and the valid samples."""
 
     score_RB: Tensor
     valid_B: Tensor
@@ -122,9 +123,9 @@ class AggregateSpec:
 
     options: type[AggregateOptions]
     combine: Callable[[Scores, Any], Tensor]
-    """From all scores and its own options to one score per sample, (B,)."""
+    """Function of all scores and the options to one score per sample, (B,)."""
     stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
-    """What it logs, from the scores, the rewards' names and its own options; called if any sample is valid."""
+    """Function of the scores, the rewards' names and the options to metrics; called if any sample is valid."""
 
 
 AGGREGATES: Table[AggregateSpec] = Table(
@@ -179,7 +180,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
     }
     if not valid_B.any():
         return stats
-    scores, group_B = table.score_RB[:, valid_B], table.group_B[valid_B]
+    scores = table.score_RB[:, valid_B]
+    group_B = table.group_B[valid_B]
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
@@ -189,8 +191,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
         }
     stats["advantage/zero_std_groups"] = zero_std_share(combined_B[valid_B], group_B)
     stats["advantage/group_std"] = float(group_std(combined_B[valid_B], group_B).mean())
-    first, *others = zip(table.names, scores.mean(1).tolist(), strict=True)
-    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in others if mean}
+    first, *further = zip(table.names, scores.mean(1).tolist(), strict=True)
+    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in further if mean}
     # The paper plots one ratio, that of its two rewards: the first by the second.
     return stats | ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
 
@@ -206,7 +208,7 @@ def normalize_groups(
     std: Literal["group", "global"] = "group",
     floor: Floor = NO_FLOOR,
 ) -> Tensor:
-    """(r̂ − mean of its group) / std under its floor, over judged samples; 0 for the others (Eq. 2, right)."""
+    """Compute (r̂ − group mean) / std with its floor over valid samples; 0 for invalid samples (Eq. 2, right)."""
     weight_B = valid_B.double()
     count_B = group_sum(weight_B, group_B).clamp(min=1)
     centred_B = (score_B - group_mean(score_B, valid_B, group_B)) * weight_B
@@ -220,32 +222,32 @@ def normalize_groups(
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:
-    """(R,) std/|mean| per reward; 0 if there are no scores, and large, never infinite, if their mean is 0."""
+    """Compute (R,) std/|mean| per reward; 0 if there are no scores, and large, never infinite, if their mean is 0."""
     if score_RB.shape[1] == 0:
         return score_RB.new_zeros(len(score_RB))
     return score_RB.std(1, correction=0) / score_RB.mean(1).abs().clamp(min=MEAN_FLOOR)
 
 
 def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's sum over its group."""
+    """Sum over each sample's group."""
     _, index_B = group_B.unique(return_inverse=True)
     sums = value_B.new_zeros(int(index_B.max()) + 1 if len(index_B) else 0)
     return sums.index_add(0, index_B, value_B)[index_B]
 
 
 def group_mean(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's mean over the judged samples of its group; 0 for a group without any."""
+    """Average over the valid samples of each sample's group; 0 for a group without any."""
     weight_B = valid_B.double()
     return group_sum(score_B * weight_B, group_B) / group_sum(weight_B, group_B).clamp(min=1)
 
 
 def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
-    """Each sample's standard deviation over its group."""
+    """Compute the standard deviation over each sample's group."""
     count_B = group_sum(score_B.new_ones(len(score_B)), group_B)
     centred_B = score_B - group_sum(score_B, group_B) / count_B
     return (group_sum(centred_B**2, group_B) / count_B).sqrt()
 
 
 def zero_std_share(score_B: Tensor, group_B: Tensor) -> float:
-    """The share of samples whose group's scores are all but equal."""
+    """Compute the share of samples in groups of nearly equal scores."""
     return float((group_std(score_B, group_B) < ZERO_STD).double().mean())

@@ -21,7 +21,7 @@ class Gdpo(AggregateOptions):
 
 
 def gdpo(scores: Scores, options: Gdpo) -> Tensor:
-    """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO)."""
+    """Normalise each reward within its group before the sum, so that its scale has no effect (GDPO)."""
     normal_RB = [
         normalize_groups(score_B, scores.valid_B, scores.group_B, floor=options.floor) for score_B in scores.score_RB
     ]

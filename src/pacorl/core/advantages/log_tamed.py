@@ -1,4 +1,4 @@
-"""PaCo-GRPO's log-tamed sum: a reward that varies too much must not outvote the others."""
+"""PaCo-GRPO's log-tamed sum, which limits rewards of large variation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LogTamed(GroupedOptions):
 def log_tamed(scores: Scores, options: LogTamed) -> Tensor:
     """R̄^k = log(1 + R^k) if h^k > δ, else R^k; then the weighted sum (arXiv 2512.04784, Eq. 3 and 4)."""
     tamed_R = is_tamed(scores.score_RB[:, scores.valid_B], options.threshold)
-    # The paper's rewards are never negative; with the sign the order holds for those that are.
+    # The paper's rewards are never negative; the sign keeps the order of negative rewards.
     log_RB = scores.score_RB.sign() * scores.score_RB.abs().log1p()
     return scores.weight_R @ log_RB.where(tamed_R[:, None], scores.score_RB)
 
@@ -34,7 +34,7 @@ def is_tamed(score_RB: Tensor, threshold: Threshold) -> Tensor:
     median."""
     spread_R = coefficient_of_variation(score_RB)
     if isinstance(threshold, str):
-        # quantile, since torch's median would take the lower of two middle ones.
+        # quantile, since torch's median is the lower of two middle values.
         return spread_R > {"mean": spread_R.mean(), "median": spread_R.quantile(0.5)}[threshold]
     return spread_R > threshold
 

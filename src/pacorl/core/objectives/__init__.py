@@ -1,9 +1,9 @@
-"""The objectives that a policy is trained by, each in its own file, and what they are given.
+"""Training objectives of a policy, each in its own file, and their inputs.
 
 An objective is one function from a batch to (loss, metrics), after the equation of its paper. A metric may stay a
 tensor of one number: all of an update are read together, so that no batch waits for the card. It sees either the path
 that a sample took, one stochastic step at a time (`Step`), or the sample's endpoint alone (`Endpoint`). Losses are
-means over the batch; samples that must not be trained on weigh nothing.
+means over the batch; excluded samples have weight 0.
 
 To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Loss = tuple[Tensor, dict[str, Metric]]
 
 RATIO_DEVIATION = "ratio_deviation"
-"""The metric of objectives that clip a ratio: how far it lies from 1 at most. It is logged per step."""
+"""Metric of objectives with a clipped ratio: its largest distance from 1, logged per step."""
 
 
 class ObjectiveOptions(Section):
@@ -48,11 +48,11 @@ class ObjectiveOptions(Section):
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the divergence from the base; its forward is made only above 0."""
     inner_epochs: Positive = 1
-    """How often an epoch's samples are trained on."""
+    """Training passes over an epoch's samples."""
 
     @property
     def ratio_tolerance(self) -> float:
-        """How far the ratio may be off before the first update, when it should be 1, until the run warns."""
+        """Deviation of the ratio from 1 before the first update, above which the run warns."""
         return math.inf
 
 
@@ -61,11 +61,11 @@ class Step:
     """One stochastic step of a batch: as the trained policy sees it, and as it was sampled."""
 
     transition: Transition
-    """Of the trained policy."""
+    """Transition of the trained policy."""
     log_prob_B: Tensor
-    """Of the step that was taken, under the trained policy."""
+    """Log-probability of the sampled step under the trained policy."""
     old_log_prob_B: Tensor
-    """Of the same step under the policy that sampled it."""
+    """Log-probability of the same step under the sampling policy."""
     old_mean_BNC: Tensor | None
     """Mean of the transition that was sampled from, for objectives that keep it."""
     dt: float
@@ -73,7 +73,7 @@ class Step:
     noise_weight: float
     """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
-    """0 for a sample that must not be trained on."""
+    """Advantage; 0 for excluded samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +84,23 @@ class Endpoint:
     noisy_BNC: Tensor
     sigma: float
     velocity_BNC: Tensor
-    """Of the trained policy."""
+    """Velocity of the trained policy."""
     old_velocity_BNC: Tensor
-    """Of the policy that sampled."""
+    """Velocity of the sampling policy."""
     advantage_B: Tensor
     advantage_clip: float
     """The largest size of an advantage (advantages.clip)."""
     used_B: Tensor
-    """False for a sample that must not be trained on."""
+    """False for excluded samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveSpec:
-    """An objective: its options, its loss and what the loss needs."""
+    """An objective: its options, its loss and the loss's inputs."""
 
     options: type[ObjectiveOptions]
     loss: Callable[[Any, Any], Loss]
-    """From a `Step` (path) or an `Endpoint`, and its own options."""
+    """Function of a `Step` (path) or an `Endpoint`, and the options."""
     needs: Literal["path", "endpoint"]
     """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
     keeps_means: bool = False

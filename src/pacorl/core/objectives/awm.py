@@ -49,7 +49,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
     The likelihood of an endpoint x0 is that of its lower bound at one noise level, log p = −w(σ)·D^p/p + const, with
     D = ‖v − (ε − x0)‖² at x = (1−σ)x0 + σε as a mean over dimensions. With ρ = exp(log p − log p_old), both at the
     same ε, the loss is −min(ρA, clip(ρ, 1−ε, 1+ε)A). At v = v_old its gradient is A·w(σ)·∇D (p = 1): flow matching
-    towards good endpoints, and away from bad ones.
+    towards good endpoints, and away from bad endpoints.
     """
     target = (end.noisy_BNC - end.clean_BNC) / end.sigma  # ε − x0
 

@@ -1,4 +1,4 @@
-"""PaCo-Reward's weighted likelihood: what the judge is trained by."""
+"""PaCo-Reward's weighted likelihood, the objective of the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiffusionNFT: flow matching towards good endpoints and away from bad ones."""
+"""DiffusionNFT: flow matching towards good endpoints and away from bad endpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DiffusionNft(ObjectiveOptions):
 
     name: Literal["diffusion_nft"] = "diffusion_nft"
     beta: float = Field(0.1, gt=0)
-    """How far the implicit good and bad policies lie from the one that sampled."""
+    """Distance of the implicit good and bad policies from the sampling policy."""
 
 
 def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
@@ -33,7 +33,8 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
     A_max·[r·‖x̂0⁺ − x0‖²/w⁺ + (1−r)·‖x̂0⁻ − x0‖²/w⁻]/β, where w± is the mean |x̂0± − x0| of the sample, detached.
     Norms are means over dimensions.
     """
-    beta, limit = options.beta, end.advantage_clip
+    beta = options.beta
+    limit = end.advantage_clip
     good_B = 0.5 + 0.5 * end.advantage_B.clamp(-limit, limit) / limit
     towards = beta * end.velocity_BNC + (1 - beta) * end.old_velocity_BNC
     away = (1 + beta) * end.old_velocity_BNC - beta * end.velocity_BNC
@@ -44,7 +45,7 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
 
 
 def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
-    """(B,) squared distance over the distance, detached: near and far samples pull alike."""
+    """Divide the (B,) squared distance by the detached distance, so that near and far samples have equal weight."""
     gap_BD = (guess_BNC - clean_BNC).flatten(1)
     return (gap_BD**2).mean(1) / gap_BD.detach().abs().mean(1).clamp(min=WEIGHT_FLOOR)
 

@@ -1,4 +1,4 @@
-"""Flow-GRPO's clipped objective, and the clipping that others share."""
+"""Flow-GRPO's clipped objective, and its clipping for other objectives."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class PathOptions(ClippedOptions):
 
     weight_by_noise: bool = False
     """Whether each step's loss is weighted by the std of its noise, relative to the mean over the epoch's steps
-    (TempFlow-GRPO, arXiv 2508.04324): steps that explore more teach more. It says nothing with a single step."""
+    (TempFlow-GRPO, arXiv 2508.04324): steps that explore more teach more. No effect with a single step."""
 
     def weight(self, step: Step) -> float:
-        """Of a step's loss."""
+        """Compute the weight of a step's loss."""
         return step.noise_weight if self.weight_by_noise else 1.0
 
 

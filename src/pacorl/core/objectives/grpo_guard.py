@@ -1,4 +1,4 @@
-"""GRPO-Guard: the clipped objective with a ratio that is centred, and alike at every step."""
+"""GRPO-Guard: the clipped objective with a centred ratio of equal scale at every step."""
 
 from __future__ import annotations
 

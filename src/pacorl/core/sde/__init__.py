@@ -77,14 +77,14 @@ SDE_TYPES: Table[SdeSpec] = Table(
 
 
 def log_prob(next_latents_BNC: Tensor, transition: Transition) -> Tensor:
-    """(B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as the field does."""
+    """Compute the (B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as in flow_grpo."""
     scaled = (next_latents_BNC - transition.mean_BNC) / transition.std
     density = -0.5 * scaled**2 - math.log(transition.std) - 0.5 * math.log(2 * math.pi)
     return density.flatten(1).mean(1)
 
 
 def kl(transition: Transition, reference: Transition) -> Tensor:
-    """(B,) KL divergence between two steps of equal std, averaged over dimensions.
+    """Compute the (B,) KL divergence between two steps of equal std, averaged over dimensions.
 
     (μ − μ_ref)² / (2σ_t²·|dt|), with |dt| (the released codes leave it out).
     """
