@@ -258,7 +258,8 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
         load(PolicyConfig, path)
     assert str(caught.value) == (
         f"{path}: epochs: Input should be greater than 0 (got -1); "
-        "sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')"
+        "sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps, or your own as path/to/file.py:NAME "
+        "(got 'euler')"
     )
 
 

@@ -22,7 +22,7 @@ class BenchmarkGroup(TyperGroup):
         return list(BENCHMARKS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return command_of(cmd_name) if cmd_name in BENCHMARKS else None
+        return command_of(cmd_name)
 
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ def benchmarks() -> None:
 
 def command_of(name: str) -> Any:
     """The command of a benchmark."""
-    spec = BENCHMARKS[name]
+    spec = BENCHMARKS.named(name)
 
     def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
         run(name, data, options)
