@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,13 @@ from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.models.policies import POLICIES
 from pacorl.testing import check_objective
 from pacorl.types import TINY
 
 MINE = '''
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pacorl.core.advantages import AggregateOptions, AggregateSpec
@@ -33,7 +34,7 @@ from pacorl.core.objectives import ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sde import SdeSpec
 from pacorl.core.sde.cps import CPS
 
-(ROOT / "executed").touch()
+Path("FOLDER/executed").touch()
 
 
 class Reinforce(ObjectiveOptions):
@@ -93,11 +94,7 @@ MINE = replace(FLUX, options=Options, hub_name="mine")
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
-    path.write_text(
-        f"from pathlib import Path\nROOT = Path({str(tmp_path)!r})\n{MINE}".replace(
-            "from __future__ import annotations\n", ""
-        ).replace("from pathlib", "from __future__ import annotations\nfrom pathlib", 1)
-    )
+    path.write_text(MINE.replace("FOLDER", str(tmp_path)))
     return path
 
 
@@ -158,8 +155,8 @@ def _written(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("x = 1", "x", r"objective: '.*mine\.py:x' is a int, and must be a ObjectiveSpec"),
-        ("x = 1", "Absent", r"is a NoneType, and must be a ObjectiveSpec|has no"),
+        ("x = 1", "x", r"objective '.*mine\.py:x' is of type int; give an object of type ObjectiveSpec"),
+        ("x = 1", "Absent", r"objective: .*mine\.py has no 'Absent'"),
         (
             "x = 1\n1 / 0",
             "x",
@@ -179,7 +176,7 @@ def test_a_file_that_does_not_serve_is_one_line(tmp_path: Path, source: str, nam
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("absent.py:X", r"objective: absent\.py is no file; name your own code as path/to/file\.py:NAME"),
+        ("absent.py:X", r"^absent\.py is no file; name your own code as path/to/file\.py:NAME"),
         ("absent.py:not a name", r"'absent\.py:not a name' is not of the form path/to/file\.py:NAME"),
         ("absent.py", r"unknown objective 'absent\.py'; there are grpo_clip, .*, or your own as path/to/file\.py:NAME"),
     ],
@@ -192,7 +189,7 @@ def test_a_name_of_no_file_is_refused(name: str, message: str) -> None:
 def test_a_mended_file_is_executed_again(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("X = 1")
-    with pytest.raises(ValueError, match="is a int"):
+    with pytest.raises(ValueError, match="is of type int"):
         OBJECTIVES.named(f"{path}:X")
     path.write_text("from pacorl.core.objectives.grpo_clip import GRPO_CLIP as X")
     assert isinstance(OBJECTIVES.named(f"{path}:X"), ObjectiveSpec)
@@ -240,18 +237,16 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_entry_point_is_an_entry(package: Path) -> None:
-    import math
-    import statistics
-
     table: Table[object] = Table("constant", {"pi": "math:floor"}, group="pacorl.constants")
     assert list(table) == ["pi", "mean", "lost", "whole"]
     assert table["pi"] is math.floor, "a package must not replace a built-in entry"
     assert table["whole"] is math.floor
     with pytest.raises(ValueError, match=r"constant 'lost' of the package consistent: ModuleNotFoundError"):
         table.named("lost")
-    with pytest.raises(ValueError, match=r"'mean' is a function, and must be a builtin_function_or_method"):
+    with pytest.raises(
+        ValueError, match=r"'mean' is of type function; give an object of type builtin_function_or_method"
+    ):
         table.named("mean")
-    assert callable(statistics.mean)
 
 
 def test_a_config_names_an_entry_point(mine: Path, tmp_path: Path) -> None:
@@ -268,8 +263,3 @@ def test_a_config_names_an_entry_point(mine: Path, tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.startswith("plain 0.5\n"), result.stderr
     assert "name: plain" in result.stdout
-
-
-def test_the_groups_of_the_tables_are_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
-    assert all(f"`{table.group}`" in text for table in (POLICIES, OBJECTIVES, AGGREGATES))

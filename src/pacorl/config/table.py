@@ -87,10 +87,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             ValueError: if there is no such entry, with the nearest entry and all others, or if it cannot be used.
         """
         if is_in_file(name) and name not in self._loaded:
-            try:
-                self._loaded[name] = self._checked(name, value_in_file(name))
-            except ValueError as error:
-                raise ValueError(f"{self.noun}: {error}") from error
+            self._loaded[name] = self._checked(name, value_in_file(name))
         if name not in self:
             near = difflib.get_close_matches(name, self, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
@@ -110,7 +107,9 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         # The last entry: the file of the first one may import torch.
         kind = type(self[next(reversed(self._homes))])
         if not isinstance(entry, kind):
-            raise ValueError(f"{name!r} is a {type(entry).__name__}, and must be a {kind.__name__}")
+            raise ValueError(
+                f"{self.noun} {name!r} is of type {type(entry).__name__}; give an object of type {kind.__name__}"
+            )
         if not self.key:
             return entry
         options = getattr(entry, "options", None)

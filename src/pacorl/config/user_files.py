@@ -57,10 +57,10 @@ def file_and_name(name: str) -> tuple[Path, str]:
 
 
 def value_in_file(name: str) -> Any:
-    """Execute the file of `path/to/file.py:NAME` and return its value NAME, or None if it has none.
+    """Execute the file of `path/to/file.py:NAME` and return its value NAME.
 
     Raises:
-        ValueError: if files are not executed here, or it does not exist or raises an error.
+        ValueError: if files are not executed here, or if this one does not exist, raises an error or lacks NAME.
     """
     path, attribute = file_and_name(name)
     if not _ALLOWED.get():
@@ -68,7 +68,10 @@ def value_in_file(name: str) -> Any:
             f"{name!r} is code, which neither a dry run nor the reading of a finished run executes; "
             "`pacorl doctor CONFIG` executes it and shows the plan"
         )
-    return getattr(_executed(path), attribute, None)
+    module = _executed(path)
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path} has no {attribute!r}")
+    return getattr(module, attribute)
 
 
 def line_in(path: Path, error: BaseException) -> str:
