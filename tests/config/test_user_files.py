@@ -215,7 +215,7 @@ def test_looking_a_name_up_executes_no_file(mine: Path) -> None:
     assert name not in OBJECTIVES
     with pytest.raises(KeyError):
         OBJECTIVES[name]
-    with user_files(run=False), pytest.raises(ValueError, match="is code, which neither a dry run nor"):
+    with user_files(run=False), pytest.raises(ValueError, match="is code, which a dry run does not execute"):
         OBJECTIVES.named(name)
     assert not (mine.parent / "executed").exists()
 

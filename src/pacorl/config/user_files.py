@@ -65,8 +65,7 @@ def value_in_file(name: str) -> Any:
     path, attribute = file_and_name(name)
     if not _ALLOWED.get():
         raise ValueError(
-            f"{name!r} is code, which neither a dry run nor the reading of a finished run executes; "
-            "`pacorl doctor CONFIG` executes it and shows the plan"
+            f"{name!r} is code, which a dry run does not execute; `pacorl doctor CONFIG` executes it and shows the plan"
         )
     module = _executed(path)
     if not hasattr(module, attribute):
