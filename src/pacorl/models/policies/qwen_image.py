@@ -135,7 +135,8 @@ class QwenImagePolicy(PipelinePolicy):
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
         output = (1, *self.token_grid(size))  # frames, rows, columns
-        images, grids = [x_BNC.to(dtype)], []
+        images = [x_BNC.to(dtype)]
+        grids: list[Sequence[int]] = []
         if "source" in tensors:
             images.append(tensors["source"].to(dtype))
             grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
