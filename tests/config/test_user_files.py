@@ -32,7 +32,7 @@ from typing import Literal
 from pacorl.core.advantages import AggregateOptions, AggregateSpec
 from pacorl.core.objectives import ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sde import SdeSpec
-from pacorl.core.sde.cps import CPS
+from pacorl.core.sde.flow_sde import FLOW_SDE
 
 Path("FOLDER/executed").touch()
 
@@ -62,7 +62,7 @@ class Best(AggregateOptions):
 
 
 BEST = AggregateSpec(Best, lambda scores, options: scores.score_RB.amax(0))
-CALM = SdeSpec("calm", CPS.transition, CPS.check)
+CALM = SdeSpec("calm", FLOW_SDE.transition, FLOW_SDE.check)
 '''
 
 BENCHMARK = """
