@@ -97,7 +97,7 @@ FAULTS = [
     (
         ["lr=1e-4", "objective.name=grpo"],
         "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip, grpo_guard, "
-        "diffusion_nft, awm; lr: unknown key, did you mean 'optimizer.lr'?",
+        "diffusion_nft, awm, or your own as path/to/file.py:NAME; lr: unknown key, did you mean 'optimizer.lr'?",
     ),
     (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
     (["epochs=true"], "epochs: a switch is no number; give one (got True)"),
@@ -258,7 +258,8 @@ def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
         load(PolicyConfig, path)
     assert str(caught.value) == (
         f"{path}: epochs: Input should be greater than 0 (got -1); "
-        "sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')"
+        "sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps, or your own as path/to/file.py:NAME "
+        "(got 'euler')"
     )
 
 

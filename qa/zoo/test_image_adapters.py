@@ -29,7 +29,7 @@ from pacorl.models.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
 from pacorl.models.policies.klein import KLEIN, tiny_klein
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.models.policies.policy import Policy
-from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS
+from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE, tiny_qwen_image
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Size
 
@@ -100,6 +100,7 @@ def flux_pipeline() -> Any:
 POLICIES: dict[str, Callable[[], Policy]] = {
     "flux": lambda: FLUX.over(flux_pipeline(), guidance_scale=3.5, max_sequence_length=48),
     "kontext": lambda: KONTEXT.over(tiny_kontext(flux_pipeline()), guidance_scale=2.5, max_sequence_length=48),
+    "qwen_image": lambda: QWEN_IMAGE.over(drawn(tiny_qwen_image(vocabulary())), max_sequence_length=144),
     "qwen_edit": lambda: QWEN_EDIT.over(qwen_pipeline()),
     "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True)),
     "klein": lambda: KLEIN.over(drawn(tiny_klein(vocabulary())), max_sequence_length=48),

@@ -456,10 +456,10 @@ def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("x = 1", "Absent", "has no function or class 'Absent'"),
+        ("x = 1", "Absent", "has no 'Absent'"),
         ("x = 1", "x", "has no function or class 'x'"),
         ("def f(:", "f", r"own\.py, line 1.*SyntaxError"),
-        ("x = 1\n1 / 0", "f", r"own\.py', line 2: ZeroDivisionError when the file was run"),
+        ("x = 1\n1 / 0", "f", r"own\.py, line 2: ZeroDivisionError when the file was run"),
         (OWN, "redness", r"args: unknown argument 'gian'; it takes gain"),
         (OWN, "Picky", "'words' is missing"),
     ],

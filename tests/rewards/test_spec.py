@@ -90,7 +90,7 @@ def test_a_plan_runs_nobodys_code(mine: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["import sys\nsys.exit(0)", "raise SystemExit"])
 def test_a_file_that_exits_is_a_fault(mine: Path, text: str) -> None:
     mine.write_text(f"{text}\ndef red(prompts, images): return []\n")
-    with pytest.raises(RewardError, match=r"mine.py', line \d: SystemExit when the file was run"):
+    with pytest.raises(RewardError, match=r"mine.py, line \d: SystemExit when the file was run"):
         reward_spec(f"{mine}:red")
 
 

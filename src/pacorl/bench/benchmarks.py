@@ -135,4 +135,5 @@ BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
         "t2is": "pacorl.bench.t2is:SPEC",
         "gedit": "pacorl.bench.gedit:SPEC",
     },
+    group="pacorl.benchmarks",
 )

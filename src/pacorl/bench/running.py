@@ -115,7 +115,8 @@ def run_benchmark(
     """
     spec = BENCHMARKS.named(name)
     items = spec.read(data, options)  # first of all: faulty data are told before a model is loaded
-    out = options.out or Path("runs") / "bench" / name
+    # The entry of a file is called by the last part of its name.
+    out = options.out or Path("runs") / "bench" / name.rpartition(":")[2]
     check_writable(out, folder=True)
     # A judge's benchmark has no such options.
     generate_only = getattr(options, "generate_only", False)

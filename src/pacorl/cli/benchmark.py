@@ -22,9 +22,7 @@ class BenchmarkGroup(TyperGroup):
         return list(BENCHMARKS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in BENCHMARKS:
-            return command_of(cmd_name)
-        return None
+        return command_of(cmd_name)
 
 
 app = typer.Typer(
@@ -42,8 +40,8 @@ def benchmarks() -> None:
 
 
 def command_of(name: str) -> Any:
-    """Build the command of a benchmark."""
-    spec = BENCHMARKS[name]
+    """The command of a benchmark."""
+    spec = BENCHMARKS.named(name)
 
     def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
         run(name, data, options)

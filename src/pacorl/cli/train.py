@@ -85,9 +85,11 @@ def train_policy(
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import config_errors, load
+    from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
 
-    run = load(PolicyConfig, config, overrides or [])
+    with user_files(run=not options.dry_run):
+        run = load(PolicyConfig, config, overrides or [])
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:

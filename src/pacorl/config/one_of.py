@@ -1,6 +1,6 @@
 """A config section whose keys depend on one of them: `model.kind`, `objective.name`, `judge.backend`.
 
-    model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default="flux")]
+    model: Annotated[PolicyOptions, OneOf(POLICIES, default="flux")]
 
 Each kind's options model is in the kind's file, which is imported only if a config selects the kind.
 """
@@ -22,9 +22,13 @@ class OneOf:
     """Validates a section by the options of the table entry that it names: a discriminated union, imported lazily."""
 
     table: Table[Any]
-    key: str
     default: str
-    """Entry of sections without `key`."""
+    """The entry of a section without `key`."""
+
+    @property
+    def key(self) -> str:
+        """The section's key that names the entry."""
+        return self.table.key
 
     def default_options(self) -> Any:
         """Create the default entry's options."""

@@ -13,7 +13,7 @@ class RewardConfig(Section):
     """One reward by name, its weight, and its arguments (checked by the reward itself)."""
 
     name: str
-    """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
+    """One of `rewards.REWARDS`, or `path/to/file.py:NAME`."""
     label: str = Field("", pattern=r"^[\w.-]*$")
     """Name of its curves; `name` if empty. Two rewards of one name need labels."""
     weight: float = 1.0

@@ -61,4 +61,9 @@ def ab2(x_BNC: Tensor, velocity_BNC: Tensor, length: float, past: Past | None = 
 EULER = SolverSpec("euler", euler)
 AB2 = SolverSpec("ab2", ab2, least_steps=2)
 
-SOLVERS: Table[SolverSpec] = Table("solver", {"euler": "pacorl.core.solvers:EULER", "ab2": "pacorl.core.solvers:AB2"})
+SOLVERS: Table[SolverSpec] = Table(
+    "solver",
+    {"euler": "pacorl.core.solvers:EULER", "ab2": "pacorl.core.solvers:AB2"},
+    group="pacorl.solvers",
+    key="name",
+)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pacorl.config.options import TEMPLATE
 from pacorl.config.table import Table
+from pacorl.config.user_files import is_in_file
 from pacorl.core.grid import QUOTED, panel_texts
 from pacorl.io.net import is_url
 
@@ -66,6 +67,7 @@ WRITERS: Table[PanelWriter] = Table(
         "server": "pacorl.generate.language_writers:write_by_server",
         "local": "pacorl.generate.language_writers:write_by_checkpoint",
     },
+    group="pacorl.writers",
 )
 
 
@@ -87,8 +89,9 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     wanted = count or request.count or DEFAULT_COUNT
     if not 2 <= wanted <= MAX_COUNT:
         raise ValueError(f"{text[:60]!r} asks for {wanted} images; a set has 2 to {MAX_COUNT} panels")
-    name = "server" if is_url(writer) else "local"
-    return WRITERS[TEMPLATE if writer == TEMPLATE else name](request, wanted, writer, model)
+    if is_in_file(writer) or writer in WRITERS:
+        return WRITERS.named(writer)(request, wanted, writer, model)
+    return WRITERS["server" if is_url(writer) else "local"](request, wanted, writer, model)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pacorl.config.base import changes_to, check_changes, frozen_changes
+from pacorl.config.user_files import user_files
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, write_json
@@ -372,7 +373,8 @@ def _identity_of(config: Mapping[str, Any], key: str) -> str:
     if not section:
         return ""
     try:
-        return BackendOptions.model_validate(JUDGE.validate(section)).identity()
+        with user_files(run=False):  # a checkpoint may be somebody else's
+            return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
     except (ValueError, OSError):
         return ""
 

@@ -206,8 +206,8 @@ class MonitorConfig(Section):
         return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
 
-OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip")
-ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed")
+OBJECTIVE = OneOf(OBJECTIVES, default="grpo_clip")
+ADVANTAGES = OneOf(AGGREGATES, default="log_tamed")
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -295,9 +295,7 @@ class PolicyConfig(Section):
     sent to the card when its layer computes."""
 
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
-    model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
-        default_factory=default_options
-    )
+    model: Annotated[PolicyOptions, OneOf(POLICIES, default=DEFAULT_KIND)] = Field(default_factory=default_options)
     adapter: AdapterConfig = AdapterConfig()
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()

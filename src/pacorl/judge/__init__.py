@@ -14,9 +14,14 @@ from pacorl.judge.judge import BackendOptions, Judge, JudgeSpec
 if TYPE_CHECKING:
     import torch
 
-JUDGES: Table[JudgeSpec] = Table("backend", {"local": "pacorl.judge.local:SPEC", "http": "pacorl.judge.http:SPEC"})
+JUDGES: Table[JudgeSpec] = Table(
+    "backend",
+    {"local": "pacorl.judge.local:SPEC", "http": "pacorl.judge.http:SPEC"},
+    group="pacorl.judges",
+    key="backend",
+)
 
-JUDGE = OneOf(JUDGES, key="backend", default="local")
+JUDGE = OneOf(JUDGES, default="local")
 
 JudgeSection = Annotated[
     Annotated[BackendOptions, JUDGE] | None,

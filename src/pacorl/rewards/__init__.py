@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pacorl.config.table import Table
+from pacorl.config.user_files import is_in_file
 from pacorl.rewards.reward import Reward, RewardError
 from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 
@@ -36,6 +37,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "http": "pacorl.rewards.http:HttpScorer",
         "human_ranking": "pacorl.rewards.human:HumanRanking",
     },
+    group="pacorl.rewards",
 )
 """Name → class; `reward_spec` inspects its signature."""
 
@@ -46,12 +48,12 @@ def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
     Raises:
         RewardError: if there is no such reward.
     """
-    if ".py:" in name:
+    if is_in_file(name):
         return user_spec(name) if run else parsed_spec(name)
     try:
         return RewardSpec.of(REWARDS.named(name))
     except ValueError as error:
-        raise RewardError(f"rewards: {error}; or name one of your own as path/to/file.py:Name") from None
+        raise RewardError(f"rewards: {error}") from None
 
 
 def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run: bool = True) -> None:

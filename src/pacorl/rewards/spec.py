@@ -15,20 +15,17 @@ it, so it checks names and arguments, not their types.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
-import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from pacorl.config.user_files import FAULTS, file_and_name, line_in, value_in_file
 from pacorl.io.documents import read_text
 from pacorl.rewards.reward import Reward, RewardError, named
 from pacorl.types import Prompt
@@ -41,9 +38,6 @@ if TYPE_CHECKING:
 
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
-FAULTS = (Exception, SystemExit)
-"""Faults of users' code: a `sys.exit(0)` in it must not end the run as a success."""
-NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
@@ -123,13 +117,13 @@ def user_spec(name: str) -> RewardSpec:
     Raises:
         RewardError: if the file cannot be run or lacks it.
     """
-    match = NAME.fullmatch(name)
-    if not match:
-        raise RewardError(f"rewards: {name!r} is not of the form path/to/file.py:Name")
-    path = Path(match["path"])
-    target = getattr(_run(path), match["name"], None)
+    path, attribute = _file_and_name(name)
+    try:
+        target = value_in_file(name)
+    except ValueError as error:
+        raise RewardError(f"rewards: {error}") from error
     if not callable(target):
-        raise RewardError(f"rewards: {path} has no function or class {match['name']!r}")
+        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
     parameters = list(inspect.signature(target).parameters.items())
     if not inspect.isclass(target):
         del parameters[:2]  # a function's prompts and images
@@ -142,17 +136,14 @@ def parsed_spec(name: str) -> RewardSpec:
     Raises:
         RewardError: if the file is no Python or lacks the name.
     """
-    match = NAME.fullmatch(name)
-    if not match:
-        raise RewardError(f"rewards: {name!r} is not of the form path/to/file.py:Name")
-    path = _file(Path(match["path"]))
+    path, attribute = _file_and_name(name)
     try:
         tree = ast.parse(read_text(path))
     except SyntaxError as error:
         raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
-    target = _target_in(tree, match["name"])
+    target = _target_in(tree, attribute)
     if target is None:
-        raise RewardError(f"rewards: {path} has no function or class {match['name']!r}")
+        raise RewardError(f"rewards: {path} has no function or class {attribute!r}")
     return RewardSpec(target, target, inspect.signature(target).parameters, is_users=True)
 
 
@@ -231,28 +222,11 @@ class UserReward:
 
 
 def _blame(spec: str, path: Path, error: BaseException, when: str) -> str:
-    # The last line within the file: the error often comes from a library below it.
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    at_line = f", line {lines[-1]}" if lines else ""
-    return f"reward {spec!r}{at_line}: {type(error).__name__} {when}: {error}"
+    return f"reward {spec!r}{line_in(path, error)}: {type(error).__name__} {when}: {error}"
 
 
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise RewardError(f"rewards: {path} is no file; a reward of your own is named path/to/file.py:Name")
-    return path
-
-
-def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"pacorl_user_{path.stem}", _file(path))
-    assert spec is not None
-    assert spec.loader is not None  # always, of a .py file
-    # Not in sys.modules: a corrected file is read again, and shadows no other module.
-    module = importlib.util.module_from_spec(spec)
+def _file_and_name(name: str) -> tuple[Path, str]:
     try:
-        spec.loader.exec_module(module)
-    except FAULTS as error:
-        # A syntax error's traceback ends before the file begins, so its line is the error's own.
-        at_line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise RewardError(_blame(f"{path}{at_line}", path, error, "when the file was run")) from error
-    return module
+        return file_and_name(name)
+    except ValueError as error:
+        raise RewardError(f"rewards: {error}") from None

@@ -44,6 +44,7 @@ def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:
         ("black-forest-labs/FLUX.1-dev", "flux"),
         ("black-forest-labs/FLUX.1-Kontext-dev", "kontext"),
         ("lab/my-kontext", "kontext"),
+        ("Qwen/Qwen-Image", "qwen_image"),
         ("Qwen/Qwen-Image-Edit", "qwen_edit"),
         ("Qwen/Qwen-Image-Edit-2509", "qwen_edit_plus"),
         ("lab/Qwen-Image-Edit-Plus-small", "qwen_edit_plus"),

@@ -136,6 +136,8 @@ AGGREGATES: Table[AggregateSpec] = Table(
         "gdpo": "pacorl.core.advantages.gdpo:GDPO",
         "ranked": "pacorl.core.advantages.ranked:RANKED",
     },
+    group="pacorl.aggregates",
+    key="aggregate",
 )
 
 

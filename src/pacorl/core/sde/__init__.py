@@ -72,7 +72,10 @@ class SdeSpec:
 
 
 SDE_TYPES: Table[SdeSpec] = Table(
-    "sde_type", {"flow_sde": "pacorl.core.sde.flow_sde:FLOW_SDE", "cps": "pacorl.core.sde.cps:CPS"}
+    "sde_type",
+    {"flow_sde": "pacorl.core.sde.flow_sde:FLOW_SDE", "cps": "pacorl.core.sde.cps:CPS"},
+    group="pacorl.sde_types",
+    key="name",
 )
 
 

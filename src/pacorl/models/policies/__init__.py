@@ -24,9 +24,12 @@ POLICIES: Table[PolicySpec] = Table(
         "kontext": "pacorl.models.policies.kontext:KONTEXT",
         "qwen_edit": "pacorl.models.policies.qwen_image:QWEN_EDIT",
         "qwen_edit_plus": "pacorl.models.policies.qwen_image:QWEN_EDIT_PLUS",
+        "qwen_image": "pacorl.models.policies.qwen_image:QWEN_IMAGE",
         "sd3": "pacorl.models.policies.sd3:SD3",
         "klein": "pacorl.models.policies.klein:KLEIN",
     },
+    group="pacorl.policies",
+    key="kind",
 )
 """`model.kind` → its spec. The first is the default."""
 DEFAULT_KIND = next(iter(POLICIES))

@@ -1,10 +1,11 @@
-"""Qwen-Image-Edit and Qwen-Image-Edit-Plus as policies: images edited by an instruction.
+"""Qwen-Image as a policy, and Qwen-Image-Edit and Qwen-Image-Edit-Plus, which edit images by an instruction.
 
-A source is seen twice: by the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder,
-a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last) source's aspect,
-each side a multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the
-image's size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or
-to 384² at most (Plus).
+They share the transformer, the VAE and the rule of guidance (`QwenImagePolicy`). An editor's source is seen twice: by
+the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder, a Qwen2.5-VL that reads it
+with the instruction. A config's size is an area for the editors: the image has the (last) source's aspect, each side a
+multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the image's
+size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or to 384²
+at most (Plus).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,11 +44,8 @@ LORA_TARGETS = (
 match nothing here, and so trains attention alone. To go on from its adapter, `adapter.targets` are the first eight."""
 
 
-class QwenEditOptions(TrueGuidance):
-    """The generator Qwen-Image-Edit, which edits one image. It has no distilled guidance and reads any length."""
-
-    kind: Literal["qwen_edit"] = "qwen_edit"
-    checkpoint: str = "Qwen/Qwen-Image-Edit"
+class QwenOptions(TrueGuidance):
+    """Options of all Qwen-Image generators, which have no distilled guidance."""
 
     @property
     def warning(self) -> str:
@@ -59,6 +58,22 @@ class QwenEditOptions(TrueGuidance):
         )
 
 
+class QwenImageOptions(QwenOptions):
+    """The generator Qwen-Image, which makes sets."""
+
+    kind: Literal["qwen_image"] = "qwen_image"
+    checkpoint: str = "Qwen/Qwen-Image"
+    max_sequence_length: int = Field(512, ge=1, le=1024)
+    """Text tokens per prompt, the end of the chat template included."""
+
+
+class QwenEditOptions(QwenOptions):
+    """The generator Qwen-Image-Edit, which edits one image. It reads a text of any length."""
+
+    kind: Literal["qwen_edit"] = "qwen_edit"
+    checkpoint: str = "Qwen/Qwen-Image-Edit"
+
+
 class QwenEditPlusOptions(QwenEditOptions):
     """The generator Qwen-Image-Edit-Plus, which edits one to three images."""
 
@@ -66,18 +81,110 @@ class QwenEditPlusOptions(QwenEditOptions):
     checkpoint: str = "Qwen/Qwen-Image-Edit-2509"
 
 
-class QwenEditPolicy(PipelinePolicy):
-    """A `QwenImageEditPipeline` behind the policy seam."""
+class QwenImagePolicy(PipelinePolicy):
+    """A `QwenImagePipeline` behind the policy seam, and the base of the editors."""
 
     training_shift = TrainingShift(rule="inference", source="not published; the shift of inference is taken")
     lora_targets: tuple[str, ...] = LORA_TARGETS
     idle_in_last_block: ClassVar[tuple[str, ...]] = (
         "attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2",
     )  # fmt: skip
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
+    long_encoder: ClassVar[str] = "text_encoder"
+    encode_batch: ClassVar[int] = 1
+    """One: of a batch the pipeline pads the shorter texts, and these rows would keep their padding without a mask."""
+
+    @property
+    def latent_channels(self) -> int:
+        return int(self.pipeline.vae.config.z_dim)  # this VAE's name for it
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        # The pipeline drops the beginning of its template, and the limit counts the end.
+        template, dropped = self.pipeline.prompt_template_encode, self.pipeline.prompt_template_encode_start_idx
+        counts = super().count_tokens([template.format(text) for text in texts])
+        return [count - dropped for count in counts]
+
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """The `tokens` (1, L, D) of the text encoder for one text."""
+        tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
+        return {"tokens": tokens}
+
+    def _code_scale(self, codes_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each of the VAE's channels, as (1, C, 1, 1, 1)."""
+        config = self.pipeline.vae.config
+        mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
+        return mean[None, :, None, None, None], std[None, :, None, None, None]
+
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
+        check_alike(conditionings, positions="source_grid")
+        batch: dict[str, Tensor] = {}
+        for name in conditionings[0].tensors:
+            rows = [conditioning.tensors[name] for conditioning in conditionings]
+            if "tokens" in name:
+                lengths = [len(row[0]) for row in rows]
+                rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
+                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
+                    batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+            batch[name] = torch.cat(rows)
+        # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.
+        grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
+        return Conditioning({**self.on_device(batch).tensors, **grids_here})
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        tensors = conditioning.tensors
+        dtype = tensors["tokens"].dtype
+        output = (1, *self.token_grid(size))  # frames, rows, columns
+        images = [x_BNC.to(dtype)]
+        grids: list[Sequence[int]] = []
+        if "source" in tensors:
+            images.append(tensors["source"].to(dtype))
+            grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
+
+        def read(prefix: str) -> Tensor:
+            predicted = self.predict(
+                hidden_states=torch.cat(images, 1),
+                timestep=sigma_B.to(dtype),
+                guidance=None,
+                encoder_hidden_states=tensors[f"{prefix}tokens"],
+                encoder_hidden_states_mask=tensors.get(f"{prefix}tokens_mask"),
+                img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
+            )
+            return predicted[:, : x_BNC.shape[1]]
+
+        return guided(read, scale=self.options.true_cfg_scale, keep_norm=True)
+
+    def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
+        codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
+        mean, std = self._code_scale(codes)
+        pixels: Tensor = self.pipeline.vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
+        return pixels
+
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        # A source's tokens are among the text's.
+        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
+
+    def _text_length(self, size: Size) -> int:
+        """Tokens of a prompt when memory is planned."""
+        return int(self.options.max_sequence_length)
+
+    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
+        encoder = self.pipeline.text_encoder
+        # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
+        language, tokens = encoder.model.language_model, self._text_length(size)
+        embedded = torch.empty(prompts, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
+        positions = torch.zeros(3, prompts, tokens, device=self.device, dtype=torch.long)  # of time, row and column
+        return partial(
+            language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
+        )
+
+
+class QwenEditPolicy(QwenImagePolicy):
+    """A `QwenImageEditPipeline` behind the policy seam."""
+
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "Qwen-Image-Edit"
-    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
-    encode_batch: ClassVar[int] = 1  # a source is of its own size
+    long_encoder: ClassVar[str] = ""
     condition_area: ClassVar[float] = math.inf
     """The largest area at which the text encoder sees a source, if that is not the generated image's."""
 
@@ -94,10 +201,6 @@ class QwenEditPolicy(PipelinePolicy):
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         return {"processor": Qwen2VLImageProcessorPil(**configs["processor"])}
-
-    @property
-    def latent_channels(self) -> int:
-        return int(self.pipeline.vae.config.z_dim)  # this VAE's name for it
 
     @classmethod
     def check_sides(cls, size: Size, *, step: int) -> None:
@@ -153,73 +256,12 @@ class QwenEditPolicy(PipelinePolicy):
         tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
         return tokens
 
-    def _code_scale(self, codes_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each of the VAE's channels, as (1, C, 1, 1, 1)."""
-        config = self.pipeline.vae.config
-        mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
-        return mean[None, :, None, None, None], std[None, :, None, None, None]
-
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
-        check_alike(conditionings, positions="source_grid")
-        batch: dict[str, Tensor] = {}
-        for name in conditionings[0].tensors:
-            rows = [conditioning.tensors[name] for conditioning in conditionings]
-            if "tokens" in name:
-                lengths = [len(row[0]) for row in rows]
-                rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
-                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
-                    batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-            batch[name] = torch.cat(rows)
-        # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.
-        grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
-        return Conditioning({**self.on_device(batch).tensors, **grids_here})
-
-    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        tensors = conditioning.tensors
-        dtype = tensors["tokens"].dtype
-        output = (1, *self.token_grid(size))  # frames, rows, columns
-        grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
-
-        def read(prefix: str) -> Tensor:
-            predicted = self.predict(
-                hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
-                timestep=sigma_B.to(dtype),
-                guidance=None,
-                encoder_hidden_states=tensors[f"{prefix}tokens"],
-                encoder_hidden_states_mask=tensors.get(f"{prefix}tokens_mask"),
-                img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
-            )
-            return predicted[:, : x_BNC.shape[1]]
-
-        return guided(read, scale=self.options.true_cfg_scale, keep_norm=True)
-
-    def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
-        codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
-        mean, std = self._code_scale(codes)
-        pixels: Tensor = self.pipeline.vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
-        return pixels
-
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        # The source's tokens are among the text's.
-        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
-
     def _text_length(self, size: Size) -> int:
         from pacorl.io.processor import image_tokens
 
         side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
-
-    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        encoder = self.pipeline.text_encoder
-        # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
-        language, tokens = encoder.model.language_model, self._text_length(size)
-        embedded = torch.empty(prompts, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
-        positions = torch.zeros(3, prompts, tokens, device=self.device, dtype=torch.long)  # of time, row and column
-        return partial(
-            language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
-        )
 
 
 class QwenEditPlusPolicy(QwenEditPolicy):
@@ -248,14 +290,34 @@ def sides_for(area: int, path: Path) -> Size:
     return size
 
 
-# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
-# words is one token. They stand here often enough to become one in a tiny tokenizer too.
+# The pipelines cut off the first tokens of their template, 34 of Qwen-Image's and 64 of the editors', counted with
+# Qwen's own tokenizer, in which each of these words is one token. They stand here often enough to become one in a tiny
+# tokenizer too.
+TEMPLATE_WORDS = 8 * (
+    "user\nassistant",
+    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of "
+    "the objects and background:",
+)
 EDIT_TEMPLATE_WORDS = 8 * (
     "user\nPicture",
     "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
     "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
     "user's requirements while maintaining consistency with the original input where appropriate.",
 )
+
+
+def tiny_qwen_image(texts: Sequence[str]) -> Any:
+    """A whole Qwen-Image pipeline in small; the tokenizer knows the words of `texts`."""
+    import diffusers
+
+    tokenizer = twins.qwen_tokenizer_of([*texts, *TEMPLATE_WORDS])
+    return diffusers.QwenImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE.parts["scheduler"]),
+        vae=twins.model_of(twins.TINY["qwen_image_vae"]),
+        text_encoder=twins.tiny_qwen_vl(tokenizer),
+        tokenizer=tokenizer,
+        transformer=twins.model_of(twins.TINY["qwen_image_transformer"]),
+    )
 
 
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
@@ -271,7 +333,7 @@ def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     )
     pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
     return pipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_EDIT.parts["scheduler"]),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE.parts["scheduler"]),
         vae=twins.model_of(twins.TINY["qwen_image_vae"]),
         text_encoder=twins.tiny_qwen_vl(processor.tokenizer),
         tokenizer=processor.tokenizer,
@@ -280,17 +342,25 @@ def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     )
 
 
-QWEN_EDIT = PolicySpec(
+QWEN_IMAGE = PolicySpec(
+    options=QwenImageOptions,
+    policy=QwenImagePolicy,
+    pipeline="QwenImagePipeline",
+    hub_name="qwen-image",
+    architecture="qwen_image.json",
+    licence=("apache-2.0", ""),
+    twin=tiny_qwen_image,
+    steps=50,
+    parameters=20_430_401_088,
+    vae_levels="dim_mult",
+)
+QWEN_EDIT = replace(
+    QWEN_IMAGE,
     options=QwenEditOptions,
     policy=QwenEditPolicy,
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
-    architecture="qwen_image.json",
-    licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
-    steps=50,
-    parameters=20_430_401_088,
-    vae_levels="dim_mult",
 )
 QWEN_EDIT_PLUS = replace(
     QWEN_EDIT,

@@ -1,0 +1,101 @@
+"""Python files outside the package that a config or a command names: `path/to/file.py:NAME`.
+
+Such a file is executed, with all rights of the user. `user_files(run=False)` forbids it, for plans and for configs that
+are stored in somebody's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FAULTS = (Exception, SystemExit)
+"""Errors of a user's code. A script that ends by `sys.exit(0)` must not end a run as if it were finished."""
+FORM = "path/to/file.py:NAME"
+NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+
+_ALLOWED: ContextVar[bool] = ContextVar("user_files", default=True)
+
+
+@contextmanager
+def user_files(*, run: bool) -> Iterator[None]:
+    """Allow or forbid the execution of users' files in this block."""
+    token = _ALLOWED.set(run)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def is_in_file(name: str) -> bool:
+    """Return whether a name has the form of an entry in a file."""
+    return ".py:" in name
+
+
+def file_and_name(name: str) -> tuple[Path, str]:
+    """Split `path/to/file.py:NAME`, and check that the file exists.
+
+    Raises:
+        ValueError: if it has another form, or the file does not exist.
+    """
+    match = NAME.fullmatch(name)
+    if not match:
+        raise ValueError(f"{name!r} is not of the form {FORM}")
+    path = Path(match["path"])
+    if not path.is_file():
+        raise ValueError(f"{path} is no file; name your own code as {FORM}")
+    return path, match["name"]
+
+
+def value_in_file(name: str) -> Any:
+    """Execute the file of `path/to/file.py:NAME` and return its value NAME.
+
+    Raises:
+        ValueError: if files are not executed here, or if this one does not exist, raises an error or lacks NAME.
+    """
+    path, attribute = file_and_name(name)
+    if not _ALLOWED.get():
+        raise ValueError(
+            f"{name!r} is code, which a dry run does not execute; `pacorl doctor CONFIG` executes it and shows the plan"
+        )
+    module = _executed(path)
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def line_in(path: Path, error: BaseException) -> str:
+    """Return ", line N" for the line of a file that raised an error, or nothing if the error does not name one."""
+    # The last frame of the file: the error itself often comes from a library that it calls.
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    # The traceback of a syntax error does not contain the file.
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    return f", line {lines[-1]}" if lines and lines[-1] else ""
+
+
+def _executed(path: Path) -> ModuleType:
+    # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
+    # no other module; a file that was changed is executed again.
+    name = f"pacorl_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None  # always, of a .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except FAULTS as error:
+        del sys.modules[name]
+        fault = f"{type(error).__name__} when the file was run"
+        raise ValueError(f"{path}{line_in(path, error)}: {fault}: {error}") from error
+    return module
