@@ -193,13 +193,14 @@ class Generator:
 
         converted = []
         for number, prompt in enumerate(prompts):
-            if isinstance(prompt, str) and read_request(prompt):
-                prompt = prompt_from(self.model, theme=prompt, number=number)
-            elif isinstance(prompt, str):
-                prompt = text_prompt(prompt, number)
+            if isinstance(prompt, Prompt):
+                converted.append(prompt)
+            elif read_request(prompt):
+                converted.append(prompt_from(self.model, theme=prompt, number=number))
+            else:
+                converted.append(text_prompt(prompt, number))
                 if self._tiny:
-                    self._tiny.check(prompt)
-            converted.append(prompt)
+                    self._tiny.check(converted[-1])
         return converted
 
     def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:

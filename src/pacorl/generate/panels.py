@@ -88,9 +88,8 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     if not 2 <= count <= MAX_COUNT:
         raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
 
-    if writer == TEMPLATE:
-        name = TEMPLATE
-    else:
+    name = writer
+    if writer != TEMPLATE:
         name = "server" if is_url(writer) else "local"
     return WRITERS[name](request, count, writer, model)
 

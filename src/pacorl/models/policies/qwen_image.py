@@ -1,10 +1,10 @@
 """Qwen-Image-Edit and Qwen-Image-Edit-Plus as policies: images edited by an instruction.
 
-A source is seen twice: by the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder,
-a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last) source's aspect,
-each side a multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the
-image's size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or
-to 384² at most (Plus).
+A source is encoded twice: by the VAE, whose tokens follow the generated tokens in the sequence, and by the text
+encoder, a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last) source's
+aspect, each side a multiple of 32 pixels, like the pipelines at their 1024². The source is resized: for the VAE to the
+image's size (further sources to the image's area, in their own aspects), and for the text encoder to the same (Edit) or
+to at most 384² (Plus).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
 SIDE = 32
-"""Sides are multiples of so many pixels, by the pipelines' rule."""
+"""Divisor of an image's sides in pixels, by the pipelines' rule."""
 CONDITION_AREA = 384 * 384
-"""The area at which the text encoder of Plus sees a source; less if the generated image is smaller."""
+"""Area of a source for the text encoder of Plus; less if the generated image is smaller."""
 INSTRUCTION_TOKENS = 128
-"""Tokens of an edit's text when memory is planned: an instruction of a few sentences, and the template's rest."""
+"""Tokens of an edit's text in the memory plan: an instruction of a few sentences, and the template's rest."""
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
-"""FLUX's targets by the names that Qwen-Image's blocks have. The released code names FLUX's feed-forward layers, which
-match nothing here, and so trains attention alone. To go on from its adapter, `adapter.targets` are the first eight."""
+"""FLUX's targets by the names of Qwen-Image's blocks. The released code names FLUX's feed-forward layers, which do not
+exist here, and so trains only attention. To continue from its adapter, set `adapter.targets` to the first eight."""
 
 
 class QwenEditOptions(TrueGuidance):
@@ -50,7 +50,7 @@ class QwenEditOptions(TrueGuidance):
 
     @property
     def warning(self) -> str:
-        """Without a second forward of the negative prompt nothing guides this kind."""
+        """Advice to enable guidance, which this kind lacks without a negative prompt."""
         if self.negative_text is not None:
             return ""
         return (
@@ -79,18 +79,18 @@ class QwenEditPolicy(PipelinePolicy):
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
     encode_batch: ClassVar[int] = 1  # a source is of its own size
     condition_area: ClassVar[float] = math.inf
-    """The largest area at which the text encoder sees a source, if that is not the generated image's."""
+    """Largest area of a source for the text encoder, if below the generated image's."""
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
-        """The image processor: the checkpoint's own wants torchvision, for videos that no edit has."""
+        """Load the image processor; the checkpoint's own requires torchvision, for unused videos."""
         from pacorl.io.processor import load_processor
 
         return {"processor": load_processor(source, subfolder="processor")}
 
     @classmethod
     def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """The image processor, which says how many tokens a source takes."""
+        """Build the image processor, which determines the number of tokens of a source."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         return {"processor": Qwen2VLImageProcessorPil(**configs["processor"])}
@@ -104,30 +104,30 @@ class QwenEditPolicy(PipelinePolicy):
         check_area(size, step=max(step, SIDE))
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
+        """Return the area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
         return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU.
+        """Encode prompts to one conditioning each, on the CPU.
 
-        `tokens` (1, L, D) of the text encoder, which has seen the sources; `source` (1, M, C), the sources' own tokens;
-        `source_grid` (1, K, 2), rows and columns of each if there are several; with true CFG the `negative_tokens`,
-        which have seen the sources too.
+        `tokens` (1, L, D) of the text encoder, which attends to the sources; `source` (1, M, C), the sources' own
+        tokens; `source_grid` (1, K, 2), rows and columns of each of several sources; with true CFG `negative_tokens`.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
+        # The VAE's tokens. The image has the last source's aspect, so only the last source has the image's size.
         paths = self.source_paths(prompt)
         images = [open_image(path) for path in paths]
-        # Plus draws its image at the last source's aspect, so the last source alone has the image's own size.
         sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
         codes = [self.encode_image(image, vae_size) for image, vae_size in zip(images, sizes, strict=True)]
-        shown_sizes = [self._shown_size(path, size) for path in paths]
-        shown = [
-            self.pipeline.image_processor.resize(image, side.height, side.width)
-            for image, side in zip(images, shown_sizes, strict=True)
-        ]
+
+        # The text encoder's images.
+        shown = []
+        for path, image in zip(paths, images, strict=True):
+            shown_size = self._shown_size(path, size)
+            shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
 
         def read_text(text: str) -> Tensor:
             # Edit's pipeline takes one image, Plus's a list.
@@ -143,24 +143,25 @@ class QwenEditPolicy(PipelinePolicy):
         return Conditioning(tensors)
 
     def _shown_size(self, path: Path, size: Size) -> Size:
-        """The size at which the text encoder sees a source."""
+        """Return the size of a source for the text encoder."""
         return size
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        # To this VAE an image is a video of one frame.
+        # This VAE reads an image as a video of one frame.
         codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
         tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
         return tokens
 
     def _code_scale(self, codes_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each of the VAE's channels, as (1, C, 1, 1, 1)."""
+        """Return mean and standard deviation of each of the VAE's channels, as (1, C, 1, 1, 1)."""
         config = self.pipeline.vae.config
-        mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
+        mean = codes_BCFHW.new_tensor(config.latents_mean)
+        std = codes_BCFHW.new_tensor(config.latents_std)
         return mean[None, :, None, None, None], std[None, :, None, None, None]
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
+        """Collate one batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
         check_alike(conditionings, positions="source_grid")
         batch: dict[str, Tensor] = {}
         for name in conditionings[0].tensors:
@@ -168,12 +169,16 @@ class QwenEditPolicy(PipelinePolicy):
             if "tokens" in name:
                 lengths = [len(row[0]) for row in rows]
                 rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
-                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
+                if min(lengths) < max(lengths):  # the pipelines too drop an all-true mask
                     batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
             batch[name] = torch.cat(rows)
-        # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.
-        grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
-        return Conditioning({**self.on_device(batch).tensors, **grids_here})
+
+        # The grid stays on the CPU: Python reads it in every forward, and reading from a GPU would synchronize.
+        grid = batch.pop("source_grid", None)
+        tensors = dict(self.on_device(batch).tensors)
+        if grid is not None:
+            tensors["source_grid"] = grid
+        return Conditioning(tensors)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors = conditioning.tensors
@@ -213,8 +218,9 @@ class QwenEditPolicy(PipelinePolicy):
 
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         encoder = self.pipeline.text_encoder
-        # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
-        language, tokens = encoder.model.language_model, self._text_length(size)
+        # Without the vision tower: it reads the values of its images' grids, which meta tensors lack.
+        language = encoder.model.language_model
+        tokens = self._text_length(size)
         embedded = torch.empty(prompts, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
         positions = torch.zeros(3, prompts, tokens, device=self.device, dtype=torch.long)  # of time, row and column
         return partial(
@@ -225,7 +231,7 @@ class QwenEditPolicy(PipelinePolicy):
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
-    references: ClassVar[int] = 3  # what it was trained on
+    references: ClassVar[int] = 3  # the number in its training
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
     condition_area: ClassVar[float] = CONDITION_AREA
 
@@ -234,9 +240,9 @@ class QwenEditPlusPolicy(QwenEditPolicy):
 
 
 def sides_for(area: int, path: Path) -> Size:
-    """The size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
+    """Compute the size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
     source = upright_size(path)
-    # In the pipelines' own order of operations: another would round a side of exactly half a step the other way.
+    # In the pipelines' order of operations: another would round a side of exactly half a step differently.
     aspect = source.width / source.height
     width = math.sqrt(area * aspect)
     size = Size(*(round(side / SIDE) * SIDE for side in (width / aspect, width)))
@@ -248,8 +254,8 @@ def sides_for(area: int, path: Path) -> Size:
     return size
 
 
-# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
-# words is one token. They stand here often enough to become one in a tiny tokenizer too.
+# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, where each of these
+# words is one token. They are repeated often enough to become single tokens of a tiny tokenizer too.
 EDIT_TEMPLATE_WORDS = 8 * (
     "user\nPicture",
     "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
@@ -259,7 +265,7 @@ EDIT_TEMPLATE_WORDS = 8 * (
 
 
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
-    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
+    """Build a small Qwen-Image-Edit pipeline, or its Plus variant, its tokenizer trained on `texts`."""
     import diffusers
 
     from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
