@@ -168,7 +168,7 @@ class PipelinePolicy:
         return prompt.size
 
     def nearest_size(self, size: Size) -> Size:
-        """Round a config's size to the token grid: the size of a square source's edit, and nearly that of other shapes."""
+        """Round a config's size to the token grid: the size of a square source's edit, nearly that of other shapes."""
         return nearest_multiple(size, step=self.token_pixels)
 
     def token_grid(self, size: Size) -> tuple[int, int]:

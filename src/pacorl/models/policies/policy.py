@@ -86,7 +86,7 @@ class Policy(Protocol):
         """Return (T+1,) sigmas in fp32, from 1 down to 0, with the pipeline's shift."""
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """Return (T+1,) sigmas in fp32 with the shift of the checkpoint's training, for objectives that noise endpoints.
+        """Return (T+1,) sigmas in fp32 with the shift of the checkpoint's training, for noising endpoints.
 
         Equal to `sigmas` if a kind's training shift is that of inference, or is not published.
         """
