@@ -12,7 +12,7 @@ from pacorl.config.options import LARGEST, WORKERS
 
 
 class RewardModelConfig(Section):
-    """The judge that is trained."""
+    """The trained judge."""
 
     checkpoint: str = "Qwen/Qwen2.5-VL-7B-Instruct"
     """A transformers folder of the Qwen2.5-VL family, a hub name, or `tiny` for the committed judge."""
@@ -25,7 +25,7 @@ class RewardModelConfig(Section):
 
 
 class RewardTuningConfig(Section):
-    """What of the judge is trained."""
+    """Trained weights of the judge."""
 
     method: Literal["lora", "full"] = "lora"
     """LoRA on linear layers, or all weights."""
@@ -52,7 +52,7 @@ class RewardTuningConfig(Section):
 
 
 class ComparisonsConfig(Section):
-    """What it learns from, and what it is measured on."""
+    """Training and evaluation data."""
 
     train: tuple[str, ...] = (
         "data/PaCo-Dataset:consistency_reward_cot_train",
@@ -129,7 +129,7 @@ class JudgeConfig(Section):
     def _makes_sense(self) -> JudgeConfig:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        # With the decision token alone as target there is nothing that its weight is weighed against.
+        # With the decision token as the only target, its weight has no counterpart.
         if self.loss.target != "token" and self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
         return self

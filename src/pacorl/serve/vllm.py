@@ -1,4 +1,4 @@
-"""`pacorl serve --backend vllm`: vLLM processes with what a judge needs, kept as long as this process lives.
+"""`pacorl serve --backend vllm`: vLLM processes configured for judges, for the lifetime of this process.
 
 One process per endpoint. Signals are passed on; when one server ends, or this process does, none is left behind.
 """
@@ -30,14 +30,14 @@ UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
 NO_HOST = "nothing.invalid"
 """A host that cannot exist (RFC 6761): vLLM takes an empty list of allowed hosts for all."""
 GRACE_SECONDS = 20.0
-"""How long a server may take to end before it is killed."""
+"""Seconds to wait for the end of a server before it is killed."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How vLLM runs a judge."""
+    """Options of vLLM for a judge."""
 
     dtype: str = "auto"
     max_model_len: int = 8192
@@ -64,7 +64,7 @@ def vllm_command(
     """
     folder = server.checkpoint
     if folder == "tiny":
-        from pacorl.judge.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
+        from pacorl.judge.local import TINY_JUDGE  # imports torch, which the launcher does not need otherwise
 
         folder = str(TINY_JUDGE)
     command = [*program, "serve", folder]
@@ -149,14 +149,14 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         yield process
     finally:
         _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):  # what is left is killed next
+        with suppress(subprocess.TimeoutExpired):  # survivors are killed next
             process.wait(GRACE_SECONDS)
         _signal_group(process, signal.SIGKILL)  # its workers, if they outlived it
         process.wait()
 
 
 def _die_with_parent() -> None:
-    """In the child: end when the launcher is killed and cannot clean up (Linux)."""
+    """End the child if the launcher is killed and cannot clean up (Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):
@@ -198,7 +198,7 @@ def _check_alive(servers: Sequence[Server], processes: Sequence[subprocess.Popen
 
 
 def is_healthy(server: Server) -> bool:
-    """Whether a server says that it can answer."""
+    """Return whether a server is ready."""
     # "Every address" is one to listen at, and none to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host)
     url = root_url(server.url) if host is None else f"http://{host}:{server.port}"

@@ -75,7 +75,7 @@ class EndpointPool:
         self.counters = counters
         self._key = key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
-        self.endpoints = []
+        self.endpoints: list[Endpoint] = []
         for url in dict.fromkeys(urls):
             self.endpoints.append(Endpoint(api_url(url), asyncio.Semaphore(slots), Circuit(timeout)))
         self.outage: Outage | None = None

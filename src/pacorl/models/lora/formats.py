@@ -367,11 +367,11 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # The converter recognizes FLUX's foreign files by down for A and up for B; PEFT's names stay.
         renamed = {}
         for name, value in tensors.items():
+            new_name = name
             if not name.startswith(PEFT_PREFIX):
-                name = (
-                    name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.").replace(".default.", ".")
-                )
-            renamed[name] = value
+                new_name = name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.")
+                new_name = new_name.replace(".default.", ".")
+            renamed[new_name] = value
         tensors = renamed
 
     try:
