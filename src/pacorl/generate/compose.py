@@ -40,7 +40,7 @@ def prompt_from(
     Raises:
         ValueError: if panels and layout do not fit, or a word is unknown to the tiny generator.
     """
-    # A sentence that requests several images.
+    # A sentence can request several images.
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:

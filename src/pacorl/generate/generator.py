@@ -186,7 +186,7 @@ class Generator:
         """Convert one or several prompts or strings to a list of prompts.
 
         Raises:
-            ValueError: A text's panels do not fit its layout, or contain a word that is unknown to the tiny generator.
+            ValueError: A text's panels do not fit its layout, or contain a word unknown to the tiny generator.
         """
         if isinstance(prompts, Prompt | str):
             prompts = [prompts]

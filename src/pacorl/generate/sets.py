@@ -103,6 +103,8 @@ def generate_sets(
     if isinstance(judge, HoldsJudge):
         judge = judge.judge
     prompts = generator.prompts_of(prompts)
+
+    # One image after another, each with its candidates.
     options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):

@@ -31,7 +31,7 @@ FAMILY_NAMES = {"qwen2_vl": "qwen2-vl", "qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": 
 
 
 def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
-    """Resolve a checkpoint that is itself a LoRA to its base and the adapter.
+    """Resolve a LoRA checkpoint to its base and the adapter.
 
     Args:
         checkpoint: A folder or hub name of a model, or of a PEFT LoRA, whose adapter_config.json names the base.
@@ -100,7 +100,7 @@ def with_lora(model: Any, config: Any) -> Any:
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
+        # peft 0.21 uses a deprecated name of transformers 5.23.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         return get_peft_model(model, config)
 
@@ -141,6 +141,7 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
 
     state = {PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
+
     # The modules in the file, instead of its config's suffixes, which could match more.
     config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)
     return config, state

@@ -150,7 +150,7 @@ class BackendOptions(Section):
     def identity(self) -> str:
         """Return an identifier of the verdicts, independent of paths: a digest of the weights, or a server's model.
 
-        Empty if unknown, e.g. for a checkpoint that is not on this machine yet.
+        Empty if unknown, e.g. for a checkpoint outside this machine.
         """
         return ""
 
@@ -198,9 +198,9 @@ class JudgeSpec:
     claims: Callable[[str], bool] = lambda source: False
     """Whether a source belongs to this backend; unclaimed sources go to the table's default."""
     remedy: Callable[[Any], str] = lambda options: ""
-    """(options) → remedy for a judge that does not answer, a clause for the end of a message."""
+    """(options) → remedy for a silent judge, a clause for the end of a message."""
     base: str = ""
-    """Base model of the published judge; its sizes approximate a checkpoint that is not on this machine."""
+    """Base model of the published judge; its sizes approximate checkpoints outside this machine."""
     architecture: Path | None = None
     """JSON file with the base's `config.json` as `model` and its image options as `processor`, for the memory plan."""
     tiny: Path | None = None

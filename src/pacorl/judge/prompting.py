@@ -193,7 +193,7 @@ class Prompting:
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
             features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
         feature_KND = torch.cat(features, dim=1)
-        if len(features) == 1:  # a larger table would cost memory of a generator that trains on the device
+        if len(features) == 1:  # a larger table would cost memory of a generator in training
             self._last_features = (key, feature_KND)
         return feature_KND
 

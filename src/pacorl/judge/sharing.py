@@ -1,4 +1,4 @@
-"""Prefix sharing: common prefixes of prompts are computed once, in a tree that is walked level by level.
+"""Prefix sharing: common prefixes of prompts are computed once, in a tree, level by level.
 
 The 6 questions about 4 panels share, besides the system prompt, the first image of (A,B), (A,C), (A,D); the criteria
 about one pair share both images. A node of the tree is a run of tokens. It attends to the cached keys and values of
@@ -56,7 +56,7 @@ class Node:
     start: int
     end: int
     prompt: int
-    """Index of a prompt that contains these tokens."""
+    """Index of a prompt with these tokens."""
     ends: list[int] = field(default_factory=list)
     """Prompts that end with this node."""
     children: list[Node] = field(default_factory=list)
@@ -103,7 +103,7 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
 
 
 def packed(items: Iterable[T], fits: Callable[[T, Sequence[T]], bool]) -> Iterator[list[T]]:
-    """Split items, in order, into batches; an item that does not fit into the current batch starts a new batch."""
+    """Split items, in order, into batches; an item beyond the current batch's limit starts a new batch."""
     batch: list[T] = []
     for item in items:
         if batch and not fits(item, batch):

@@ -37,7 +37,7 @@ class Limits:
     held_pixels: int = 2 * MAX_PIXELS
     """Limit for all images of concurrent requests; further requests wait."""
     prompt_tokens: int = 8192
-    """Limit of a request, images included. One thread answers all callers, and a prompt of ten times as many stalls it."""
+    """Limit of a request, images included. One thread answers all callers, and a tenfold prompt stalls it."""
     new_tokens: int = 2048
     waiting: int = 1024
     """Questions in the queue of one model."""

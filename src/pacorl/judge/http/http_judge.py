@@ -71,6 +71,7 @@ class HttpJudge:
             decline: Let servers decline images outside their judge's domain (`judge.domain`): a missing verdict.
             outage: Seconds of retries while no endpoint answers, after `keep_answers`; 0 disables them.
         """
+        # Settings of requests.
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
         self.model = model
@@ -81,6 +82,8 @@ class HttpJudge:
         """Counts so far."""
         self.answers: Answers | None = None
         """Stored answers; None if answers are not stored."""
+
+        # The endpoints, on an event loop in a thread.
         self._outage = outage
         self.pool = EndpointPool(
             model,

@@ -30,7 +30,7 @@ def materialize(module: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a tensor that may be sharded. Every process must call it."""
+    """Gather a possibly sharded tensor. Every process must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 

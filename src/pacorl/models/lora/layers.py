@@ -99,7 +99,7 @@ def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object 
 
 
 def _computing_dtype(transformer: nn.Module) -> torch.dtype:
-    """Return the type of a weight that is not quantised, i.e. not stored in integers or single bytes."""
+    """Return the type of an unquantised weight: quantised weights are stored in integers or single bytes."""
     return next(
         parameter.dtype
         for name, parameter in transformer.named_parameters()

@@ -115,7 +115,7 @@ class PipelinePolicy:
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
-        """Load components from a checkpoint that diffusers would load in another form."""
+        """Load the components of a checkpoint in forms unknown to diffusers."""
         return {}
 
     @classmethod
