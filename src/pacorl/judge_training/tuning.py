@@ -119,7 +119,7 @@ def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False)
     towers = [model.model.language_model]
     if vision:
         towers.append(getattr(model.model, VISION))
-    linear = []
+    linear: list[str] = []
     for tower in towers:
         linear += [name for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
 
