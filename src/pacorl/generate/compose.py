@@ -1,4 +1,4 @@
-"""What a generator is asked for: a theme and one text per panel, or a T2IS record by its address, as a prompt."""
+"""Prompts for generation: from a theme and one text per panel, or from a T2IS record by its address."""
 
 from __future__ import annotations
 
@@ -29,22 +29,27 @@ def prompt_from(
     criteria: Mapping[str, Mapping[str, str]] | None = None,
     number: int = 0,
 ) -> Prompt:
-    """The prompt for a model: a set if there are panels, else one image.
+    """Compose a prompt for a model: a set if there are panels, else one image.
 
     Args:
-        theme: what the panels share; a text that already has panel tags is taken as it is, and without `panels` the
-            template writer (`generate.panels`) writes those of a sentence that asks for several images.
-        grid: the squarest that fits, if left out.
+        theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
+            (`generate.panels`) writes the panels of a sentence that requests several images.
+        grid: the layout; by default the squarest that fits.
         number: the prompt's id.
 
     Raises:
-        ValueError: if panels and layout do not fit, or the tiny generator does not know a word.
+        ValueError: if panels and layout do not fit, or a word is unknown to the tiny generator.
     """
+    # A sentence can request several images.
     if not panels and (grid is None or grid.count > 1) and read_request(theme):
         draft = write_panels(theme, count=grid.count if grid else None)
         if draft.note:
             logger.warning("%s: %s", theme[:60], draft.note)
-        theme, panels, criteria = draft.theme, draft.panels, criteria or draft.criteria
+        theme = draft.theme
+        panels = draft.panels
+        criteria = criteria or draft.criteria
+
+    # A set, or one image.
     if panels:
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
@@ -59,39 +64,40 @@ def prompt_from(
 
 
 def check_for(model: str, prompt: Prompt) -> None:
-    """Check that a model knows the words of a prompt; only the tiny one has a list of them.
+    """Check the words of a prompt; only the tiny model has a vocabulary.
 
     Raises:
-        ValueError: if it does not; it names the word.
+        ValueError: naming an unknown word.
     """
     if model == TINY:
         tiny_spec(edits=bool(prompt.sources)).committed.check(prompt)
 
 
 def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
-    """The T2IS form: what all panels share, then each behind its tag."""
+    """Compose a prompt in the T2IS form: the common theme, then each panel behind its tag."""
 
     def sentence(text: str) -> str:
-        # With one full stop: a reader finds a panel's tag by the end of the sentence before it.
+        # With one full stop: a panel's tag is recognized by the end of the sentence before it.
         return text.strip().rstrip(".") + "."
 
     count = _NUMBERS[grid.count - 1] if grid.count <= len(_NUMBERS) else str(grid.count)
     opening = f"{count}-PANEL Images with a {grid} grid layout portraying {sentence(theme)}"
     scenes = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
     prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
-    # Texts with tags of their own were refused, so that a reader finds these panels and no others.
+    # Texts with their own tags were refused, so that exactly these panels are read back.
     assert len(panel_texts(prompt.text)) == grid.count
     return prompt
 
 
 def layout_for(count: int) -> Grid:
-    """The squarest layout that `count` panels fill: 4 → 2x2, 6 → 2x3, 5 → 1x5."""
+    """Return the squarest layout of exactly `count` panels: 4 → 2x2, 6 → 2x3, 5 → 1x5."""
     rows = next(side for side in range(isqrt(count), 0, -1) if count % side == 0)
     return Grid(rows, count // rows)
 
 
 def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
-    for name, text in [("the theme", theme), *((f"panel {number}", text) for number, text in enumerate(panels, 1))]:
+    for number, text in enumerate([theme, *panels]):
+        name = f"panel {number}" if number else "the theme"
         if not text.strip():
             raise ValueError(f"{name} is empty; say what it shows")
         if PANEL_TAG.search(f". {text}"):
@@ -104,10 +110,10 @@ def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
 
 
 def find_record(address: str) -> Prompt:
-    """The record of an address `FILE:ID`; the ID is its `idx`, else the number of its line, from 1.
+    """Load the record of an address `FILE:ID`; the ID is its `idx`, else its line number, from 1.
 
     Raises:
-        ValueError: if there is no such record; it names some that are there.
+        ValueError: if there is no such record; the message lists existing ids.
     """
     file, _, name = address.rpartition(":")
     if not file or not name:
@@ -116,7 +122,7 @@ def find_record(address: str) -> Prompt:
     names: list[str] = []
     if Path(file).suffix.lower() == ".jsonl":  # other forms have no names
         names = [str(record.get("idx", "")) for record in read_jsonl(Path(file))]
-    # Names first: an idx such as 0003 is also the number of a line, and often of another one.
+    # Names first: an idx such as 0003 is also a line number, often of another record.
     if name in names:
         return prompts[names.index(name)]
     if name.isascii() and name.isdigit() and 1 <= int(name) <= len(prompts):

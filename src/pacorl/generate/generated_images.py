@@ -22,7 +22,7 @@ from pacorl.types import Prompt, Size
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What generates an image again, beside its prompt; None is what the model does not read."""
+    """Settings that, with its prompt, reproduce an image; None if the model ignores a setting."""
 
     model: str
     """Checkpoint folder or hub name."""
@@ -31,37 +31,37 @@ class Recipe:
     lora_scale: float | None
     """The adapter's strength: 1 is as it was trained."""
     seed: int
-    """Of the initial noise."""
+    """Seed of the initial noise."""
     size: Size
-    """Of the image."""
+    """Size of the image."""
     steps: int
     """Denoising steps."""
     guidance_scale: float | None
-    """Under the name that the model's pipeline has for it."""
+    """`guidance_scale` of the model's pipeline."""
     true_cfg_scale: float | None
-    """Of classifier-free guidance; 1 is without."""
+    """Scale of classifier-free guidance; 1 disables it."""
     negative_prompt: str | None
-    """What classifier-free guidance leads away from."""
+    """Negative prompt of classifier-free guidance."""
     max_sequence_length: int | None
-    """Most tokens that are read of a prompt."""
+    """Maximum number of prompt tokens."""
     version: str
-    """pacorl's."""
+    """Version of pacorl."""
     quantize: str | None = None
-    """How the model's blocks were packed, by little memory."""
+    """Quantization of the model's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a judge says of one image."""
+    """A judge's score of one image."""
 
     score: float | None
     """0..1; None if an answer is missing."""
     matrix: Matrix = ()
     """P(Yes) of every two panels of a set, None on the diagonal; empty for an edit."""
     parts: tuple[tuple[str, float | None], ...] = ()
-    """What the score is made of, by name."""
+    """Components of the score, by name."""
     error: str = ""
-    """Why there is no score."""
+    """Reason for a missing score."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,19 +69,19 @@ class GeneratedImage:
     """An image with its recipe, and the judgement of it if there is a judge."""
 
     prompt: Prompt
-    """What it shows."""
+    """The image's prompt."""
     image: Image
     """A grid image for a set."""
     recipe: Recipe
-    """What makes it again."""
+    """Settings for reproduction."""
     judged: Judged | None = None
-    """None without a judge."""
+    """The judge's score; None without a judge."""
     rank: int = 1
-    """Among its candidates, from 1."""
+    """Rank among its candidates, from 1."""
     candidates: int = 1
-    """How many there were to choose from."""
+    """Number of candidates."""
     tied: int = 1
-    """How many candidates tie with it, itself included: their scores differ by less than a judge resolves."""
+    """Number of candidates of this rank, itself included: their scores differ by less than a judge resolves."""
 
     @property
     def panels(self) -> list[Image]:
@@ -90,18 +90,25 @@ class GeneratedImage:
 
     @property
     def place(self) -> str:
-        """Its rank in words; a tie is named."""
-        return f"number {self.rank} of {self.candidates}" + (f", a tie of {self.tied}" if self.tied > 1 else "")
+        """The rank in words, with a tie if there is one."""
+        return f"number {self.rank} of {self.candidates}{self.tie}"
+
+    @property
+    def tie(self) -> str:
+        """The tie in words; empty without one."""
+        return f", a tie of {self.tied}" if self.tied > 1 else ""
 
     def __repr__(self) -> str:
-        recipe, judged = self.recipe, self.judged
+        recipe = self.recipe
         facts = [repr(self.prompt.theme or self.prompt.text[:60]), str(recipe.size), f"seed {recipe.seed}"]
-        facts += [f"score {judged.score:.4f}"] if judged and judged.score is not None else []
-        facts += [self.place] if self.candidates > 1 else []
+        if self.judged and self.judged.score is not None:
+            facts.append(f"score {self.judged.score:.4f}")
+        if self.candidates > 1:
+            facts.append(self.place)
         return f"GeneratedImage({', '.join(facts)})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page of `pacorl generate --report`."""
+        """Render the page of `pacorl generate --report` for a notebook."""
         return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))
 
 
@@ -115,65 +122,81 @@ class SavedImage:
 
 
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
-    """The PNG text chunks of an image, which `io.images.png_texts` reads.
+    """Return the PNG text chunks of an image, for `io.images.png_texts`.
 
     `panels`, `sources` and `characters` are JSON lists.
     """
-    prompt, recipe, judged = image.prompt, image.recipe, image.judged
-    score = judged.score if judged else None
-    texts = {
+    prompt = image.prompt
+    recipe = image.recipe
+    score = image.judged.score if image.judged else None
+    values = {
         "Software": f"pacorl {recipe.version}",
         "prompt": prompt.text,
-        "layout": str(prompt.grid),
-        "panels": json.dumps(list(prompt.panels), ensure_ascii=False),
-        "sources": json.dumps([path.name for path in prompt.sources], ensure_ascii=False) if prompt.sources else None,
-        "characters": json.dumps(list(prompt.characters), ensure_ascii=False) if prompt.characters else None,
-        "seed": str(recipe.seed),
+        "layout": prompt.grid,
+        "panels": _json_list(prompt.panels),
+        "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
+        "characters": _json_list(prompt.characters) if prompt.characters else None,
+        "seed": recipe.seed,
         "model": recipe.model,
         "adapter": recipe.adapter or None,
-        "lora_scale": None if recipe.lora_scale is None else f"{recipe.lora_scale:g}",
-        "size": str(recipe.size),
-        "steps": str(recipe.steps),
-        "guidance": None if recipe.guidance_scale is None else f"{recipe.guidance_scale:g}",
-        "true_cfg_scale": None if recipe.true_cfg_scale is None else f"{recipe.true_cfg_scale:g}",
+        "lora_scale": _shortest(recipe.lora_scale),
+        "size": recipe.size,
+        "steps": recipe.steps,
+        "guidance": _shortest(recipe.guidance_scale),
+        "true_cfg_scale": _shortest(recipe.true_cfg_scale),
         "negative_prompt": recipe.negative_prompt,
-        "max_sequence_length": None if recipe.max_sequence_length is None else str(recipe.max_sequence_length),
+        "max_sequence_length": recipe.max_sequence_length,
         "quantize": recipe.quantize,
         "version": recipe.version,
         "score": None if score is None else f"{score:.6f}",
-        "judge": judge if judge and judged else None,
+        "judge": judge if judge and image.judged else None,
     }
-    # An empty text stays: the empty negative prompt is one, and not the model's default.
-    return {key: text for key, text in texts.items() if text is not None}
+    # An empty text stays: an empty negative prompt differs from the model's default.
+    return {key: str(value) for key, value in values.items() if value is not None}
+
+
+def _json_list(texts: Sequence[str]) -> str:
+    return json.dumps(list(texts), ensure_ascii=False)
+
+
+def _shortest(number: float | None) -> str | None:
+    return None if number is None else f"{number:g}"
 
 
 def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
-    """Write each image, and the panels of a set beside it.
+    """Write each image and the panels of a set.
 
-    Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call gives the same bytes. Existing files of
-    these names are replaced, each whole; the command has checked that they were generated.
+    Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call writes the same bytes. Existing files of
+    these names are replaced atomically; the command has checked that they were generated.
     """
-    # As many digits for all, so that a folder lists them in order.
+    # Equal numbers of digits sort a folder's listing.
     width = len(str(len(images)))
     ranked = any(image.rank > 1 for image in images)
-    saved, number = [], 0
+    saved = []
+    number = 0
     for image in images:
-        number += image.rank == 1  # candidates of one image share its number
-        rank = f"-rank-{image.rank}" if ranked else ""
-        name = f"{stem or ('edit' if image.prompt.sources else 'set')}-{number:0{width}d}{rank}"
-        saved.append(_save(image, out, name, judge=judge))
+        # The name: candidates of one image share its number.
+        number += image.rank == 1
+        prompt = image.prompt
+        name = stem or ("edit" if prompt.sources else "set")
+        name += f"-{number:0{width}d}"
+        if ranked:
+            name += f"-rank-{image.rank}"
+
+        # The image, then its panels with their own texts.
+        texts = recipe_texts(image, judge=judge)
+        path = out / f"{name}.png"
+        write_atomic(path, png_bytes(image.image, texts))
+        panel_paths = []
+        for position, panel in enumerate(image.panels if prompt.grid.count > 1 else [], 1):
+            panel_texts = {**texts, "place": str(position)}
+            if prompt.panels:
+                panel_texts["panel"] = prompt.panels[position - 1]
+            panel_path = out / f"{name}-panel-{position}.png"
+            write_atomic(panel_path, png_bytes(panel, panel_texts))
+            panel_paths.append(panel_path)
+        saved.append(SavedImage(image, path, tuple(panel_paths)))
     return saved
-
-
-def _save(image: GeneratedImage, out: Path, name: str, *, judge: str) -> SavedImage:
-    texts = recipe_texts(image, judge=judge)
-    write_atomic(out / f"{name}.png", png_bytes(image.image, texts))
-    paths = []
-    for position, panel in enumerate(image.panels if image.prompt.grid.count > 1 else [], 1):
-        paths.append(out / f"{name}-panel-{position}.png")
-        described = {"panel": image.prompt.panels[position - 1]} if image.prompt.panels else {}
-        write_atomic(paths[-1], png_bytes(panel, {**texts, "place": str(position), **described}))
-    return SavedImage(image, out / f"{name}.png", tuple(paths))
 
 
 def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Path:
@@ -185,8 +208,10 @@ def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Pat
 
 
 def to_dict(saved: SavedImage) -> dict[str, Any]:
-    """The image in the JSON of `pacorl generate`."""
-    image, recipe, judged = saved.image, saved.image.recipe, saved.image.judged
+    """Return an image's entry in the JSON of `pacorl generate`."""
+    image = saved.image
+    recipe = image.recipe
+    judged = image.judged
     document: dict[str, Any] = {
         "file": str(saved.path),
         "panels": [str(path) for path in saved.panels],
@@ -213,7 +238,7 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
 def write_page(
     path: Path, saved: Sequence[SavedImage], *, title: str, notes: Sequence[str] = (), judge: str = ""
 ) -> Path:
-    """Write `page_of` into a file."""
+    """Write the page of `page_of` into a file."""
     write_atomic(path, page_of(saved, title=title, name=path.stem, notes=notes, judge=judge))
     return path
 
@@ -221,7 +246,7 @@ def write_page(
 def page_of(
     saved: Sequence[SavedImage], *, title: str, name: str = "image", notes: Sequence[str] = (), judge: str = ""
 ) -> str:
-    """One self-contained page of the images, their panels' texts, pair matrices and recipes."""
+    """Render a self-contained page of the images, their panels' texts, pair matrices and recipes."""
     return render(
         "generated.html",
         title=title,
@@ -233,7 +258,9 @@ def page_of(
 
 
 def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
-    image, judged = saved.image, saved.image.judged
+    image = saved.image
+    judged = image.judged
+    # These texts have their own places on the page.
     shown_elsewhere = ("Software", "panels", "prompt", "score", "judge", "layout")
     facts = {key: text for key, text in recipe_texts(image, judge=judge).items() if key not in shown_elsewhere}
     return {
@@ -243,6 +270,6 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
         "captions": image.prompt.panels or (image.prompt.text,),
         "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
         "score": judged.score if judged else None,
-        "tie": f", a tie of {image.tied}" if image.tied > 1 else "",
+        "tie": image.tie,
         "facts": facts,
     }

@@ -1,7 +1,7 @@
-"""A generator by any name: a policy, its adapter, and what it is asked for by default.
+"""The generator for inference: a policy, its adapter and its defaults.
 
-Sampling is `grpo.rollout.sample_images`, the only denoising loop. An image's noise comes from its own seed, as a
-diffusers pipeline draws it from `torch.Generator().manual_seed(seed)`.
+Sampling is `grpo.rollout.sample_images`, the only denoising loop. An image's noise comes from its own seed, like the
+noise of a diffusers pipeline with `torch.Generator().manual_seed(seed)`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ logger = logging.getLogger(__name__)
 SIZE = Size(1024, 1024)
 
 Prompts = Prompt | str | Sequence[Prompt | str]
-"""One or several; a text is a prompt of one image, or of the panels that it has tags for or asks for."""
+"""One or several prompts; a string is a prompt for one image, or for the panels of its tags or its request."""
 AnySize = Size | tuple[int, int] | None
 """A size in pixels, or its height and width; None for the default."""
 Step = Callable[[int], None]
-"""Called with the number of images that took one denoising step; may raise to stop."""
+"""Callback with the number of images per denoising step; may raise to stop."""
 
 
 class Generator:
-    """A policy with the names that an image's recipe needs.
+    """A policy with the names for an image's recipe.
 
     Example:
         from pacorl import Generator, prompt_from
@@ -60,26 +60,34 @@ class Generator:
     def __init__(self, policy: PipelinePolicy, *, model: str, kind: str = DEFAULT_KIND, adapter: str = "") -> None:
         """
         Args:
-            policy: with its adapter already.
-            model: the checkpoint, as the recipe names it.
-            kind: of `POLICIES`.
-            adapter: what the recipe names it.
+            policy: The policy, with its adapter.
+            model: The checkpoint's name in recipes.
+            kind: Name in `POLICIES`.
+            adapter: The adapter's name in recipes.
         """
-        self.policy, self.model, self.adapter = policy, model, adapter
-        spec = POLICIES.named(kind)
+        self.policy = policy
+        self.model = model
+        self.adapter = adapter
         self.kind = kind
-        """Of `POLICIES`."""
-        self.edits, self.sets = spec.edits, spec.sets
-        """Whether it edits sources, and whether it makes sets from words alone; some do both."""
+        """Name in `POLICIES`."""
+        spec = POLICIES.named(kind)
+        self.edits = spec.edits
+        """Whether the kind edits sources."""
+        self.sets = spec.sets
+        """Whether the kind generates from text alone."""
         self._tiny = spec.tiny if model == TINY else None
-        self.batch = self._tiny.batch if self._tiny else 1
-        """Most images of one forward; 1 for a model that is not the tiny one."""
-        self.default_steps = self._tiny.steps if self._tiny else spec.steps
-        """Denoising steps if nobody says how many: the tiny checkpoint's, or those of the kind's published one."""
-        self.note = self._tiny.note if self._tiny else ""
-        """What a reader of its images has to know; empty for most."""
+        self.batch = 1
+        """Maximum number of images per forward."""
+        self.default_steps = spec.steps
+        """Denoising steps by default: the tiny checkpoint's, or the published checkpoint's."""
+        self.note = ""
+        """Caveat for readers of the images; empty for most models."""
+        if self._tiny:
+            self.batch = self._tiny.batch
+            self.default_steps = self._tiny.steps
+            self.note = self._tiny.note
         self.turns: Turns | None = None
-        """Of the transformer, the text encoders and a judge on the device, with little memory."""
+        """Turns of the transformer, the text encoders and a judge on the device, with little memory."""
         self._cache = ConditioningCache(policy)
 
     @classmethod
@@ -94,31 +102,32 @@ class Generator:
         memory: str = "normal",
         **options: Any,
     ) -> Generator:
-        """Load a checkpoint, with an adapter if one is named.
+        """Load a checkpoint, with an optional adapter.
 
         Args:
             model: a diffusers folder, a hub name or "tiny".
-            kind: of `POLICIES`; the checkpoint's own if left out.
+            kind: name in `POLICIES`; the checkpoint's own by default.
             adapter: PEFT or diffusers form: a folder, file or hub name.
-            dtype: of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
-            device: a GPU if left out and there is one.
+            dtype: type of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
+            device: a GPU by default, if there is one.
             memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work;
                 "lowest" sends the blocks' weights to the device layer by layer.
-            options: of the kind by name, such as guidance_scale; None is the checkpoint's default.
+            options: the kind's options, such as guidance_scale; None is the checkpoint's default.
 
         Raises:
-            ValueError: if the kind is unknown or takes no such option, or the adapter does not fit.
+            ValueError: if the kind is unknown or has no such option, or the adapter does not fit.
         """
         spec = POLICIES.named(kind or kind_of(model))
         spec.check_source(model, adapter=adapter)
+
         device = device or available_device()
-        dtype = best_dtype(model, device) if dtype == "auto" else dtype
+        if dtype == "auto":
+            dtype = best_dtype(model, device)
+        policy_options = spec.options_for(model, dtype=dtype, **MEMORY[one_of(*MEMORY)(memory)], **options)
+
+        # With little memory the text encoders stay on the CPU until their turn.
         low = memory != "normal"
-        policy = spec.load(
-            spec.options_for(model, dtype=dtype, **MEMORY[one_of(*MEMORY)(memory)], **options),
-            device="cpu" if low else device,
-            staged=low,
-        )
+        policy = spec.load(policy_options, device="cpu" if low else device, staged=low)
         if low:
             policy.place_vae(device)
             policy.place_transformer(device)
@@ -127,22 +136,23 @@ class Generator:
             policy.transformer.to(device)
         if policy.options.warning:
             logger.warning(policy.options.warning)
+
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter)
         generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
         return generator
 
     def judged_by(self, judge: object) -> None:
-        """Give a judge of this process, loaded within `judging`, its turns on the device, if models take turns."""
+        """Add a judge of this process, loaded within `judging`, to the turns on the device."""
         if self.turns:
             self.turns.add([judge])
 
     def judging(self) -> AbstractContextManager[None]:
-        """Within the block a judge of `turns` is on the device."""
+        """Move a judge of `turns` to the device for a block."""
         return self.turns.scoring() if self.turns else nullcontext()
 
     @property
     def guidance_scale(self) -> float | None:
-        """None for kinds without."""
+        """The guidance scale; None for kinds without it."""
         return cast("float | None", getattr(self.policy.options, "guidance_scale", None))
 
     @property
@@ -156,7 +166,7 @@ class Generator:
         return f"Generator({self.model!r}, kind={self.kind!r}{adapter})"
 
     def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
-        """The size of a prompt's image: for a set what is asked for, for an edit that area in its source's shape."""
+        """Return the size of a prompt's image: the requested size, or for an edit its area in the source's shape."""
         requested = self._requested_size(prompt, size)
         self.policy.check_size(requested)
         return self.policy.size_of(prompt, requested)
@@ -166,33 +176,39 @@ class Generator:
             return Size(*size)
         if isinstance(size, int):
             raise ValueError(f"size {size} is one number; give height and width, as in size=({size}, {size})")
-        return size or (self._tiny.size if self._tiny else prompt.size) or SIZE
+        if size:
+            return size
+        if self._tiny:
+            return self._tiny.size
+        return prompt.size or SIZE
 
     def prompts_of(self, prompts: Prompts) -> list[Prompt]:
-        """One prompt or several, as they are or as texts, as a list.
+        """Convert one or several prompts or strings to a list of prompts.
 
         Raises:
-            ValueError: A text's panels do not fit its layout, or the tiny generator does not know a word of it.
+            ValueError: A text's panels do not fit its layout, or contain a word unknown to the tiny generator.
         """
-        given = [prompts] if isinstance(prompts, Prompt | str) else prompts
-        return [self._read(prompt, number) for number, prompt in enumerate(given)]
+        if isinstance(prompts, Prompt | str):
+            prompts = [prompts]
 
-    def _read(self, prompt: Prompt | str, number: int) -> Prompt:
-        if isinstance(prompt, Prompt):
-            return prompt
-        if read_request(prompt):
-            return prompt_from(self.model, theme=prompt, number=number)
-        read = text_prompt(prompt, number)
-        if self._tiny:
-            self._tiny.check(read)
-        return read
+        converted = []
+        for number, prompt in enumerate(prompts):
+            if isinstance(prompt, Prompt):
+                converted.append(prompt)
+            elif read_request(prompt):
+                converted.append(prompt_from(self.model, theme=prompt, number=number))
+            else:
+                converted.append(text_prompt(prompt, number))
+                if self._tiny:
+                    self._tiny.check(converted[-1])
+        return converted
 
     def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:
         """Check prompts before anything is generated.
 
         Raises:
-            ValueError: if a size or a source does not fit, a set is asked of an editor, or the other way round, or
-                there is no adapter to be scaled.
+            ValueError: if a size or a source does not fit, an editor gets a set, a set generator gets an edit, or there
+                is no adapter to scale.
         """
         if lora_scale != 1 and not self.adapter:
             raise ValueError(f"LoRA strength {lora_scale:g} has no LoRA to act on; name one with --adapter")
@@ -211,40 +227,45 @@ class Generator:
         lora_scale: float = 1.0,
         on_step: Step = lambda images: None,
     ) -> list[Image]:
-        """One image per (prompt, seed), in order.
+        """Generate one image per (prompt, seed), in order.
 
-        An image may depend in its last bits on the batch that it is sampled in: on the prompts, seeds and order of one
-        call, and on `batch`. It does not depend on earlier calls.
+        An image's last bits may depend on its batch: on the prompts, seeds and order of one call, and on `batch`. They
+        do not depend on earlier calls.
 
         Args:
-            prompts: sets or edits, as the kind does.
-            seeds: one per prompt, or the first one's, from which the others count on.
-            size: height and width of every prompt's image; else the tiny checkpoint's, the record's, or 1024 × 1024.
+            prompts: sets or edits, depending on the kind.
+            seeds: one per prompt, or the first prompt's seed, counting up from there.
+            size: height and width of every image; by default the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
-            base: whether to leave the adapter off.
-            lora_scale: what the adapter's change is multiplied by; 1 as it was trained, 0 the base.
-            on_step: called after every denoising step of a batch.
+            base: disable the adapter.
+            lora_scale: factor of the adapter's change; 1 is the trained adapter, 0 the base.
+            on_step: callback after every denoising step of a batch.
 
         Raises:
-            ValueError: Seeds or steps are too few, or as `check` and `prompts_of` say.
+            ValueError: for too few seeds or steps, and the errors of `check` and `prompts_of`.
         """
+        # Inputs: prompts, seeds, sizes.
         prompts = self.prompts_of(prompts)
-        seeds = range(seeds, seeds + len(prompts)) if isinstance(seeds, int) else seeds
+        if isinstance(seeds, int):
+            seeds = range(seeds, seeds + len(prompts))
         if len(seeds) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; give one seed per prompt")
         if steps is not None and steps < 1:
             raise ValueError(f"steps {steps} must be at least 1, or None for {self.default_steps}")
         self.check(prompts, size, lora_scale=lora_scale)
-        policy = cast("Policy", _StepReporter(self.policy, on_step))
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
+
+        # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
         with self._encoding():
             for prompt, requested in zip(prompts, sizes, strict=True):
-                # Each alone: among others, its last bits would depend on which of them earlier calls have encoded.
                 self._cache.prepare([prompt], requested)
+
+        # Sample; prompts of one size share batches.
+        policy = cast("Policy", _StepReporter(self.policy, on_step))
         images: dict[int, Image] = {}
         transformer = self.policy.transformer
         with adapter_off(transformer) if base and self.adapter else lora_scaled(transformer, lora_scale):
-            for requested in dict.fromkeys(sizes):  # prompts of one size share batches
+            for requested in dict.fromkeys(sizes):
                 rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
                 batch = sample_images(
                     policy,
@@ -258,14 +279,14 @@ class Generator:
         return [images[row] for row in range(len(prompts))]
 
     def _encoding(self) -> AbstractContextManager[None]:
-        """Within the block the text encoders are on the device."""
+        """Move the text encoders to the device for a block."""
         if self.turns is None:
             return nullcontext()
         return self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
 
 
 class _StepReporter:
-    """A policy that reports every step that it is asked for."""
+    """A policy with a callback after every step."""
 
     def __init__(self, policy: PipelinePolicy, on_step: Step) -> None:
         self._policy, self._on_step = policy, on_step

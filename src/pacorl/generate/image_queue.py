@@ -1,8 +1,8 @@
-"""The one queue of generated images: resumable, shared by processes, each image with the recipe that made it.
+"""Resumable queue of generated images, shared by processes; each image contains its recipe.
 
-An image whose recipe is still the current one is never replaced; one with another recipe is. The last bits of an image
-may depend on the batch that it is sampled in, and so batches are cut from all images of a job, never from the missing
-ones: a job that goes on repeats the batches of one that was never stopped.
+An image with the current recipe is never replaced; an image with another recipe is. The last bits of an image may
+depend on its batch, so batches are cut from all images of a job, not from the missing images: a resumed job repeats the
+batches of an uninterrupted job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECIPE = "pacorl recipe"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of a job's batches that one process takes: every `count`-th, from `index` on."""
+    """One process's share of a job's batches: every `count`-th, from `index` on."""
 
     index: int = 0
     count: int = 1
@@ -48,10 +48,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """`0/4` is the first of four.
+        """Parse a shard; `0/4` is the first of four.
 
         Raises:
-            ValueError: if the text is of another form, or names a shard that does not exist.
+            ValueError: if the text has another form, or the shard does not exist.
         """
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
@@ -59,12 +59,12 @@ class Shard:
         return cls(int(index), int(count))
 
     def batches(self, items: Sequence[Item], *, size: int) -> list[Sequence[Item]]:
-        """This process's batches of a job.
+        """Return this process's batches of a job.
 
         Args:
-            items: all of the job's. They are cut into batches before these are dealt, so that what is in a batch does
-                not depend on the number of processes.
-            size: most items of a batch.
+            items: all items of the job. Batches are cut before they are dealt, so that their contents do not depend on
+                the number of processes.
+            size: maximum number of items in a batch.
         """
         cut = [items[start : start + size] for start in range(0, len(items), size)]
         return cut[self.index :: self.count]
@@ -79,22 +79,22 @@ class ImageJob:
     """One image to be generated."""
 
     key: str
-    """Names the image in its run, and with the source's seed its noise."""
+    """The image's name in its run; with the source's seed it determines the noise."""
     prompt: Prompt
     file: str
     """Relative to the run's folder."""
     seed: int | None = None
-    """None for the seed that follows from the source's and the key."""
+    """Seed of the noise; None to derive it from the source's seed and the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """A generator that is not loaded yet, and what its images depend on."""
+    """A lazily loaded generator and the inputs of its recipes."""
 
     load: Callable[[], GenerateImages]
-    """Called only if an image is missing: weights are heavy."""
+    """Loader of the generator, called only if an image is missing: weights are heavy."""
     generator: Mapping[str, Any]
-    """Names the model, its adapter and its settings: a part of every recipe."""
+    """The model's name, its adapter and settings, as part of every recipe."""
     seed: int = 0
     batch: int = 4
 
@@ -102,20 +102,21 @@ class ImageSource:
         return seed_of(self.seed, job.key) if job.seed is None else job.seed
 
     def recipe(self, job: ImageJob) -> str:
-        """What an image depends on, as its PNG text: generator, prompt, source images and seed."""
+        """Return the recipe of an image as its PNG text: generator, prompt, source images and seed."""
         content = {"generator": dict(self.generator), "prompt": job.prompt.text, "seed": self.seed_of(job)}
-        sources = {"sources": [path.name for path in job.prompt.sources]} if job.prompt.sources else {}
-        return json.dumps(content | sources, sort_keys=True, ensure_ascii=False)
+        if job.prompt.sources:
+            content["sources"] = [path.name for path in job.prompt.sources]
+        return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """A batch that lacks images."""
+    """A batch with missing images."""
 
     jobs: Sequence[ImageJob]
-    """All of the batch, in order."""
+    """All jobs of the batch, in order."""
     missing: Sequence[ImageJob]
-    """Those whose image is absent, broken, or of another recipe."""
+    """Jobs whose image is absent, broken, or of another recipe."""
 
 
 def generate_missing(
@@ -127,45 +128,53 @@ def generate_missing(
     save_panels: Callable[[ImageJob, Image], None] = lambda job, image: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Generate the images that this shard lacks, a batch at a time.
+    """Generate this shard's missing images, batch by batch.
 
-    A batch that is finished in part is sampled whole. Its finished images stay as they are. If some of them come out
-    with other bits than before, a warning names those of the first such batch.
+    A partly finished batch is sampled whole, and its finished images stay. If their bits differ from before, a warning
+    lists the changed images of the first such batch.
 
     Args:
-        jobs: all of the run's.
-        out: its folder.
-        source: what generates them.
+        jobs: all jobs of the run.
+        out: the run's folder.
+        source: the generator.
         shard: this process's share.
-        save_panels: writes what belongs to an image, such as its panels.
-        progress: gets (done, total) after each batch, of the images that are sampled.
+        save_panels: writes further files of an image, such as its panels.
+        progress: callback with (done, total) sampled images after each batch.
 
     Returns:
-        How many images were missing.
+        The number of missing images.
     """
     batches = unfinished_batches(jobs, out, source, shard=shard)
     if not batches:
         return 0
-    generate, done, total = source.load(), 0, sum(len(batch.jobs) for batch in batches)
+
+    generate = source.load()
+    total = sum(len(batch.jobs) for batch in batches)
+    done = 0
     warned = False
     for batch in batches:
         images = generate([job.prompt for job in batch.jobs], [source.seed_of(job) for job in batch.jobs])
-        image_of = dict(zip((job.file for job in batch.jobs), images, strict=True))
-        # Compared before anything is written: a kill in between leaves a batch that is compared again.
-        finished = [job for job in batch.jobs if job not in batch.missing]
-        changed = [out / job.file for job in finished if not _equal(out / job.file, image_of[job.file])]
+        image_of = {job.file: image for job, image in zip(batch.jobs, images, strict=True)}
+
+        # Compare before writing: after a kill in between, the batch is compared again.
+        changed = []
+        for job in batch.jobs:
+            if job not in batch.missing and not _equal(out / job.file, image_of[job.file]):
+                changed.append(out / job.file)
         if changed and not warned:
-            # Once: after another --batch or --limit it may be true of every batch.
+            # Once: after a change of --batch or --limit every batch may differ.
             warned = True
             logger.warning(
                 "%s: kept, although the batch now comes out with other bits: another machine, software version or cut "
                 "into batches made the file; delete it to replace it",
                 ", ".join(map(str, changed)),
             )
+
+        # Panels first: an image with its recipe marks its job as complete.
         for job in batch.missing:
-            # Panels first: the image with its recipe is the sign that everything of the job is on the disk.
             save_panels(job, image_of[job.file])
             write_atomic(out / job.file, png_bytes(image_of[job.file], {RECIPE: source.recipe(job)}))
+
         done += len(batch.jobs)
         progress(done, total)
     return sum(len(batch.missing) for batch in batches)
@@ -174,7 +183,7 @@ def generate_missing(
 def unfinished_batches(
     jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()
 ) -> list[UnfinishedBatch]:
-    """The batches of a shard that are not finished."""
+    """Return the unfinished batches of a shard."""
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
         missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
@@ -184,11 +193,15 @@ def unfinished_batches(
 
 
 def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()) -> list[ImageJob]:
-    """The jobs of a shard whose image is absent, broken, or of another recipe."""
-    return [job for batch in unfinished_batches(jobs, out, source, shard=shard) for job in batch.missing]
+    """Return the jobs of a shard whose image is absent, broken, or of another recipe."""
+    missing: list[ImageJob] = []
+    for batch in unfinished_batches(jobs, out, source, shard=shard):
+        missing += batch.missing
+    return missing
 
 
 def _equal(path: Path, image: Image) -> bool:
-    """Whether a finished image has the pixels of one that was sampled again."""
-    finished, again = open_image(path), image.convert("RGB")
-    return finished.size == again.size and finished.tobytes() == again.tobytes()
+    """Return whether a finished image has the same pixels as a new sample."""
+    finished = open_image(path)
+    sampled = image.convert("RGB")
+    return finished.size == sampled.size and finished.tobytes() == sampled.tobytes()

@@ -48,13 +48,13 @@ class PanelDraft:
     """The texts of one set, to be shown to a person before anything is generated."""
 
     theme: str
-    """What all panels share."""
+    """Common theme of the panels."""
     panels: tuple[str, ...]
     """One text per panel, row-major."""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """dimension → name → what must hold over all panels."""
+    """dimension → name → criterion for all panels."""
     note: str = ""
-    """What the writer could not read from the sentence, and the remedy; empty if nothing is missing."""
+    """Missing information in the sentence, and the remedy; empty if complete."""
 
 
 PanelWriter = Callable[[SetRequest, int, str, str], PanelDraft]
@@ -125,20 +125,30 @@ GENERAL_UNITS = frozenset(
 
 
 def read_request(text: str) -> SetRequest | None:
-    """Read how many images a sentence asks for; None if it asks for one, or already contains panel tags."""
+    """Read the number of images in a request; None for a single image, or if the text contains panel tags."""
     if panel_texts(text):
         return None
     leading = LEADING.match(text) or PLURAL.match(text)
-    found = leading or HYPHENED.search(text) or WITHIN.search(text)
-    if found is None:
+    match = leading or HYPHENED.search(text) or WITHIN.search(text)
+    if match is None:
         return None
-    parts = found.groupdict()
-    unit, adjectives = parts["unit"].lower(), (parts.get("adjectives") or "").strip()
-    content = text[found.end() :] if leading or found.re is HYPHENED else text[: found.start()] + text[found.end() :]
+
+    groups = match.groupdict()
+    count = groups.get("count")
+    if count == "one":
+        return None
+
+    # The content follows the count, or surrounds it ("a dentist in four scenes").
+    content = text[match.end() :]
+    if match.re is WITHIN:
+        content = text[: match.start()] + content
+
+    # Nouns that describe the panels belong to the content ("four menus of a café").
+    unit = groups["unit"].lower()
+    adjectives = (groups.get("adjectives") or "").strip()
     if leading and (adjectives or unit not in GENERAL_UNITS):
         content = " ".join(filter(None, [adjectives, unit, content.strip()]))
-    count = parts.get("count")
-    return SetRequest(text, _number(count) if count else None, unit, content) if count != "one" else None
+    return SetRequest(text, _number(count) if count else None, unit, content)
 
 
 def _number(word: str) -> int:
@@ -169,7 +179,8 @@ EDGES = " ,;:.(—"
 
 
 def write_by_template(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
-    """Write panels from the sentence alone; without a list in it they differ by stage or view."""
+    """Write panels from the sentence alone; without a list they differ by stage or view."""
+    # The subject and the listed items.
     content = OPENING.sub("", request.content, count=1)
     subject, items = _quotations(content)
     if not items:
@@ -179,22 +190,31 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     if items and len(items) != count:
         raise ValueError(f"{request.text[:60]!r} asks for {count} images and lists {len(items)}; make them agree")
 
+    # Panels by stage or view if the sentence lists none.
     theme = subject.strip(EDGES)
     shown = VAGUE.sub("", theme)
     progress = PROGRESS.search(request.text) is not None
     note = ""
     if not items:
+        difference = "stage" if progress else "view"
         items = _stages(request.unit, count) if progress else _views(count)
         note = (
-            f"The text does not list what each panel shows, so panels differ by {'stage' if progress else 'view'} "
+            f"The text does not list what each panel shows, so panels differ by {difference} "
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
         )
     panels = tuple(f"{shown}, {item}" if shown else item for item in items)
-    return PanelDraft(theme or ", ".join(items), panels, _criteria(bool(shown), progress), note)
+
+    # Criteria for the judge.
+    criteria = {"Style": {"Style": "All images share one style, palette and light."}}
+    if shown:
+        criteria["Identity"] = {"Subject": "The same subject appears in all images."}
+    if progress:
+        criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
+    return PanelDraft(theme or ", ".join(items), panels, criteria, note)
 
 
 def _quotations(content: str) -> tuple[str, list[str]]:
-    """The subject and the quoted texts, if there are two or more."""
+    """Split off the quoted texts, if there are two or more, from the subject."""
     quotations = list(QUOTED.finditer(content))
     if len(quotations) < 2:
         return content, []
@@ -210,8 +230,8 @@ def _quotations(content: str) -> tuple[str, list[str]]:
 
 
 def _listed(content: str, count: int) -> tuple[str, list[str]]:
-    """The subject and a list of `count` items; no items if there is no such list."""
-    # The last five: each is followed by all the rest of the text, and a text of colons would take minutes.
+    """Split off a list of `count` items from the subject; no items if there is no such list."""
+    # A list behind a mark. Only the last five marks: each covers the rest of the text, so colons would cost minutes.
     for mark in reversed(list(LIST_MARK.finditer(content))[-5:]):
         listed = content[mark.end() :]
         items = _split(COMMA, listed)
@@ -219,6 +239,8 @@ def _listed(content: str, count: int) -> tuple[str, list[str]]:
             items = _split(COMMA_OR_AND, listed)
         if len(items) == count or (mark[0] == ":" and len(items) > 1):
             return content[: mark.start()], items
+
+    # A list without a mark.
     items = _split(COMMA_OR_AND, content)
     # "before and during a storm" is no list.
     if "," in content and len(items) == count + 1:
@@ -243,12 +265,3 @@ def _stages(unit: str, count: int) -> list[str]:
 
 def _views(count: int) -> list[str]:
     return [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]
-
-
-def _criteria(one_subject: bool, progress: bool) -> dict[str, dict[str, str]]:
-    criteria = {"Style": {"Style": "All images share one style, palette and light."}}
-    if one_subject:
-        criteria["Identity"] = {"Subject": "The same subject appears in all images."}
-    if progress:
-        criteria["Logic"] = {"Progress": "The later image continues the earlier one."}
-    return criteria

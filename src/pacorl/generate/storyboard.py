@@ -46,12 +46,12 @@ KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
 MAX_PANELS = MAX_COUNT
-"""Of one page; more leave each panel too few pixels."""
+"""Maximum panels per page; more leave each panel too few pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storyboard:
-    """What a file says."""
+    """The contents of a storyboard file."""
 
     title: str
     scenes: tuple[str, ...]
@@ -62,16 +62,18 @@ class Storyboard:
 
     @property
     def theme(self) -> str:
-        """What all pages share."""
-        style = [f"All images share one style: {self.style}"] if self.style else []
-        return ". ".join(text.rstrip(".") for text in (self.title, *self.characters.values(), *style))
+        """Common theme of all pages."""
+        texts = [self.title, *self.characters.values()]
+        if self.style:
+            texts.append(f"All images share one style: {self.style}")
+        return ". ".join(text.rstrip(".") for text in texts)
 
 
 def read_storyboard(path: Path) -> Storyboard:
     """Read a storyboard.
 
     Raises:
-        ValueError: if it cannot be used; it names file, key, value and fix.
+        ValueError: naming the file, an invalid key, its value and the fix.
     """
     document = read_yaml(path)
     with blamed_on(path):
@@ -79,22 +81,27 @@ def read_storyboard(path: Path) -> Storyboard:
 
 
 def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard:
-    """The storyboard of a document with the file's keys; its character folders are named relative to `folder`.
+    """Parse a storyboard from a document with the file's keys; character folders are relative to `folder`.
 
     Raises:
-        ValueError: if it cannot be used; it names key, value and fix.
+        ValueError: naming an invalid key, its value and the fix.
     """
     if not isinstance(document, dict):
         raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
     unknown = [key for key in document if key not in KEYS]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
-    people, scenes = document.get("characters"), document.get("scenes")
+
+    # Characters, in the file or in folders.
+    people = document.get("characters")
     cards: list[Character] = []
     if folder and isinstance(people, list):
         cards = [find_character(_text(name, "characters"), folder) for name in people]
         people = {card.name: card.text for card in cards}
     characters = _texts(people, "characters")
+
+    # Scenes and their layout.
+    scenes = document.get("scenes")
     if isinstance(scenes, str):
         scenes = list(write_panels(scenes).panels)
     if not isinstance(scenes, list) or not scenes:
@@ -102,6 +109,8 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
     if layout.count > MAX_PANELS:
         raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
+
+    # Criteria.
     dimensions = document.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
@@ -115,20 +124,23 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
         criteria=with_kept(criteria, cards),
     )
     for scene in board.scenes:
-        spoken(scene, characters)  # names whoever has no description, before anything is loaded
+        spoken(scene, characters)  # raises for an unknown character, before anything is loaded
     return board
 
 
 def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, layout: Grid | None = None) -> Storyboard:
-    """A written set as a storyboard of one page. A panel that mentions no character shows them all.
+    """Convert a written set to a storyboard of one page. A panel without mentions shows all characters.
 
     Raises:
         ValueError: if a panel is empty, mentions an unknown character or contains a panel tag, or the layout has
             another number of panels.
     """
     prompt_from("", theme=draft.theme, panels=draft.panels, grid=layout)  # raises
-    everybody = " and ".join(f"{{{character.name}}}" for character in characters)
-    scenes = [f"{everybody}, {text}" if characters and not MENTION.search(text) else text for text in draft.panels]
+    all_characters = " and ".join(f"{{{character.name}}}" for character in characters)
+    scenes = []
+    for text in draft.panels:
+        mentions = MENTION.search(text) or not characters
+        scenes.append(text if mentions else f"{all_characters}, {text}")
     return Storyboard(
         title=MENTION.sub(r"the \1", draft.theme),
         scenes=tuple(scenes),
@@ -141,15 +153,15 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
 def with_kept(
     criteria: Mapping[str, Mapping[str, str]], characters: Sequence[Character]
 ) -> Mapping[str, Mapping[str, str]]:
-    """The criteria, and one for each trait that a character keeps."""
-    kept: dict[str, str] = {}
+    """Add a criterion for each lasting trait of a character."""
+    identity = dict(criteria.get("Identity", {}))
     for character in characters:
-        kept |= character.criteria
-    return {**criteria, "Identity": {**criteria.get("Identity", {}), **kept}} if kept else criteria
+        identity |= character.criteria
+    return {**criteria, "Identity": identity} if identity else criteria
 
 
 def board_prompt(board: Storyboard, model: str) -> Prompt:
-    """The prompt of a storyboard of one page; one scene is one image."""
+    """Compose the prompt of a storyboard of one page; one scene is one image."""
     if len(board.scenes) > 1:
         return pages(board, model)[0]
     scene = spoken(board.scenes[0], board.characters)
@@ -170,20 +182,25 @@ def save_storyboard(board: Storyboard, path: Path) -> None:
 
 
 def pages(board: Storyboard, model: str) -> list[Prompt]:
-    """One prompt per page. A last page that the layout would not fill is laid out in fewer rows, or in one.
+    """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
 
     Raises:
         ValueError: if the model cannot generate a page (`compose.prompt_from`).
     """
-    page, cols = board.layout.count, board.layout.cols
     # The tiny generator reads attributes, not sentences: its theme is the first character and the style.
-    attributes = [next(iter(board.characters.values()), board.title), board.style]
+    theme = board.theme
+    if model == TINY:
+        subject = next(iter(board.characters.values()), board.title)
+        theme = ", ".join(filter(None, [subject, board.style]))
+
+    page = board.layout.count
+    cols = board.layout.cols
     prompts = []
     for number, start in enumerate(range(0, len(board.scenes), page)):
         scenes = board.scenes[start : start + page]
         prompt = prompt_from(
             model,
-            theme=", ".join(filter(None, attributes)) if model == TINY else board.theme,
+            theme=theme,
             panels=[spoken(text, board.characters) for text in scenes],
             grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
             criteria=board.criteria,
@@ -194,10 +211,10 @@ def pages(board: Storyboard, model: str) -> list[Prompt]:
 
 
 def spoken(scene: str, characters: Mapping[str, str]) -> str:
-    """A scene with its characters described.
+    """Replace the mentions in a scene by descriptions of the characters.
 
     Raises:
-        ValueError: if a name is not among them.
+        ValueError: for an unknown character.
     """
     described: set[str] = set()
 
@@ -212,7 +229,7 @@ def spoken(scene: str, characters: Mapping[str, str]) -> str:
         return f"the {name.replace('_', ' ')}" if again else characters[name].rstrip(".")
 
     text = MENTION.sub(describe, scene)
-    # Not `capitalize`, which would write the rest in small letters, names and all.
+    # Not `capitalize`, which would lower the rest, including names.
     return text[:1].upper() + text[1:]
 
 
@@ -230,16 +247,16 @@ def generate_storyboard(
     lora_scale: float = 1.0,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
-    """Generate every page, in order, as `generate_sets` does.
+    """Generate every page, in order, by `generate_sets`.
 
-    Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
-    panels before. `size` is that of a full page.
+    The judge's best of `best_of` candidates is kept. From the second page on, the judge also compares candidates with
+    all earlier panels. `size` is the size of a full page.
     """
     from pacorl.generate.sets import generate_sets, judge_with_earlier
 
     images: list[GeneratedImage] = []
     earlier: list[Image] = []
-    # A way to rank and no judge: a page is more than its own pairs. The list grows with the pages.
+    # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
     common["lora_scale"] = lora_scale
@@ -250,10 +267,11 @@ def generate_storyboard(
 
 
 def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -> list[tuple[Prompt, Size]]:
-    """Every page and its size, checked before the first is generated; panels keep their size on a shorter page."""
+    """Check every page and its size before generating the first; panels keep their size on a shorter page."""
     sized: list[tuple[Prompt, Size]] = []
     for prompt in pages(board, generator.model):
-        full, layout = generator.size_of(prompt, size), board.layout
+        full = generator.size_of(prompt, size)
+        layout = board.layout
         page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)
         generator.check([prompt], page)
         sized.append((prompt, page))

@@ -1,4 +1,4 @@
-"""Judges of image pairs behind one seam, by the name of their backend."""
+"""Judges of image pairs behind one protocol, by backend."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ JUDGE = OneOf(JUDGES, default="local")
 
 JudgeSection = Annotated[
     Annotated[BackendOptions, JUDGE] | None,
-    # YAML reads `none` as a text; its own word for nothing is `null`.
+    # YAML reads `none` as a string.
     BeforeValidator(lambda section: None if isinstance(section, str) and section.lower() == "none" else section),
 ]
 """A config's judge: the options of one backend, or `none`."""
 
 
 def open_judge(options: BackendOptions, *, device: str | torch.device, processes: int = 1, waits: bool = True) -> Judge:
-    """The judge that a config asks for, ready to be asked.
+    """Open the judge of a config, ready for questions.
 
     Args:
-        device: Where a judge of this process lives.
-        processes: How many processes share a judge of another.
-        waits: Whether one that is still starting is waited for.
+        device: Device of a judge in this process.
+        processes: Number of processes that share a remote judge.
+        waits: Wait for a server that is still starting.
 
     Raises:
-        ValueError: if the options name something that is not there, or refuses.
-        OSError: if nobody answers at an address.
+        ValueError: for a missing checkpoint, adapter or model, or a refused key.
+        OSError: if no server answers at an address.
     """
     return JUDGES[options.backend].open(options, device=device, processes=processes, waits=waits)
 
 
 def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
-    """The judge that a person names in one word: a folder, a hub name, a server's URL, an endpoints YAML, `tiny`.
+    """Resolve a source string (folder, hub name, server URL, endpoints YAML, `tiny`) to a judge and its display name.
 
     Args:
         access: adapter, model, api_key_env, temperature, variants, decline, quantize, stream, as
             in `PacoReward.from_pretrained`.
 
     Returns:
-        The judge and what to call it.
+        The judge and its display name.
 
     Raises:
-        ValueError: There is none, or it cannot be what was asked for.
+        ValueError: The judge is missing, or does not fit these options.
     """
     check_temperature(access.get("temperature", 1.0))
     return JUDGES[backend_of(source)].from_source(source, **access)
 
 
 def check_temperature(temperature: float, *, key: str = "temperature") -> None:
-    """Raise ValueError if a judge's logit cannot be divided by it; `key` is what the user called it."""
+    """Raise ValueError unless a temperature is positive and finite; `key` is the user's name for it."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"{key} {temperature:g}: it divides the judge's logit, and must be above 0 and finite")
 
 
 def check_judge(source: str, *, adapter: str = "") -> None:
-    """Check what can be known of a judge that a person names in one word, before anything heavy is imported.
+    """Check a source string and its adapter before heavy imports.
 
     Raises:
         ValueError: There is no such checkpoint or adapter, or they do not fit.
@@ -79,12 +79,12 @@ def check_judge(source: str, *, adapter: str = "") -> None:
 
 
 def backend_of(source: str) -> str:
-    """The backend of a judge that a person names in one word."""
-    # The default's file brings torch, which a judge elsewhere needs not wait for.
+    """Return the backend of a source string."""
+    # The default's file imports torch, which a remote judge does not need.
     lighter = (name for name in JUDGES if name != JUDGE.default)
     return next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
 
 
 def default_judge() -> BackendOptions:
-    """The options of a config that says nothing of its judge."""
+    """Return the options of a config without a judge section."""
     return BackendOptions.model_validate(JUDGE.validate({}))

@@ -1,4 +1,4 @@
-"""LoRA adapters of a judge: either spelling of their keys, and refused if they belong to another base.
+"""LoRA adapters of a judge, in either spelling of their keys; adapters of another base are refused.
 
 Adapters trained with transformers before 4.52 name the language model `model.layers…`, later ones
 `model.language_model.layers…`; the vision tower was `visual…` and is `model.visual…`.
@@ -25,25 +25,26 @@ OLD_SPELLINGS = {
     "model.norm.": "model.language_model.norm.",
     "visual.": "model.visual.",
 }
-"""How keys of the language model and of the vision tower begin → how they begin today."""
+"""Old → current prefix of keys of the language model and the vision tower."""
 FAMILY_NAMES = {"qwen2_vl": "qwen2-vl", "qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
-"""How the hub's names spell a family: 7B models of two families have weights of one shape."""
+"""Family → its spelling in hub names: 7B models of two families have equal shapes."""
 
 
 def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
-    """What to load for a judge: a checkpoint that is itself a LoRA stands for its base with it.
+    """Resolve a LoRA checkpoint to its base and the adapter.
 
     Args:
         checkpoint: A folder or hub name of a model, or of a PEFT LoRA, whose adapter_config.json names the base.
-        adapter: The adapter that was asked for beside it.
+        adapter: An additional adapter.
 
     Returns:
-        Base and adapter; what was given if the checkpoint is a model.
+        Base and adapter; the arguments if the checkpoint is a model.
 
     Raises:
-        ValueError: The checkpoint is a LoRA whose base is unknown or not here, or an adapter stands beside it.
+        ValueError: The checkpoint is a LoRA whose base is unknown or missing, or there is a second adapter.
     """
-    if (config := lora_config(checkpoint)) is None:
+    config = lora_config(checkpoint)
+    if config is None:
         return checkpoint, adapter
     if adapter:
         raise ValueError(f"{checkpoint} is a LoRA adapter, and adapter {adapter} beside it a second one; name one")
@@ -58,16 +59,16 @@ def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
 
 
 def lora_config(checkpoint: str) -> dict[str, Any] | None:
-    """The adapter_config.json of a folder or hub name that is a LoRA and no model; None of anything else."""
+    """Read the adapter_config.json of a LoRA folder or hub name; None for a model or anything else."""
     if HUB_PATH.fullmatch(checkpoint) and not Path(checkpoint).exists():
         path: Path | None = adapter_file(checkpoint).parent / PEFT_CONFIG
     elif Path(checkpoint).exists():
         folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
         path = None if (folder / "config.json").is_file() else folder / PEFT_CONFIG
     else:
-        from transformers.utils import cached_file  # not above: it takes seconds, and a folder needs it not
+        from transformers.utils import cached_file  # imported late: it takes seconds, and folders do not need it
 
-        # Of a hub name the config.json decides, which is in the cache if the model is.
+        # For a hub name the config.json decides, which is cached with the model.
         silent = {"_raise_exceptions_for_missing_entries": False}
         is_model = cached_file(checkpoint, "config.json", **silent)
         cached = None if is_model else cached_file(checkpoint, PEFT_CONFIG, **silent)
@@ -76,7 +77,7 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
-    """The model with a PEFT LoRA merged into its weights; `adapter` is as `models.lora.formats.adapter_file` takes it.
+    """Merge a PEFT LoRA into a model's weights; `adapter` is as for `models.lora.formats.adapter_file`.
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
@@ -95,17 +96,17 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 
 
 def with_lora(model: Any, config: Any) -> Any:
-    """PEFT's `get_peft_model`."""
+    """Call PEFT's `get_peft_model` without its warning."""
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
+        # peft 0.21 uses a deprecated name of transformers 5.23.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         return get_peft_model(model, config)
 
 
 def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
-    """The PEFT config of a LoRA for `model`, and its weights by the names that PEFT gives the model's today.
+    """Read the PEFT config of a LoRA for `model`, and its weights by PEFT's current names.
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
@@ -116,6 +117,8 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     with safetensors_errors(file):
         weights = load_file(file)
     check_finite(file, weights)
+
+    # The config.
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")
@@ -128,13 +131,18 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
         raise ValueError(f"{path} is no config of a PEFT adapter ({_line(error)})") from None
     if config.peft_type != "LORA":
         raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
-    base, config.base_model_name_or_path = str(config.base_model_name_or_path or ""), None  # peft would warn
+
+    # The base's family.
+    base = str(config.base_model_name_or_path or "")
+    config.base_model_name_or_path = None  # peft would warn
     kind = model.config.model_type
     families = [family for family, spelling in FAMILY_NAMES.items() if spelling in base.lower()]
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
+
     state = {PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
-    # The modules that the file holds, whatever its config calls them: a suffix could match more.
+
+    # The modules in the file, instead of its config's suffixes, which could match more.
     config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)
     return config, state
 
@@ -144,18 +152,23 @@ def _line(error: BaseException) -> str:
 
 
 def today(key: str) -> str:
-    """A module's name without PEFT's prefix, as transformers spells it today."""
-    return next((new + key[len(old) :] for old, new in OLD_SPELLINGS.items() if key.startswith(old)), key)
+    """Convert a key, without PEFT's prefix, to transformers' current spelling."""
+    for old, new in OLD_SPELLINGS.items():
+        if key.startswith(old):
+            return new + key[len(old) :]
+    return key
 
 
 def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str) -> list[str]:
-    """The modules that the adapter changes; checks that the model has them, and of which shape."""
-    modules, targets = dict(model.named_modules()), {}
+    """Return the adapted modules, after checking that the model has them in the same shapes."""
+    modules = dict(model.named_modules())
+    targets = {}
     for key, tensor in state.items():
         name, dot, factor = key.removeprefix(PEFT_PREFIX).partition(".lora_")
         if not dot:
             raise ValueError(f"{adapter}: {key} is no LoRA weight; merge the adapter into its base instead")
-        if not isinstance(module := modules.get(name), nn.Linear):
+        module = modules.get(name)
+        if not isinstance(module, nn.Linear):
             kind = model.config.model_type
             raise ValueError(f"{adapter} (of {base}) changes {name}, which this {kind} model has not")
         width, side = (module.in_features, 1) if factor.startswith("A.") else (module.out_features, 0)

@@ -1,7 +1,6 @@
-"""The seam of a judge, the options that every judge has, and what a line of the table `JUDGES` brings.
+"""The judge protocol, the options common to all backends, and the entries of the table `JUDGES`.
 
-A judge is shown images and a question, and its P(Yes | Yes or No) of the first answer token is the score
-(arXiv 2512.04784, §3.2).
+A judge gets images and a question. Its score is P(Yes | Yes or No) of the first answer token (arXiv 2512.04784, §3.2).
 
 To add a backend: a file with an options model, a class behind `Judge` and a `JudgeSpec`, and one line of `JUDGES`.
 """
@@ -22,11 +21,11 @@ from pacorl.types import Question, Verdict
 WORDS = (("Yes",), ("No",))
 """The spellings of Yes and of No that count by default."""
 VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
-"""The spellings whose probabilities EditReward-Bench adds up (those of them that are single tokens)."""
+"""The spellings that EditReward-Bench adds up, if they are single tokens."""
 
 
 class JudgeRefusedError(ValueError):
-    """A fault that no retry mends: wrong model name, refused key, Yes or No not a single token."""
+    """Fatal fault of a judge: wrong model name, refused key, Yes or No not a single token."""
 
 
 class Judge(Protocol):
@@ -38,68 +37,68 @@ class Judge(Protocol):
     """
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order; a failed one says why."""
+        """Return one verdict per question, in order; a missing verdict carries its reason."""
 
     def explain(self, question: Question) -> str:
-        """The answer in words."""
+        """Answer in words."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a judge has done so far."""
+    """Counts of a judge's requests and questions."""
 
     requests: int = 0
     """Chat requests sent, retries included."""
     retries: int = 0
-    """Of these, those that repeat a failed one."""
+    """Requests that repeat a failed request."""
     missing: int = 0
     """Distinct questions that ended without a probability."""
     cached: int = 0
-    """Questions answered by an identical one of the same call."""
+    """Questions answered by an identical question of the same call."""
 
 
 @runtime_checkable
 class RemoteJudge(Judge, Protocol):
-    """A judge outside of this process: several threads may ask it at once, it counts, and it is closed at the end."""
+    """A judge outside this process: thread-safe, with counters, and to be closed at the end."""
 
     counters: Counters
-    """What it has done so far."""
+    """Counts so far."""
 
     def close(self) -> None:
-        """Abandons what is running."""
+        """Abandon running requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeFacts:
-    """What a judge says of itself."""
+    """Properties that a judge reports."""
 
     yes_ids: tuple[int, ...] = ()
-    """Token ids of Yes; empty if a server does not tell, and its answers are read by their text."""
+    """Token ids of Yes; empty if unknown, and answers are read by their text."""
     no_ids: tuple[int, ...] = ()
     """Token ids of No, likewise."""
     served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Endpoint → model names; empty for a judge in this process."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the libraries or the server, by name."""
+    """Versions of libraries or servers, by name."""
     weight_bytes: int = 0
-    """Of this process; a server's memory is its own."""
+    """Bytes of the weights in this process; 0 for a server."""
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A judge that knows what it is."""
+    """A judge with facts."""
 
     def facts(self) -> JudgeFacts:
-        """Raises what the judge raises if it cannot be asked."""
+        """Return the facts; raises the judge's own error if it is unreachable."""
 
 
 def counts_of(judge: Judge | None) -> dict[str, int]:
-    """What a remote judge has done so far, by name; nothing of one in this process."""
+    """Return a remote judge's counts by name; empty for a judge in this process."""
     return asdict(judge.counters) if isinstance(judge, RemoteJudge) else {}
 
 
 def close_judge(judge: Judge | None) -> None:
-    """Ends what a judge runs beside its caller."""
+    """Close a remote judge."""
     if isinstance(judge, RemoteJudge):
         judge.close()
 
@@ -110,11 +109,11 @@ BACKEND_KEYS = {
     *("model", "api_key_env", "concurrency", "timeout", "retries", "startup", "outage"),
     *("dtype", "quantize", "stream", "batch_tokens"),
 }
-"""Keys of single backends. A backend drops the keys of the others."""
+"""Keys of single backends. A backend drops foreign keys."""
 
 
 class BackendOptions(Section):
-    """Who answers the questions; each backend adds its own keys."""
+    """Options common to all backends; each backend adds its own keys."""
 
     backend: str
     """In this process, or behind an OpenAI-compatible API."""
@@ -141,33 +140,33 @@ class BackendOptions(Section):
         return {key: value for key, value in section.items() if key not in foreign}
 
     def patience(self, missing: int) -> float:
-        """Seconds after which so many scores are surely missing, if nobody answers."""
+        """Return the seconds after which `missing` scores are given up if no server answers."""
         return 0.0
 
     def on_resume(self) -> BackendOptions:
-        """The options by which a resumed run opens the judge."""
+        """Return the options with which a resumed run opens the judge."""
         return self
 
     def identity(self) -> str:
-        """What decides the verdicts, wherever it lies: a digest of the weights, or a server's model.
+        """Return an identifier of the verdicts, independent of paths: a digest of the weights, or a server's model.
 
-        Empty if it cannot be known, as of a checkpoint that is not on this machine yet.
+        Empty if unknown, e.g. for a checkpoint outside this machine.
         """
         return ""
 
     @property
     def name(self) -> str:
-        """What messages call the judge."""
+        """The judge's name in messages."""
         return self.checkpoint
 
 
 class InProcessOptions(BackendOptions):
-    """A judge that lives in this process's memory."""
+    """Options of a judge in this process."""
 
     adapter: str = ""
     """A LoRA on top of the checkpoint, a folder or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the weights."""
+    """Type of the weights."""
     quantize: Quantization = NONE
     """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
     `pip install 'pacorl[nf4]'`."""
@@ -186,24 +185,24 @@ class JudgeSpec:
     options: type[BackendOptions]
     """The section `judge:` of this backend."""
     open: Callable[..., Judge]
-    """(options, *, device, processes, waits) → the judge, ready to be asked; `processes` share it, and with `waits` one
-    that is still starting is waited for.
+    """(options, *, device, processes, waits) → the judge, ready for questions. `processes` share it; `waits` allows for
+    a server that is still starting.
 
-    Raises ValueError or OSError that names what is wrong.
+    Raises ValueError or OSError with the fault.
     """
     from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize, stream) → the judge that a
-    person names in one word, and what to call it. A backend ignores what says nothing to it."""
+    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize, stream) → the judge and
+    its display name. Backends ignore arguments that do not apply."""
     check: Callable[[str, str], object] = lambda source, adapter: None
-    """(source, adapter) → says what can be known to be wrong with them at once; a server says it when it is reached."""
+    """(source, adapter) → raises ValueError for faults that are visible before loading; a server's appear later."""
     claims: Callable[[str], bool] = lambda source: False
-    """Whether a source is one of this backend's; the table's default takes what nobody claims."""
+    """Whether a source belongs to this backend; unclaimed sources go to the table's default."""
     remedy: Callable[[Any], str] = lambda options: ""
-    """(options) → how to get the judge to answer, once it did not; a clause for the end of a message."""
+    """(options) → remedy for a silent judge, a clause for the end of a message."""
     base: str = ""
-    """What the published judge is made from; its sizes stand in for a checkpoint that is not here."""
+    """Base model of the published judge; its sizes approximate checkpoints outside this machine."""
     architecture: Path | None = None
-    """A JSON of that base's `config.json` as `model` and image options as `processor`, for the memory plan."""
+    """JSON file with the base's `config.json` as `model` and its image options as `processor`, for the memory plan."""
     tiny: Path | None = None
     """The committed checkpoint that `tiny` names."""
 
@@ -211,6 +210,6 @@ class JudgeSpec:
     def in_process(self) -> bool:
         """Whether it is opened after the generator's text encoders have left the device.
 
-        Another is opened before any weights load, so that a wrong address costs no time.
+        A remote judge is opened before any weights load, so that a wrong address fails early.
         """
         return issubclass(self.options, InProcessOptions)

@@ -38,10 +38,9 @@ logger = logging.getLogger(__name__)
 
 TINY_JUDGE = CHECKPOINTS / "judge"
 HEAD_ROWS = 256
-"""Answers that pass the head together: each is a row of the whole vocabulary."""
+"""Rows of the language-model head per call: each row of logits spans the whole vocabulary."""
 CPU_TOKENS = 1024
-"""Most tokens of a forward on a CPU, per thread: its caches hold the activations of so many, and no weight is read too
-often for what is computed with it."""
+"""Most tokens of a forward on a CPU, per thread: their activations fit its caches, and weights are reread rarely."""
 
 
 class LocalOptions(InProcessOptions):
@@ -58,24 +57,30 @@ class LocalOptions(InProcessOptions):
         return self
 
     def identity(self) -> str:
-        sources = [TINY_JUDGE if self.checkpoint == "tiny" else self.checkpoint, *filter(None, [self.adapter])]
-        if base := base_of(str(sources[0])):
-            sources.append(base)
-        digests = [checkpoint_digest(str(source)) for source in sources]
-        return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}" if all(digests) else ""
+        checkpoint = str(TINY_JUDGE) if self.checkpoint == "tiny" else self.checkpoint
+        digests = []
+        for source in (checkpoint, self.adapter, base_of(checkpoint)):
+            if source:
+                digests.append(checkpoint_digest(source))
+
+        if not all(digests):
+            return ""
+        return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
 
 
 def base_of(checkpoint: str) -> str:
-    """The base of a checkpoint that is an adapter on this machine; empty of any other."""
-    path = None if local_file(checkpoint, "config.json") else local_file(checkpoint, "adapter_config.json")
-    return str(read_object(path).get("base_model_name_or_path") or "") if path else ""
+    """Return the base of a LoRA checkpoint on this machine; empty for any other checkpoint."""
+    path = local_file(checkpoint, "adapter_config.json")
+    if local_file(checkpoint, "config.json") or not path:
+        return ""
+    return str(read_object(path).get("base_model_name_or_path") or "")
 
 
 class LocalJudge:
     """A Qwen-VL-family model in this process; one call at a time.
 
-    In one call every distinct question is asked once, every distinct image passes the vision tower once (equal
-    pixels are one image), and what questions begin with in common is computed once.
+    A call computes every distinct question, every distinct image (by its pixels) and every common prefix of prompts
+    once.
     """
 
     def __init__(
@@ -92,13 +97,13 @@ class LocalJudge:
     ) -> None:
         """
         Args:
-            batch_tokens: The most tokens of one forward, padding included (one longer prompt still passes alone); on
-                a CPU no more than `CPU_TOKENS` per thread.
-            temperature: Divides the Yes − No logit.
-            symmetric: Asks about every pair in both orders; the verdict is the mean, `order_gap` their distance.
-            variants: Adds up the spellings `VARIANTS`, EditReward-Bench's rule.
-            share: Computes common beginnings once; by default if that is proven equal.
-            domain: Verdicts about images outside of it are missing.
+            batch_tokens: The most tokens of one forward, padding included (a longer prompt passes alone); on a CPU at
+                most `CPU_TOKENS` per thread.
+            temperature: Divisor of the Yes − No logit.
+            symmetric: Ask about every pair in both orders; the verdict is the mean, `order_gap` their distance.
+            variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
+            share: Compute common prefixes once; by default for families with a proof of equality.
+            domain: Verdicts about images outside it are missing.
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
@@ -106,15 +111,17 @@ class LocalJudge:
         """The model, frozen and in evaluation mode, its adapter merged."""
         batch_windows(self.model)
         self.processor = processor
-        """The checkpoint's own."""
+        """The checkpoint's processor."""
         self.prompting = Prompting(model, processor)
-        """Turns questions into tokens and pixels."""
-        self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
+        """Conversion of questions to tokens and pixels."""
+        self.batch_tokens = batch_tokens
+        self.temperature = temperature
+        self.symmetric = symmetric
         self.share = can_share(model.config) if share is None else share
-        """Whether common beginnings of prompts are computed once."""
+        """Whether common prefixes of prompts are computed once."""
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
         self.domain = domain
-        """Tells images that the judge knows from others; None declines nothing."""
+        """Classifier of images outside the judge's domain; None accepts all images."""
 
     @classmethod
     def from_pretrained(
@@ -129,26 +136,28 @@ class LocalJudge:
         decline: bool = False,
         **options: Any,
     ) -> LocalJudge:
-        """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
+        """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an optional adapter.
 
         Args:
-            checkpoint: If it is itself a PEFT LoRA, it is loaded on the base that its config names.
-            quantize: `none`, or the form of `pacorl.models.quantize.QUANTIZERS` that the blocks' weights are packed in;
-                an adapter is merged before.
-            stream: whether they stay in main memory, and are sent to the device layer by layer.
-            decline: Verdicts about images outside of the checkpoint's domain, if it brings one (`judge.domain`), are
-                missing and say so. A reward never declines.
-            options: Those of `LocalJudge`.
+            checkpoint: A PEFT LoRA is loaded on the base named in its config.
+            quantize: `none`, or the form of `pacorl.models.quantize.QUANTIZERS` for the blocks' weights; an adapter is
+                merged before.
+            stream: Keep these weights in main memory, and send them to the device layer by layer.
+            decline: Verdicts about images outside the checkpoint's domain, if it has one (`judge.domain`), are missing
+                with that reason. A reward never declines.
+            options: Options of `LocalJudge`.
 
         Raises:
             ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
         """
+        # Cheap checks, before transformers is imported.
         check_quantization(quantize)
-        for key, name in (("judge.dtype", dtype), ("judge.quantize", quantize)):
-            check_dtype(name, device, key=key)
+        check_dtype(dtype, device, key="judge.dtype")
+        check_dtype(quantize, device, key="judge.quantize")
         source, merged = check_local(str(checkpoint), adapter)
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
+
         from transformers import AutoModelForImageTextToText
 
         from pacorl.io.pretrained import pretrained
@@ -159,47 +168,54 @@ class LocalJudge:
         if merged:
             model = merge_adapter(model, merged)
         quantize_model(model, quantize, device=device, stream=stream)
+
         # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(merged or source) if decline else None
         return cls(model.to(device), load_processor(source), domain=domain, **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order. Raises ImageError if an image cannot be looked at."""
+        """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
         ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
         return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        """The answer in words, the likeliest token each time under the checkpoint's repetition penalty.
+        """Answer in words, by greedy decoding under the checkpoint's repetition penalty.
 
-        The penalty is that of generation_config.json, which servers apply as well. No verdict depends on it: P(Yes) is
-        read from the model's own logits.
+        Servers apply the same penalty, from generation_config.json. No verdict depends on it: P(Yes) comes from the
+        model's own logits.
 
-        Raises RuntimeError if an image is outside of the judge's domain, or the text holds a control token.
+        Raises RuntimeError if an image is outside the judge's domain, or the text holds a control token.
         """
-        if reason := text_fault(question.text) or (self.domain.reason(question.images) if self.domain else ""):
+        reason = text_fault(question.text)
+        if self.domain and not reason:
+            reason = self.domain.reason(question.images)
+        if reason:
             raise RuntimeError(f"no reasons: {reason}")
+
         (prompt,) = self.prompting.chat_prompts([question])
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 
     def models(self) -> list[nn.Module]:
-        """What computes on the device."""
+        """Return the modules that run on the device."""
         return [self.model]
 
     def facts(self) -> JudgeFacts:
-        """The ids of Yes and No, and the size of the weights."""
+        """Return the ids of Yes and No, and the size of the weights."""
         weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         return JudgeFacts(self.yes_ids, self.no_ids, weight_bytes=weight_bytes)
 
     def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
-        """Per prompt the (V,) log-probabilities of the first answer token, fp64 on the CPU."""
-        return list(log_softmax(self._last_logits(prompts, slice(None)))) if prompts else []
+        """Return the (V,) log-probabilities of each prompt's first answer token, in fp64 on the CPU."""
+        if not prompts:
+            return []
+        return list(log_softmax(self._last_logits(prompts, slice(None))))
 
     @torch.inference_mode()
     def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
-        """What transformers' `generate` returns as a dict; its `sequences` hold the new tokens alone."""
+        """Call transformers' `generate`; `sequences` of its output hold only the new tokens."""
         inputs = self.prompting.padded(self.prompting.encode([prompt]))
         output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
         output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
@@ -211,6 +227,7 @@ class LocalJudge:
             askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]
             answers = iter(self._verdicts(askable) if askable else [])
             return [Verdict(None, fault) if fault else next(answers) for fault in faults]
+
         prompts = self.prompting.chat_prompts(questions)
         distinct = list(dict.fromkeys(prompts))
         logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))
@@ -218,40 +235,45 @@ class LocalJudge:
         return [Verdict(p_yes[prompt]) for prompt in prompts]
 
     def _p_yes(self, logits: Tensor) -> Tensor:
-        """P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
+        """Compute P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        yes, no = (columns.logsumexp(-1) for columns in wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1))
-        return (torch.stack([yes, no], dim=-1) / self.temperature).softmax(-1)[:, 0]
+        yes, no = wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1)
+        logit_P2 = torch.stack([yes.logsumexp(-1), no.logsumexp(-1)], dim=-1)
+        return (logit_P2 / self.temperature).softmax(-1)[:, 0]
 
     @torch.inference_mode()
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
-        """(P, columns) logits at the last position of each prompt, and nowhere else."""
+        """Compute the (P, columns) logits at the last position of each prompt only."""
         encoded = self.prompting.encode(prompts)
+        most = self.batch_tokens
+
+        # Shared: a forward over the tree of common prefixes.
         if self.share:
-            feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
-            on_cpu = self.model.device.type == "cpu"
-            most = min(self.batch_tokens, CPU_TOKENS * torch.get_num_threads()) if on_cpu else self.batch_tokens
+            feature_KND, runs = self.prompting.featured(encoded, batch_tokens=most)
+            if self.model.device.type == "cpu":
+                most = min(most, CPU_TOKENS * torch.get_num_threads())
             hidden_PD = SharedForward(self.model, feature_KND, most).last_hidden(runs)
-            # Of a whole vocabulary's rows only `columns` are kept, so that they never lie in memory together.
+            # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
             return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
-        rows, most = dict[int, Tensor](), self.batch_tokens
-        # Longest first: they pad little, and a batch too large for the memory fails at once.
+
+        # Plain: padded batches, longest first, which pad little and fail at once if memory is short.
+        logit_of: dict[int, Tensor] = {}
         longest_first = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
         for batch in packed(longest_first, lambda _, batch: (len(batch) + 1) * len(encoded[batch[0]]) <= most):
             inputs = self.prompting.padded([encoded[i] for i in batch])
             logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
-            rows |= dict(zip(batch, logits, strict=True))
-        return torch.stack([rows[number] for number in range(len(encoded))])
+            logit_of |= zip(batch, logits, strict=True)
+        return torch.stack([logit_of[number] for number in range(len(encoded))])
 
 
 def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
-    """Check what can be known of a judge of this process before transformers is imported, which takes seconds.
+    """Check a checkpoint and its adapter before transformers is imported, which takes seconds.
 
     Returns:
-        Its base, a folder or hub name, and the adapter on it.
+        The base, a folder or hub name, and the adapter on it.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter, or the adapter has layers that the checkpoint has not.
+        ValueError: There is no such checkpoint or adapter, or the adapter has layers missing in the checkpoint.
     """
     from pacorl.judge.adapter import base_and_adapter, today
     from pacorl.models.lora.formats import PEFT_CONFIG, check_layers
@@ -266,16 +288,18 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
 
 
 def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
-    """The `dtype` and `device` for `LocalJudge.from_pretrained`.
+    """Choose `dtype` and `device` for `LocalJudge.from_pretrained`.
 
     "auto" is bfloat16 on a GPU and float32 elsewhere, and float32 for the tiny judge everywhere.
     """
     device = available_device()
-    return {"dtype": best_dtype(checkpoint, device) if dtype == "auto" else dtype, "device": device}
+    if dtype == "auto":
+        dtype = best_dtype(checkpoint, device)
+    return {"dtype": dtype, "device": device}
 
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
-    """Loads the judge of a config; each of the processes has its own, and there is nothing to wait for."""
+    """Load the judge of a config; each process loads its own."""
     keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
     return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
 
@@ -283,10 +307,10 @@ def open_local(options: LocalOptions, *, device: torch.device, processes: int = 
 def from_source(
     source: str, *, adapter: str = "", model: str = "", api_key_env: str = "", **options: Any
 ) -> tuple[LocalJudge, str]:
-    """A judge of this process by its checkpoint, at its best place; `model` and `api_key_env` mean nothing to it."""
+    """Load a judge by its checkpoint on the best device, and return its name; `model` and `api_key_env` are unused."""
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
+    disable_progress_bar()  # the weights' bar would break into a command's own lines
     judge = LocalJudge.from_pretrained(source, adapter=adapter, **options, **placement(source))
     return judge, f"{source} + {adapter}" if adapter else source
 
@@ -303,13 +327,13 @@ SPEC = JudgeSpec(
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities in fp64 on the CPU."""
-    # One of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
+    """Compute log-probabilities in fp64 on the CPU."""
+    # In fp32 a value of −20 is exact to 1e-6 only, and P(Yes) is a difference of two.
     return logits.cpu().double().log_softmax(-1)
 
 
 def single_token(tokenizer: Any, word: str) -> int:
-    """The id of a word that must be one token. Raises ValueError if it is not."""
+    """Return the id of a single-token word. Raises ValueError for a word of several tokens."""
     ids = tokenizer.encode(word, add_special_tokens=False)
     if len(ids) != 1:
         raise ValueError(f"{word!r} is {len(ids)} tokens for this judge's tokenizer, and must be one to be a score")
@@ -317,10 +341,13 @@ def single_token(tokenizer: Any, word: str) -> int:
 
 
 def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of Yes and of No, first; with `variants` also those of their other spellings that are single tokens."""
+    """Return the ids of Yes and of No; with `variants` also of their single-token spellings."""
     all_ids = []
-    for first, *others in VARIANTS if variants else WORDS:
-        spelled = [tokenizer.encode(word, add_special_tokens=False) for word in others]
-        all_ids.append((single_token(tokenizer, first), *(ids[0] for ids in spelled if len(ids) == 1)))
-    yes_ids, no_ids = all_ids
-    return yes_ids, no_ids
+    for first, *spellings in VARIANTS if variants else WORDS:
+        word_ids = [single_token(tokenizer, first)]
+        for word in spellings:
+            ids = tokenizer.encode(word, add_special_tokens=False)
+            if len(ids) == 1:
+                word_ids.append(ids[0])
+        all_ids.append(tuple(word_ids))
+    return all_ids[0], all_ids[1]

@@ -1,4 +1,4 @@
-"""A judge behind the calls that a script makes."""
+"""The judge's interface for Python scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY_NOTE = (
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):
-    """A judge behind the calls that a script makes.
+    """Scores of image pairs and sets, for scripts.
 
     Example:
         from PIL import Image
@@ -46,9 +46,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
                 f"PacoReward takes a judge; PacoReward.from_pretrained({str(judge)!r}) loads one by its name"
             )
         self.judge = judge
-        """Answers the questions."""
+        """The judge."""
         self.name = name or type(judge).__name__
-        """What messages and pages call the judge."""
+        """The judge's name in messages and pages."""
 
     @classmethod
     def from_pretrained(
@@ -64,22 +64,22 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         quantize: str = NONE,
         stream: bool = False,
     ) -> PacoReward:
-        """A judge by its name.
+        """Load a judge by its name.
 
         Args:
             source: A transformers folder, a hub name, the URL of a server, an endpoints YAML, or "tiny" for the
-                embedded judge, which knows the tiny world only.
+                embedded judge of the tiny world.
             adapter: A PEFT LoRA on top of a checkpoint.
             model: The judge's name at a server.
             api_key_env: The environment variable that holds a server's key.
-            temperature: Divides the Yes − No logit.
-            variants: Adds up the spellings of Yes and of No, as EditReward-Bench does.
-            decline: Images outside of what the judge knows get no score, if its checkpoint says what it knows.
-            quantize: `none`, or the form in which the blocks of a judge in this process are packed, such as `int8`.
-            stream: Whether these weights stay in main memory, and are sent to the device layer by layer.
+            temperature: Divisor of the Yes − No logit.
+            variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
+            decline: Give no score to images outside the judge's domain, if its checkpoint has one.
+            quantize: `none`, or the form of the blocks' weights for a judge in this process, such as `int8`.
+            stream: Keep these weights in main memory, and send them to the device layer by layer.
 
         Raises:
-            ValueError: if it cannot be what was asked for; for a server, before any question.
+            ValueError: The judge is missing, or does not fit the options; for a server, before any question.
         """
         judge, name = judge_from(
             str(source),
@@ -99,8 +99,8 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     @property
     def note(self) -> str:
-        """What a reader of the scores must know of the judge; empty for most."""
-        if self.name == "tiny":  # the judge that a first try meets: its note says how to name a real one
+        """Caveat for readers of the scores; empty for most judges."""
+        if self.name == "tiny":  # the default judge, so its note also names a real judge
             return TINY_NOTE
         domain = getattr(self.judge, "domain", None)
         if domain is None:
@@ -116,17 +116,17 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         criteria: Mapping[str, str] | None = None,
         symmetric: bool = False,
     ) -> float:
-        """P(Yes) of two images.
+        """Compute P(Yes) of two images.
 
         Args:
-            first: A file, an http(s) URL, PIL's own, or an array or tensor (`pacorl.io.images.as_rgb`).
+            first: A file, an http(s) URL, a PIL image, or an array or tensor (`pacorl.io.images.as_rgb`).
             second: Likewise.
-            theme: What they are to share; without theme and criteria the plain question is asked.
-            criteria: Label → text of questions of their own; the score is the mean over them.
-            symmetric: Whether both orders are asked, and their mean is taken.
+            theme: The common theme; without theme and criteria the plain question is asked.
+            criteria: Label → text of further questions; the score is the mean over all questions.
+            symmetric: Ask in both orders, and take the mean.
 
         Raises:
-            ImageError: if it is no image.
+            ImageError: for an invalid image.
             RuntimeError: if the judge gives no answer.
         """
         scores = self.score_set([first, second], theme=theme, criteria=criteria, symmetric=symmetric)
@@ -144,18 +144,18 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         symmetric: bool = False,
         reasons: bool = False,
     ) -> Scores:
-        """Every pair of two images or more.
+        """Score every pair of two or more images.
 
         Args:
-            images: Two or more, of any form that `score` takes.
-            theme: What they are to share; without theme and criteria the plain question is asked.
-            criteria: Label → text of questions of their own; a pair's score is the mean over them.
-            ranking: Whether the first image alone is compared with each of the others.
-            symmetric: Whether both orders are asked, and their mean is taken.
-            reasons: Whether the judge also answers in words, which takes longer by far.
+            images: Two or more images, in any form that `score` accepts.
+            theme: The common theme; without theme and criteria the plain question is asked.
+            criteria: Label → text of further questions; a pair's score is the mean over all questions.
+            ranking: Compare only the first image with each candidate.
+            symmetric: Ask in both orders, and take the mean.
+            reasons: Request the answer in words too, which takes far longer.
 
         Raises:
-            ImageError: if one is no image.
+            ImageError: for an invalid image.
             ValueError: for fewer than two images.
         """
         return score_set(
@@ -168,18 +168,18 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         )
 
     def rank(self, images: Sequence[ImageLike], **options: Any) -> Scores:
-        """The first image against each of the others, `ranked` best first; options as in `score_set`."""
+        """Compare the first image with each candidate, `ranked` best first; options as in `score_set`."""
         return self.score_set(images, ranking=True, **options)
 
     def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
-        """The judge's answer in words."""
+        """Return the judge's answer in words."""
         (question,) = questions_about(theme)
         images = [as_rgb(_as_image(image), name) for image, name in ((first, "image 1"), (second, "image 2"))]
         return self.judge.explain(Question(tuple(images), question.text))
 
     def close(self) -> None:
-        """Lets go of a server."""
-        # Only a judge at a server holds anything open; the seam does not ask the others for a `close`.
+        """Close the connection to a server."""
+        # Only a remote judge has a `close`.
         getattr(self.judge, "close", lambda: None)()
 
     def __exit__(self, *error: object) -> None:

@@ -1,10 +1,10 @@
-"""Questions to a judge, and answers by what they are about: the one place that asks about pairs.
+"""Questions about image pairs, sent to a judge in one call, with the verdicts keyed by set, pair and criterion.
 
     answers = ask_pairs(judge, [panels], [{("Style", "Ink"): "Is it one ink?"}])
-    answers[0][0, 1]["Style", "Ink"].p_yes     # of the first set, its first two panels, that criterion
+    answers[0][0, 1]["Style", "Ink"].p_yes     # first set, first two panels, this criterion
 
-All questions of a call go to the judge at once and in the order of their keys, so that it can share what they have in
-common; the order also decides which questions meet in a batch, and so the last bits of an answer.
+A call sends all questions at once and in the order of their keys, so that the judge can share common prefixes. The
+order also decides the batches, and so the last bits of an answer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Pair = tuple[int, int]
 Criterion = tuple[str, str]
 """Dimension and name of a written criterion."""
 Matrix = tuple[tuple[float | None, ...], ...]
-"""Every image against every other; None on the diagonal and if there is no answer."""
+"""Symmetric matrix of P(Yes); None on the diagonal and for missing answers."""
 Ask = Literal["theme", "criteria"]
-"""Which questions a pair of a set is asked: of its theme, or each criterion that its record writes."""
+"""Questions about each pair: one about the theme, or one per written criterion."""
 
 THEME: Criterion = ("theme", "")
 
 
 def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = False) -> dict[Key, Verdict]:
-    """All questions in one call, each verdict under its question's key.
+    """Ask all questions in one call and return each verdict under its question's key.
 
     Args:
         symmetric: Asks about several images in both orders (`both_orders`).
@@ -50,7 +50,8 @@ def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = Fa
     """
     in_order = list(questions.values())
     verdicts = both_orders(judge.verdicts, in_order) if symmetric else judge.verdicts(in_order)
-    # A judge may be anybody's code, and one verdict too few would move every later one to another question.
+
+    # A judge may be user code, and one verdict too few would shift every later verdict to another question.
     if len(verdicts) != len(in_order):
         raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(in_order)} questions")
     return dict(zip(questions, verdicts, strict=True))
@@ -64,22 +65,23 @@ def ask_pairs(
     pairs: Callable[[int], Iterable[Pair]] = lambda count: combinations(range(count), 2),
     symmetric: bool = False,
 ) -> list[dict[Pair, dict[Name, Verdict]]]:
-    """Every text about every pair of each set, in one call.
+    """Ask every text about every pair of each set, in one call.
 
     Args:
         sets: The images of each set.
-        texts: Of each set, name → question.
-        pairs: The pairs of a set of so many images; all of them unless mean.
+        texts: Name → question, per set.
+        pairs: Number of images → the pairs to ask about; all pairs by default.
 
     Returns:
         Per set, pair → name → verdict; a set of one image has no pairs.
     """
-    questions = {
-        (number, pair, name): Question((images[pair[0]], images[pair[1]]), text)
-        for number, (images, text_of) in enumerate(zip(sets, texts, strict=True))
-        for pair in pairs(len(images))
-        for name, text in text_of.items()
-    }
+    questions = {}
+    for number, (images, text_of) in enumerate(zip(sets, texts, strict=True)):
+        for pair in pairs(len(images)):
+            both = (images[pair[0]], images[pair[1]])
+            for name, text in text_of.items():
+                questions[number, pair, name] = Question(both, text)
+
     answers: list[dict[Pair, dict[Name, Verdict]]] = [{} for _ in sets]
     for (number, pair, name), verdict in ask(judge, questions, symmetric=symmetric).items():
         answers[number].setdefault(pair, {})[name] = verdict
@@ -87,15 +89,19 @@ def ask_pairs(
 
 
 def texts_about(prompt: Prompt, about: Ask) -> dict[Criterion, str]:
-    """The questions about a pair of a prompt's panels, as a reward asks them."""
+    """Build the questions of a reward about a pair of a prompt's panels."""
     if about == "theme":
         return {THEME: wordings.same_theme(shared_text(prompt.text))}
     return by_criterion(prompt.criteria, wordings.meets_criterion)
 
 
 def by_criterion(criteria: Mapping[str, Mapping[str, str]], wording: Callable[[str], str]) -> dict[Criterion, str]:
-    """A question for each written criterion."""
-    return {(dimension, name): wording(text) for dimension, texts in criteria.items() for name, text in texts.items()}
+    """Build one question per written criterion."""
+    questions = {}
+    for dimension, texts in criteria.items():
+        for name, text in texts.items():
+            questions[dimension, name] = wording(text)
+    return questions
 
 
 # --- edits -----------------------------------------------------------------------------------------------------
@@ -103,24 +109,24 @@ def by_criterion(criteria: Mapping[str, Mapping[str, str]], wording: Callable[[s
 
 @dataclass(frozen=True, slots=True)
 class EditVerdicts:
-    """The two answers about an edit."""
+    """Both verdicts about an edit."""
 
     kept: Verdict
-    """Whether all is as it was that should be."""
+    """Whether everything outside the instruction is unchanged."""
     followed: Verdict
     """Whether the instruction was carried out."""
 
     def score(self, scale: Callable[[float], float] = lambda p_yes: p_yes) -> float | None:
-        """√(kept · followed), each scaled first: EditReward-Bench's overall score; None if an answer is missing."""
+        """Return √(kept · followed), EditReward-Bench's overall score, each scaled first; None if one is missing."""
         if self.kept.p_yes is None or self.followed.p_yes is None:
             return None
         return sqrt(scale(self.kept.p_yes) * scale(self.followed.p_yes))
 
 
 def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[EditVerdicts]:
-    """Both questions about each (source, edit, instruction).
+    """Ask both questions about each (source, edit, instruction).
 
-    A source is shown at its edit's size, so that resizing alone is no difference.
+    The source is resized to its edit's size, so that resizing alone is no difference.
     """
     from PIL.Image import Resampling
 
@@ -133,33 +139,38 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[E
     return [EditVerdicts(answers[number, "kept"], answers[number, "followed"]) for number in range(len(edits))]
 
 
-# --- what becomes of verdicts ----------------------------------------------------------------------------------
+# --- aggregation -----------------------------------------------------------------------------------------------
 
 
 def mean_over_dimensions(answers: Mapping[Criterion, Verdict]) -> Verdict:
-    """The mean over a dimension's criteria, then over dimensions (T2IS-Bench's order); the first missing one if any."""
+    """Average over the criteria of a dimension, then over dimensions (T2IS-Bench); the first missing verdict if any."""
     dimensions: dict[str, list[float]] = {}
     for (dimension, _), verdict in answers.items():
         if verdict.p_yes is None:
             return verdict
         dimensions.setdefault(dimension, []).append(verdict.p_yes)
-    return Verdict(fmean(fmean(p_yes) for p_yes in dimensions.values()))
+    means = [fmean(p_yes) for p_yes in dimensions.values()]
+    return Verdict(fmean(means))
 
 
 def matrix_of(verdicts: Mapping[Pair, Verdict], count: int) -> Matrix:
-    """The symmetric matrix of P(Yes) over a set of so many images."""
+    """Build the symmetric P(Yes) matrix of `count` images."""
     return symmetric_matrix({pair: verdict.p_yes for pair, verdict in verdicts.items()}, count)
 
 
 def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
-    """Numbers by pair as a matrix."""
-    every = range(count)
-    return tuple(tuple(p_yes.get((min(row, col), max(row, col))) for col in every) for row in every)
+    """Build a symmetric matrix from values by pair."""
+    rows: list[list[float | None]] = [[None] * count for _ in range(count)]
+    for (first, second), value in p_yes.items():
+        rows[first][second] = value
+        rows[second][first] = value
+    return tuple(map(tuple, rows))
 
 
 def errors_of(verdicts: Iterable[Verdict]) -> str:
-    """Every distinct reason why verdicts are missing."""
-    return "; ".join(dict.fromkeys(verdict.error for verdict in verdicts if verdict.error and not verdict.valid))
+    """Join the distinct errors of missing verdicts."""
+    errors = [verdict.error for verdict in verdicts if verdict.error and not verdict.valid]
+    return "; ".join(dict.fromkeys(errors))
 
 
 # --- both orders -----------------------------------------------------------------------------------------------
@@ -168,25 +179,26 @@ def errors_of(verdicts: Iterable[Verdict]) -> str:
 def both_orders(
     verdicts_of: Callable[[Sequence[Question]], Sequence[Verdict]], questions: Sequence[Question]
 ) -> list[Verdict]:
-    """Asks about the images in both orders, in one call: a judge is trained on ordered pairs, consistency has no order.
+    """Ask about the images in both orders, in one call: a judge is trained on ordered pairs, consistency has no order.
 
     Returns:
-        The means, with the gap between the orders. A question about one image is asked once; a verdict is missing if
+        The means, with the gap between the orders. A question about one image is asked once. A verdict is missing if
         either order's is.
     """
     return mean_of_orders(questions, verdicts_of(with_turned(questions)))
 
 
 def with_turned(questions: Sequence[Question]) -> list[Question]:
-    """The questions, then those about several images once more with their order reversed."""
+    """Append every question about several images once more, with the images reversed."""
     turned = [replace(question, images=question.images[::-1]) for question in questions if len(question.images) > 1]
     return [*questions, *turned]
 
 
 def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts of `with_turned(questions)` → one per question."""
+    """Merge the verdicts of `with_turned(questions)` into one per question."""
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
     means = list(verdicts[: len(questions)])
+
     for number, turned in zip(asked_twice, verdicts[len(questions) :], strict=True):
         mean = means[number]
         if mean.p_yes is None or turned.p_yes is None:

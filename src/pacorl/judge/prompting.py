@@ -1,8 +1,8 @@
-"""From a question to what a Qwen-VL-family model reads: chat text, token ids, image features, positions.
+"""Inputs of a Qwen-VL-family model from questions: chat text, token ids, image features, positions.
 
-The plain way (`padded`) is transformers' own inputs; the shared way (`featured`) has every distinct image pass the
-vision tower once and gives each prompt the rows of its images in one table of features. Two rewards that ask about the
-same images, one after the other, share that table. Texts recur in every epoch, so they are rendered and tokenized once.
+The plain form (`padded`) is transformers' own inputs. The shared form (`featured`) encodes every distinct image once
+and gives each prompt the rows of its images in a table of features, which consecutive rewards about the same images
+share. Texts recur in every epoch, so rendering and tokenization are cached.
 
 Legend: B rows of a batch, N tokens, K feature maps of an image, D width.
 """
@@ -27,19 +27,19 @@ from pacorl.judge.sharing import TokenRun, packed
 from pacorl.types import Question, Size
 
 TEXTS = 4096
-"""Texts whose rendering and tokens are remembered, a few kilobytes each; the newest stay."""
+"""Size of the caches of rendered texts and tokens, a few kilobytes each."""
 
 
 @dataclass(frozen=True)
 class DistinctImage:
-    """An RGB image that equals another of the same pixels."""
+    """An RGB image, compared by its pixels."""
 
     digest: bytes
     image: Image
 
     @classmethod
     def of(cls, image: Image, *, name: str) -> DistinctImage:
-        """The image in RGB. Raises ImageError if no judge can look at it."""
+        """Convert an image to RGB and hash its pixels. Raises ImageError for an invalid image."""
         rgb = as_rgb(image, name)
         digest = hashlib.blake2b(rgb.tobytes(), key=repr(rgb.size).encode(), digest_size=16).digest()
         return cls(digest, rgb)
@@ -53,7 +53,7 @@ class DistinctImage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the model's chat template writes it, and its images in order."""
+    """A conversation rendered by the model's chat template, and its images in order."""
 
     text: str
     images: tuple[DistinctImage, ...]
@@ -74,17 +74,18 @@ class Prompting:
     """A model's chat template, tokenizer, image processor, vision tower and positions."""
 
     def __init__(self, model: Any, processor: Any) -> None:
-        self._model, self._processor = model, processor
+        self._model = model
+        self._processor = processor
         self._image_token = int(model.config.image_token_id)
-        # The template is Jinja, slower than the tokenizer, and either is slower than a small judge's forward.
+        # Cached: Jinja is slower than the tokenizer, and both are slower than a small judge's forward.
         self._question_text = lru_cache(TEXTS)(self._render)
         self._ids = lru_cache(TEXTS)(self._tokenize)
         self._grid = lru_cache(TEXTS)(self._cut)
         self._last_features: tuple[Any, Tensor] | None = None
-        """What the last call's images are, and their features."""
+        """Key of the last call's images, and their features."""
 
     def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
-        """One user turn per question: its images, then its text."""
+        """Render one user turn per question: its images, then its text."""
         images: dict[int, DistinctImage] = {}
         prompts = []
         for question in questions:
@@ -96,15 +97,15 @@ class Prompting:
         return prompts
 
     def _render(self, images: int, text: str) -> str:
-        content = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
+        content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         return self.chat_text([{"role": "user", "content": content}])
 
     def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
-        """Turns in the chat template, up to where the answer begins."""
+        """Render turns in the chat template, up to the beginning of the answer."""
         return chat_text(self._processor, turns)
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
-        """Raises ValueError if a text holds the token that stands for an image."""
+        """Tokenize prompts. Raises ValueError if a text contains the placeholder token of an image."""
         encoded = []
         for prompt in prompts:
             ids = self._ids(prompt.text)
@@ -114,7 +115,7 @@ class Prompting:
                     f"a question holds {placeholder.sum()} image tokens for {len(prompt.images)} images; "
                     f"take {self._processor.image_token} out of its text"
                 )
-            # The template writes one token per image, and an image takes as many as it has merged patches.
+            # The template writes one token per image; repeat it once per merged patch.
             repeats = np.ones_like(ids)
             repeats[placeholder] = [self._tokens(*distinct.image.size) for distinct in prompt.images]
             encoded.append(EncodedPrompt(np.repeat(ids, repeats), prompt.images))
@@ -131,20 +132,25 @@ class Prompting:
     # --- transformers' own inputs ------------------------------------------------------------------------------
 
     def padded(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Tensor]:
-        """Left-padded, so that the last position of every row is where the answer begins."""
-        longest, fill = max(map(len, prompts)), self._processor.tokenizer.pad_token_id
+        """Pad on the left, so that the answer begins after the last position of every row."""
+        longest = max(map(len, prompts))
+        fill = self._processor.tokenizer.pad_token_id
         ids_BN = torch.full((len(prompts), longest), fill)
         attended_BN = torch.zeros_like(ids_BN)
         for row, prompt in enumerate(prompts):
             ids_BN[row, longest - len(prompt) :] = torch.from_numpy(prompt.ids)
             attended_BN[row, longest - len(prompt) :] = 1
         inputs = {"input_ids": ids_BN, "attention_mask": attended_BN}
-        if images := [distinct for prompt in prompts for distinct in prompt.images]:
+
+        images: list[DistinctImage] = []
+        for prompt in prompts:
+            images += prompt.images
+        if images:
             inputs |= {"mm_token_type_ids": (ids_BN == self._image_token).int(), **self._pixels(images)}
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:
-        """Each distinct image is prepared once, and all in one call: its checks cost as much as a small image does."""
+        """Preprocess each distinct image once, in one call: the call's checks cost as much as a small image."""
         distinct = list(dict.fromkeys(images))
         ready = self._processor.image_processor(images=[item.image for item in distinct], return_tensors="pt")
         grid_of = dict(zip(distinct, ready["image_grid_thw"], strict=True))
@@ -156,34 +162,38 @@ class Prompting:
     # --- inputs that share -------------------------------------------------------------------------------------
 
     def featured(self, prompts: Sequence[EncodedPrompt], *, batch_tokens: int) -> tuple[Tensor, list[TokenRun]]:
-        """The features of all distinct images (K, N, D), and every prompt in terms of their rows."""
-        images = list(dict.fromkeys(distinct for prompt in prompts for distinct in prompt.images))
-        counts = [self._tokens(*distinct.image.size) for distinct in images]
-        rows = {
-            distinct: np.arange(end - count, end)
-            for distinct, count, end in zip(images, counts, np.cumsum(counts), strict=True)
-        }
+        """Compute the features of all distinct images (K, N, D), and every prompt in terms of their rows."""
+        rows: dict[DistinctImage, NDArray[np.int64]] = {}
+        end = 0
+        for prompt in prompts:
+            for distinct in prompt.images:
+                if distinct not in rows:
+                    start = end
+                    end += self._tokens(*distinct.image.size)
+                    rows[distinct] = np.arange(start, end)
+
         positions: dict[Any, Tensor] = {}
         feature_KND = self._features(rows, batch_tokens=batch_tokens)
         return feature_KND, [self._run(prompt, rows, positions) for prompt in prompts]
 
     def _features(self, rows: Mapping[DistinctImage, NDArray[np.int64]], *, batch_tokens: int) -> Tensor:
-        """(K, N, D) of images by the rows that they take; those of the last call's if its images were the same."""
-        # Only the whole list counts as the same: of other images beside it, an image's features would round otherwise.
+        """Compute the features (K, N, D) of images by their rows, or reuse the last call's for the same images."""
+        # Only for the same list, since an image's features round differently in another batch.
         key = (_state_of(self._model.model.visual), [distinct.digest for distinct in rows])
         if self._last_features and self._last_features[0] == key:
             return self._last_features[1]
-        self._last_features = None  # before its successor takes memory
+        self._last_features = None  # free before allocating its successor
+
         embedding = self._model.get_input_embeddings().weight
         features = [embedding.new_empty(1, 0, embedding.shape[1])] if not rows else []
-        # Rows count on from image to image, so the last one's end less the first one's start is the batch's tokens.
+        # Rows are consecutive, so a batch's tokens are the last image's end minus the first image's start.
         for batch in packed(rows, lambda image, batch: rows[image][-1] - rows[batch[0]][0] < batch_tokens):
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
             features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
         feature_KND = torch.cat(features, dim=1)
-        if len(features) == 1:  # a larger table would weigh on a device that a generator trains on meanwhile
+        if len(features) == 1:  # a larger table would cost memory of a generator in training
             self._last_features = (key, feature_KND)
         return feature_KND
 
@@ -195,7 +205,7 @@ class Prompting:
         if prompt.images:
             symbol_N[is_image] = -1 - np.concatenate([rows[distinct] for distinct in prompt.images])
         grids = [self._grid(*distinct.image.size) for distinct in prompt.images]
-        # Computed once per shape: positions depend on where images of which shape stand, and on nothing else.
+        # Computed once per shape: positions depend only on the places and shapes of images.
         shape = (is_image.tobytes(), tuple(grids))
         if shape not in positions:
             position_31N, _ = self._model.model.get_rope_index(
@@ -207,7 +217,7 @@ class Prompting:
         return TokenRun(symbol_N, positions[shape])
 
     def _cut(self, width: int, height: int) -> tuple[int, int, int]:
-        """Frames, rows and columns of an image's patches, as the image processor cuts it."""
+        """Return the image processor's frames, rows and columns of an image's patches."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         cutter = self._processor.image_processor
@@ -217,21 +227,21 @@ class Prompting:
         return 1, height // cutter.patch_size, width // cutter.patch_size
 
     def _tokens(self, width: int, height: int) -> int:
-        """Tokens of the language model that an image takes."""
+        """Count an image's tokens in the language model."""
         merged = int(self._processor.image_processor.merge_size) ** 2
         return math.prod(self._grid(width, height)) // merged
 
 
 def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
-    """Render turns in a checkpoint's chat template, up to where the answer begins.
+    """Render turns in a checkpoint's chat template, up to the beginning of the answer.
 
-    A model that thinks first would begin its answer with `<think>` where Yes or No is read. Templates without the
-    switch ignore it.
+    Thinking is disabled: an answer would begin with `<think>` instead of Yes or No. Templates without the switch ignore
+    it.
     """
     return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=False))
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:
-    """What changes if a module's weights are moved, replaced or trained on."""
-    # Inference tensors have no version; nothing trains them.
+    """Return a key that changes if a module's weights are moved, replaced or trained."""
+    # Inference tensors have no version, and are not trained.
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in module.parameters()]

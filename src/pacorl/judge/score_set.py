@@ -1,10 +1,10 @@
-"""The judge asked about every pair of a set of images: images, questions, scores."""
+"""Scoring of every pair of an image set: images, questions, scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations, count
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ from pacorl.core.grid import split
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape
 from pacorl.io.remote import open_source
-from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
+from pacorl.judge.pairwise import ask_pairs, errors_of
 from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
-from pacorl.types import Grid, Question, Verdict
+from pacorl.types import Grid, Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,21 +24,25 @@ if TYPE_CHECKING:
 
 
 def read_criteria(values: Sequence[str]) -> dict[str, str]:
-    """Label → text from criteria written out, or from JSON files of them in the T2IS form (dimension → name → text).
+    """Read label → text from literal criteria, or from JSON files in the T2IS form (dimension → name → text).
 
-    Raises ValueError if a file is no such JSON.
+    Raises ValueError if a file has another form.
     """
     criteria: dict[str, str] = {}
     for path_or_text in values:
         if not path_or_text.endswith(".json"):
             criteria[path_or_text] = path_or_text
             continue
+
+        # A whole T2IS record is valid too, for its criteria.
         document = read_json(Path(path_or_text))
-        # A whole T2IS record is taken too, for its criteria.
-        document = document.get("criteria", document) if isinstance(document, dict) else {}
+        if isinstance(document, dict):
+            document = document.get("criteria", document)
+
         of_file: dict[str, str] = {}
         for dimension, entry in document.items() if isinstance(document, dict) else ():
-            for name, text in (entry if isinstance(entry, dict) else {"": entry}).items():
+            texts = entry if isinstance(entry, dict) else {"": entry}
+            for name, text in texts.items():
                 if not isinstance(text, str) or not text:
                     raise ValueError(f"{path_or_text}: criterion {dimension}.{name} is {text!r}, not a text")
                 of_file[" / ".join(filter(None, (dimension, name)))] = text
@@ -52,20 +56,30 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
 def open_images(
     sources: Sequence[Path | str], *, keep_going: bool = False
 ) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
-    """Names, images, and what was left out and why (empty unless `keep_going`); sources are files or http(s) URLs.
+    """Open images from files or http(s) URLs.
 
-    Raises ImageError naming every file that cannot be used, and if fewer than one remains.
+    Returns:
+        Names, images, and source → error for skipped sources (empty unless `keep_going`).
+
+    Raises:
+        ImageError: listing every unusable source, or if no image is left.
     """
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
     for source in map(str, sources):
-        # One image may be given twice, and each of the two needs a name of its own.
-        numbered = chain([source], (f"{source} ({number})" for number in count(2)))
         if Path(source).is_dir():
             refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/*.png"
             continue
+
+        # A source may occur twice, and names must be unique.
+        name = source
+        number = 1
+        while name in opened:
+            number += 1
+            name = f"{source} ({number})"
+
         try:
-            opened[next(name for name in numbered if name not in opened)] = open_source(source)
+            opened[name] = open_source(source)
         except (ImageError, OSError) as error:
             strerror = error.strerror if isinstance(error, OSError) else None
             refused[source] = f"{source}: {strerror}" if strerror else str(error)
@@ -75,16 +89,18 @@ def open_images(
 
 
 def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """The panels of a grid image, named by their numbers."""
+    """Split a grid image into its panels, named by number."""
     panels = split(image, grid)
+    names = []
     for number, panel in enumerate(panels, 1):
-        # The image may be large enough, and its panels not.
+        # The image may be large enough while its panels are too small.
         check_shape(panel, f"panel {number} of {name}")
-    return tuple(f"{name}[{number}]" for number in range(1, grid.count + 1)), tuple(panels)
+        names.append(f"{name}[{number}]")
+    return tuple(names), tuple(panels)
 
 
 def check_count(images: int, *, ranking: bool = False) -> None:
-    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
+    """Raise ValueError if there are too few images to compare, cheaply enough for a check before loading."""
     if images < 2 and ranking:
         raise ValueError("ranking needs a reference and at least one candidate")
     if images < 2:
@@ -95,7 +111,7 @@ def check_count(images: int, *, ranking: bool = False) -> None:
 
 
 def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
-    """The questions that a theme and written criteria (label → text) ask for; without either, the plain one."""
+    """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
     written = [QuestionSpec(label, wordings.meets_criterion(text)) for label, text in (criteria or {}).items()]
     if theme:
         return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
@@ -112,45 +128,46 @@ def score_set(
     symmetric: bool = False,
     reasons: bool = False,
 ) -> Scores:
-    """Scores every pair of two images or more, in one call of the judge.
+    """Score every pair of two or more images, in one call of the judge.
 
     Args:
-        names: What to call the images; numbered if empty.
-        questions: What to ask about each pair; whether they are consistent if empty.
-        ranking: Scores the first image, the reference, against each of the others only; `ranked` holds them best first.
-        symmetric: Asks in both orders and takes the mean.
-        reasons: Asks for the answer in words too, which takes longer by far.
+        names: Display names; numbered if empty.
+        questions: Questions about each pair; empty for plain consistency.
+        ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
+        symmetric: Ask in both orders and take the mean.
+        reasons: Request the answer in words too, which takes far longer.
 
     Raises:
-        ValueError: for fewer than two images, or what is no image (an ImageError, which names it).
+        ValueError: for fewer than two images, or an invalid image (an ImageError, which names it).
     """
-    check_count(len(images), ranking=ranking)  # again: Python's callers have no door in front
+    # Inputs: pairs, names, RGB images.
+    check_count(len(images), ranking=ranking)  # callers from Python have not passed the command's check
     every = range(len(images))
     pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
     names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
     specs = tuple(questions) or questions_about()
-    texts = dict(enumerate(question.text for question in specs))  # by number: two labels may be the same
+
+    # Verdicts, with questions by number since two labels may be equal.
+    texts = {number: question.text for number, question in enumerate(specs)}
     (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
-    scored = [_pair_score(pair, list(verdicts.values())) for pair, verdicts in answers.items()]
-    if reasons:
-        # Words cost a whole answer each, so a pair without a score is not asked for any.
-        scored = [
-            pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))
-            for pair in scored
-        ]
+    scored = []
+    for (first, second), by_question in answers.items():
+        verdicts = list(by_question.values())
+        score = PairScore(
+            first,
+            second,
+            by_question=tuple(verdict.p_yes for verdict in verdicts),
+            order_gap=mean_of_present([verdict.order_gap for verdict in verdicts]),
+            error=errors_of(verdicts),
+            declined=any(verdict.declined for verdict in verdicts),
+        )
+        # Words cost a whole answer each, so pairs without a score get none.
+        if reasons and score.p_yes is not None:
+            score = replace(score, reasons=_reasons(judge, images, score, specs))
+        scored.append(score)
+
     return Scores(names, tuple(images), specs, tuple(scored), ranking)
-
-
-def _pair_score(pair: Pair, verdicts: Sequence[Verdict]) -> PairScore:
-    """`verdicts`: one per question."""
-    return PairScore(
-        *pair,
-        by_question=tuple(verdict.p_yes for verdict in verdicts),
-        order_gap=mean_of_present([verdict.order_gap for verdict in verdicts]),
-        error=errors_of(verdicts),
-        declined=any(verdict.declined for verdict in verdicts),
-    )
 
 
 def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:

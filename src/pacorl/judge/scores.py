@@ -1,7 +1,7 @@
-"""Scores of pairs of images and what follows for a set, as values, as lines of a terminal and as a page.
+"""Scores of image pairs and of whole sets, as values, as terminal output and as an HTML page.
 
-A pair's score is the judge's P(Yes), mean over the questions that were asked (and over both orders, if wanted). A pair
-of which any question stayed unanswered has no score, and its reason is kept.
+A pair's score is the judge's P(Yes), averaged over the questions (and over both orders, if requested). A pair with an
+unanswered question has no score, but an error message.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ class QuestionSpec:
     """A question to be put to every pair."""
 
     label: str
-    """What a table calls it."""
+    """Short name in tables."""
     text: str
-    """What the judge is asked."""
+    """Wording sent to the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """What the judge says of two images of a set (indices into it)."""
+    """The judge's verdict about two images of a set."""
 
     first: int
-    """Index of one image."""
+    """Index of the first image."""
     second: int
-    """Index of the other."""
+    """Index of the second image."""
     by_question: tuple[float | None, ...]
     """P(Yes) of each question, mean of both orders if both were asked."""
     order_gap: float | None = None
-    """How far P(Yes) of the two orders lies apart, mean over the questions; None if one order was asked."""
+    """|P(Yes | a, b) − P(Yes | b, a)|, mean over the questions; None if one order was asked."""
     error: str = ""
-    """Why it has no score."""
+    """Reason for a missing score."""
     reasons: str = ""
-    """The judge's answer in words, if it was asked for."""
+    """The judge's answer in words, if requested."""
     declined: bool = False
-    """Whether the judge declined it, because an image is outside of what it knows."""
+    """Whether the judge declined the pair because an image is outside its domain."""
 
     @property
     def p_yes(self) -> float | None:
         """The pair's score; None if a question stayed unanswered."""
-        return mean_of_present(self.by_question) if None not in self.by_question else None
+        return None if None in self.by_question else mean_of_present(self.by_question)
 
 
 @dataclass(frozen=True, slots=True)
 class OddOneOut:
-    """The image that fits the others least."""
+    """The image that fits the set least."""
 
     image: int
-    """Its index."""
+    """Index into the set."""
     with_others: float
     """Median score of its pairs."""
     among_others: float | None
@@ -73,15 +73,15 @@ class Scores:
     """The scored pairs of some images."""
 
     names: tuple[str, ...]
-    """What a table calls the images."""
+    """Names of the images in tables."""
     images: tuple[Image, ...]
-    """As the judge saw them."""
+    """RGB images, exactly the judge's input."""
     questions: tuple[QuestionSpec, ...]
-    """What was asked of every pair."""
+    """Questions about every pair."""
     pairs: tuple[PairScore, ...]
-    """One for each two images, or with the first image alone."""
+    """Scores of all pairs, or of the pairs with the first image if `ranking`."""
     ranking: bool = False
-    """Whether the pairs are the first image with each of the others, and not all."""
+    """Whether only the first image is compared with each candidate."""
 
     @property
     def mean(self) -> float | None:
@@ -95,7 +95,7 @@ class Scores:
 
     @property
     def matrix(self) -> Matrix:
-        """Every image against every other; None on the diagonal and if there is no score."""
+        """Symmetric score matrix; None on the diagonal and for missing scores."""
         return symmetric_matrix(self._score_of_pair, len(self.names))
 
     @property
@@ -105,12 +105,12 @@ class Scores:
 
     @property
     def lowest_panel(self) -> LowestPanel | None:
-        """The image with the lowest median, of a ranking the lowest candidate; None if no pair has a score."""
+        """The image with the lowest median (in a ranking, the lowest candidate); None if no pair has a score."""
         return lowest_panel(self._score_of_pair, among=range(int(self.ranking), len(self.names)))
 
     @property
     def odd_one_out(self) -> OddOneOut | None:
-        """Of three images or more, the lowest one; None if all have the same median."""
+        """The lowest of three or more images; None if all have the same median."""
         lowest = self.lowest_panel
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
@@ -119,13 +119,15 @@ class Scores:
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
-        """The pairs, best first; those without a score last."""
-        # 0 is a score, and None is none: they must not meet in the order.
+        """The pairs by descending score; missing scores last."""
+        # A score of 0 must sort before a missing score.
         return tuple(sorted(self.pairs, key=lambda pair: (pair.p_yes is None, -(pair.p_yes or 0.0))))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints; names stand for images."""
-        odd, lowest = self.odd_one_out, self.lowest_panel
+        """Return the JSON document of `--json`, with names in place of images."""
+        odd = self.odd_one_out
+        lowest = self.lowest_panel
+
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},
@@ -139,18 +141,22 @@ class Scores:
         }
 
     def __repr__(self) -> str:
-        mean, odd = self.mean, self.odd_one_out
-        facts = [f"{len(self.names)} images", f"mean {mean:.4f}" if mean is not None else "no mean"]
-        facts += [f"{self.names[odd.image]!r} fits least"] if odd else []
-        facts += [f"{len(self.missing)} of {len(self.pairs)} pairs without a score"] if self.missing else []
+        facts = [f"{len(self.names)} images"]
+        facts.append("no mean" if self.mean is None else f"mean {self.mean:.4f}")
+
+        odd = self.odd_one_out
+        if odd:
+            facts.append(f"{self.names[odd.image]!r} fits least")
+        if self.missing:
+            facts.append(f"{len(self.missing)} of {len(self.pairs)} pairs without a score")
         return f"Scores({', '.join(facts)})"
 
     def __str__(self) -> str:
-        """What `pacorl score` prints."""
+        """Format the scores like `pacorl score`."""
         return table(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page of `pacorl score --report`."""
+        """Render the page of `pacorl score --report` for a notebook."""
         return notebook_frame(page_of(self))
 
     @property
@@ -158,29 +164,33 @@ class Scores:
         return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
-        optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
-        if pair.declined:  # only a judge with a domain can decline
-            optional["declined"] = True
-        return {
+        labels = [question.label for question in self.questions]
+        document: dict[str, Any] = {
             "images": [self.names[pair.first], self.names[pair.second]],
             "p_yes": pair.p_yes,
-            "by_question": dict(zip((question.label for question in self.questions), pair.by_question, strict=True)),
-        } | {key: value for key, value in optional.items() if value not in (None, "")}
+            "by_question": dict(zip(labels, pair.by_question, strict=True)),
+        }
+        if pair.order_gap is not None:
+            document["order_gap"] = pair.order_gap
+        if pair.error:
+            document["error"] = pair.error
+        if pair.reasons:
+            document["reasons"] = pair.reasons
+        if pair.declined:  # only a judge with a domain can decline
+            document["declined"] = True
+        return document
 
 
 def mean_of_present(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are there; None if all are missing."""
+    """Average the values that are not None; None if all are missing."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-# --- what is handed in -------------------------------------------------------------------------------------------
 
 
 # --- for people ------------------------------------------------------------------------------------------------
 
 THUMBNAIL = 192
-"""Longer side of a thumbnail in pixels: twice what the page shows, for dense screens."""
+"""Longer side of a thumbnail in pixels: twice the size on the page, for dense screens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +206,11 @@ class Card:
     image: ShownImage
     """Data URL and size."""
     thumbnail: str
-    """A small data URL: it is repeated in every pair."""
+    """A small data URL, since every pair repeats it."""
 
 
 def summary(scores: Scores) -> list[str]:
-    """What the scores say, in sentences."""
+    """Summarize the scores in sentences."""
     missing = [
         f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
         for pair in scores.missing
@@ -208,6 +218,8 @@ def summary(scores: Scores) -> list[str]:
     scored = len(scores.pairs) - len(missing)
     if not scored:
         return missing
+
+    # The best candidate of a ranking, or the mean of a set.
     if scores.ranking:
         best = scores.ranked[0]
         return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {_number(best.p_yes)}.", *missing]
@@ -216,17 +228,19 @@ def summary(scores: Scores) -> list[str]:
     else:
         count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
         lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
+
+    # The outlier.
     odd = scores.odd_one_out
     if odd is not None:
-        among = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
-        lines.append(
-            f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others{among}."
-        )
+        line = f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others"
+        if odd.among_others is not None:
+            line += f"; the others among themselves reach {_number(odd.among_others)}"
+        lines.append(f"{line}.")
     return lines + missing
 
 
 def table(scores: Scores) -> str:
-    """The scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
+    """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
     rows = []
     if scores.ranking:
         rows = [f"{_number(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
@@ -240,8 +254,10 @@ def _matrix_lines(scores: Scores) -> list[str]:
     numbers = range(1, len(scores.names) + 1)
     lines = ["     " + "".join(f"{number:>7}" for number in numbers)]
     for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
-        cells = ["·" if number == other else _number(p_yes) for other, p_yes in zip(numbers, row, strict=True)]
-        lines.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+        cells = [_number(p_yes) for p_yes in row]
+        cells[number - 1] = "·"
+        padded = "".join(f"{cell:>7}" for cell in cells)
+        lines.append(f"{number:>5}{padded}   {name}")
     return lines
 
 
@@ -256,7 +272,7 @@ def _words(scores: Scores, pair: PairScore) -> str:
 
 
 def write_page(path: Path, scores: Scores, *, judge: str, **options: Any) -> Path:
-    """Writes `page_of` into a file."""
+    """Write the page of `page_of` into a file."""
     write_atomic(path, page_of(scores, name=path.stem, judge=judge, **options))
     return path
 
@@ -270,23 +286,33 @@ def page_of(
     theme: str = "",
     refused: Mapping[str, str] | None = None,
 ) -> str:
-    """The page: thumbnails, heat map, pairs with reasons, questions. Nothing in it is asked from anywhere."""
-    cards = [
-        Card(number + 1, title, _role(scores, number), show(image), _thumbnail(image))
-        for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True))
-    ]
+    """Render the self-contained page: thumbnails, heat map, pairs with reasons, questions."""
+    cards = []
+    for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True)):
+        thumbnail = image.copy()  # `thumbnail` works in place
+        thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
+        cards.append(Card(number + 1, title, _role(scores, number), show(image), data_url(thumbnail)))
+
+    # Headline: title, verdict, facts.
+    question = "Which fits best" if scores.ranking else "Do they belong together?"
+    verdict = [note, *summary(scores)] if note else summary(scores)
     facts = [(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
-    if len(cards) > 2 and (lowest := scores.lowest_panel):
+    lowest = scores.lowest_panel
+    if len(cards) > 2 and lowest:
         facts.insert(1, (_number(lowest.median), f"lowest panel: {lowest.panel + 1}"))
+    if judge:
+        facts.append((judge, "judge"))
+
+    # A single pair or a ranking has no matrix worth drawing.
+    has_matrix = len(cards) > 2 and not scores.ranking
     return render(
         "score.html",
-        title=theme or ("Which fits best" if scores.ranking else "Do they belong together?"),
+        title=theme or question,
         name=name,
-        verdict=[*filter(None, [note]), *summary(scores)],
-        facts=[*facts, (judge, "judge")] if judge else facts,
+        verdict=verdict,
+        facts=facts,
         cards=cards,
-        # One pair, or a column of them, says more as a number.
-        matrix=pair_matrix_svg(scores.matrix) if not scores.ranking and len(cards) > 2 else "",
+        matrix=pair_matrix_svg(scores.matrix) if has_matrix else "",
         scores=scores,
         has_gap=any(pair.order_gap is not None for pair in scores.pairs),
         has_words=any(pair.reasons or pair.error for pair in scores.pairs),
@@ -301,12 +327,6 @@ def _role(scores: Scores, image: int) -> str:
     odd = scores.odd_one_out
     least = ", the least" if odd is not None and odd.image == image else ""
     return f"{median} with the others{least}"
-
-
-def _thumbnail(image: Image) -> str:
-    small = image.copy()  # `thumbnail` works in place, and the caller's image is not ours
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return data_url(small)
 
 
 def _number(p_yes: float | None) -> str:

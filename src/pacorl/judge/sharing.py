@@ -1,12 +1,11 @@
-"""What several prompts begin with is computed once: prompts become a tree of prefixes, walked level by level.
+"""Prefix sharing: common prefixes of prompts are computed once, in a tree, level by level.
 
 The 6 questions about 4 panels share, besides the system prompt, the first image of (A,B), (A,C), (A,D); the criteria
-about one pair share both images. A node of the tree is a run of tokens; it attends to the keys and values of the runs
-above it, which were computed once, at positions (M-RoPE) that are those of the whole prompt. So every number is the
-one that a plain forward computes, up to the order of its sums.
+about one pair share both images. A node of the tree is a run of tokens. It attends to the cached keys and values of
+the runs above it, at the positions (M-RoPE) of the whole prompt. So every number equals a plain forward's, up to the
+order of its sums.
 
-The score is read at a prompt's last token, so the last layer's MLP, whose output nobody else reads, sees only the end
-of each prompt.
+The score is read at a prompt's last token, so the last layer's MLP runs only at the end of each prompt.
 
 Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width.
 """
@@ -28,14 +27,13 @@ from torch import Tensor
 T = TypeVar("T")
 
 WORTH_SHARING = 64
-"""A run is computed apart from what follows it only if that saves as many tokens: each level costs a pass over the
-weights and its launches."""
+"""Tokens that a node must save to be computed separately: each level costs a pass over the weights and its launches."""
 LEAST_ROWS = 16
-"""Rows that a product has at least. With fewer, kernels sum in another order, and a question's score would depend on
-its company. Measured on one x86 thread with AVX2: from 16 rows on, a row's bits do not depend on the others. Kernels
-for AVX-512 or a GPU do not promise that."""
+"""Minimum number of rows of a matrix product. With fewer, kernels sum in another order, and a score would depend on the
+rest of its batch. Measured on one x86 thread with AVX2: from 16 rows on, a row's bits are independent of the batch.
+Kernels for AVX-512 or a GPU do not promise that."""
 RAGGED = 2
-"""Runs of one batch are padded to its longest; one that is so many times shorter waits for the next batch."""
+"""Maximum ratio of the lengths in a batch, which is padded to its longest run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,9 @@ class Node:
     start: int
     end: int
     prompt: int
-    """One of those prompts: where the tokens stand."""
+    """Index of a prompt with these tokens."""
     ends: list[int] = field(default_factory=list)
-    """Prompts whose last token is this node's."""
+    """Prompts that end with this node."""
     children: list[Node] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -68,8 +66,8 @@ class Node:
 
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
-    """The tree of the prompts' common prefixes; several if they have none that is worth it."""
-    # Sorted, prompts of one prefix stand together, and of a group the first and the last agree least.
+    """Build the trees of the prompts' common prefixes; roots are prompts without a common prefix worth sharing."""
+    # Sorting groups prompts by prefix; within a group, the first and the last agree least.
     order = sorted(range(len(symbols)), key=lambda prompt: symbols[prompt].tolist())
     return _grow(symbols, order, 0, worth)
 
@@ -78,11 +76,15 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
     """Nodes from `start` on; the prompts are sorted and agree before it."""
     nodes: list[Node] = []
     for _, same_symbol in groupby(prompts, key=lambda prompt: symbols[prompt][start]):
+        # The common run of this group ends where its first and last prompt differ.
         group = list(same_symbol)
-        first, last = symbols[group[0]], symbols[group[-1]]
+        first = symbols[group[0]]
+        last = symbols[group[-1]]
         shorter = min(len(first), len(last))
         differs = np.nonzero(first[:shorter] != last[:shorter])[0]
         end = int(differs[0]) if len(differs) else shorter
+
+        # Prompts either end here or continue in children.
         ends = [prompt for prompt in group if len(symbols[prompt]) == end]
         longer = [prompt for prompt in group if len(symbols[prompt]) > end]
         children = _grow(symbols, longer, end, worth) if longer else []
@@ -90,16 +92,18 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
         if not children or (branches - 1) * (end - start) >= worth:
             nodes.append(Node(start, end, group[0], ends, children))
             continue
-        # It saves too little, so its tokens go in front of its children's.
+
+        # It saves too little, so its tokens are prepended to its children's.
         for child in children:
             child.start = start
-        nodes += [Node(start, end, group[0], ends)] if ends else []
+        if ends:
+            nodes.append(Node(start, end, group[0], ends))
         nodes += children
     return nodes
 
 
 def packed(items: Iterable[T], fits: Callable[[T, Sequence[T]], bool]) -> Iterator[list[T]]:
-    """Items in order, in batches; a new one begins with every item that does not fit to those before."""
+    """Split items, in order, into batches; an item beyond the current batch's limit starts a new batch."""
     batch: list[T] = []
     for item in items:
         if batch and not fits(item, batch):
@@ -111,7 +115,7 @@ def packed(items: Iterable[T], fits: Callable[[T, Sequence[T]], bool]) -> Iterat
 
 
 def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
-    """Nodes of like length, longest first, in batches of at most `tokens` tokens, padding included (or one node)."""
+    """Batch nodes of similar length, longest first, at most `tokens` tokens each, padding included (or one node)."""
 
     def fits(node: Node, batch: Sequence[Node]) -> bool:
         longest = len(batch[0])
@@ -126,23 +130,24 @@ def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
 
 
 class BranchCache:
-    """Keys and values of the runs above a batch, as the attention layers of transformers ask for them.
+    """Key-value cache of the runs above a batch, with the interface of transformers' caches.
 
-    It gives each row the tokens of its parent and takes the row's own; `keep` says whether children will need them.
+    Each row sees the tokens of its parent and adds its own; `keep` stores them for children.
     """
 
     def __init__(self, above: BranchCache | None, rows: Sequence[int], *, keep: bool) -> None:
-        self.above, self.keep = above, keep
+        self.above = above
+        self.keep = keep
         self.rows = torch.tensor(rows)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        nothing_BT = torch.empty(len(rows), 0, dtype=torch.bool)
-        self.seen_BT: Tensor = nothing_BT if above is None else above.own_BT[self.rows]
-        """Which of the tokens above are a row's, and not padding."""
+        empty_BT = torch.empty(len(rows), 0, dtype=torch.bool)
+        self.seen_BT: Tensor = empty_BT if above is None else above.own_BT[self.rows]
+        """Mask of a row's tokens above; False for padding."""
         self.own_BT: Tensor = self.seen_BT
-        """The same with the rows' own tokens: what children see."""
+        """The same mask with the rows' own tokens, as children see it."""
 
     def close(self, lengths: Sequence[int], like: Tensor) -> Tensor | None:
-        """Adds tokens of these lengths, padded behind.
+        """Add tokens of these lengths, padded on the right.
 
         Returns:
             Their mask (B or 1, 1, Q, T + Q) in the type of `like`, 0 or −∞ to be added to the scores; None if causal is
@@ -152,17 +157,18 @@ class BranchCache:
         own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
         self.own_BT = torch.cat([self.seen_BT, own_BQ], dim=1)
         if self.above is None:
-            return None  # a token never looks ahead, so padding behind needs no mask
-        # Rows below parents of one length have one mask, which stays in the cache.
+            return None  # causal attention ignores padding on the right
+
+        # Rows below parents of one length share one mask, which fits the CPU's cache.
         seen_BT = self.seen_BT[:1] if (self.seen_BT == self.seen_BT[0]).all() else self.seen_BT
         causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
         above_BQT = seen_BT[:, None, :].expand(-1, queries, -1)
         sees_BQK = torch.cat([above_BQT, causal_QQ.expand(len(seen_BT), -1, -1)], dim=2)
-        # Numbers, since every layer would make them of booleans anew, and eager attention adds what it is given.
+        # Floats, since every layer would convert booleans again, and eager attention adds its mask.
         return like.new_zeros(sees_BQK.shape).masked_fill(~sees_BQK.to(like.device), -inf)[:, None]
 
     def update(self, key_BHQD: Tensor, value_BHQD: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values of all tokens so far."""
+        """Append a layer's keys and values, and return all so far."""
         if self.above is not None:
             rows = self.rows.to(key_BHQD.device)
             key, value = self.above.layers[layer_idx]
@@ -172,7 +178,7 @@ class BranchCache:
             self.layers[layer_idx] = (key_BHQD, value_BHQD)
         return key_BHQD, value_BHQD
 
-    # What transformers asks for, to build a causal mask.
+    # transformers builds a causal mask from these.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen_BT.shape[1]
@@ -186,19 +192,19 @@ class BranchCache:
 
 @dataclass(frozen=True, slots=True)
 class SharedForward:
-    """The language model of a Qwen-VL-family model over prefix trees.
+    """Forward of a Qwen-VL-family language model over prefix trees.
 
-    Equality with the plain forward is a test of each family in `FAMILIES`, no property of this code.
+    Equality with the plain forward is tested for each family in `FAMILIES`; this code does not guarantee it.
     """
 
     model: Any
     """`…ForConditionalGeneration`."""
     feature_KND: Tensor
-    """Features of all images' tokens; row 0 is embedded, the others (DeepStack) are added after the first layers."""
+    """Features of all images' tokens; row 0 is embedded, further rows (DeepStack) are added after the first layers."""
     batch_tokens: int
 
     def last_hidden(self, prompts: Sequence[TokenRun]) -> Tensor:
-        """(P, D), the last layer's state at every prompt's last token."""
+        """Compute the last layer's state (P, D) at every prompt's last token."""
         forest = prefix_forest([prompt.symbol_N for prompt in prompts])
         hidden_PD = self.feature_KND.new_empty(len(prompts), self.feature_KND.shape[-1])
         self._walk(prompts, forest, None, [0] * len(forest), hidden_PD)
@@ -212,7 +218,7 @@ class SharedForward:
         rows: Sequence[int],
         hidden_PD: Tensor,
     ) -> None:
-        """`rows`: each node's parent among the rows of `above`."""
+        """Compute nodes whose parents are the `rows` of `above`, then their children."""
         parent = {id(node): row for node, row in zip(nodes, rows, strict=True)}
         for batch in batches(nodes, tokens=self.batch_tokens):
             cache = BranchCache(above, [parent[id(node)] for node in batch], keep=bool(batch[0].children))
@@ -220,24 +226,35 @@ class SharedForward:
             for row, node in enumerate(batch):
                 if node.ends:
                     hidden_PD[node.ends] = hidden_BQD[row, len(node) - 1]
-            below = [(child, row) for row, node in enumerate(batch) for child in node.children]
-            if below:
-                self._walk(prompts, [child for child, _ in below], cache, [row for _, row in below], hidden_PD)
+
+            children: list[Node] = []
+            parent_rows: list[int] = []
+            for row, node in enumerate(batch):
+                children += node.children
+                parent_rows += [row] * len(node.children)
+            if children:
+                self._walk(prompts, children, cache, parent_rows, hidden_PD)
 
     def _forward(self, prompts: Sequence[TokenRun], batch: Sequence[Node], cache: BranchCache) -> Tensor:
-        device, longest = self.feature_KND.device, max(map(len, batch))
+        # Symbols and positions, padded on the right.
+        device = self.feature_KND.device
+        longest = max(map(len, batch))
         symbol_BQ = torch.zeros(len(batch), longest, dtype=torch.long)
         position_3BQ = torch.zeros(3, len(batch), longest, dtype=torch.long)
         for row, node in enumerate(batch):
-            run, tokens = prompts[node.prompt], slice(node.start, node.end)
+            run = prompts[node.prompt]
+            tokens = slice(node.start, node.end)
             symbol_BQ[row, : len(node)] = torch.from_numpy(run.symbol_N[tokens])
             position_3BQ[:, row, : len(node)] = run.position_3N[:, tokens]
+
+        # Embeddings, with image features at negative symbols.
         visual_BQ = (symbol_BQ < 0).to(device)
         embedded_BQD = self.model.get_input_embeddings()(symbol_BQ.clamp(min=0).to(device))
         feature_KND = self.feature_KND[:, (-1 - symbol_BQ[symbol_BQ < 0]).to(device)]
         inputs = {"inputs_embeds": embedded_BQD.masked_scatter(visual_BQ[..., None], feature_KND[0])}
         if len(feature_KND) > 1:  # Qwen3-VL's DeepStack
             inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
+
         mask = cache.close([len(node) for node in batch], like=embedded_BQD)
         language = self.model.model.language_model
         with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
@@ -245,14 +262,14 @@ class SharedForward:
                 position_ids=position_3BQ.to(device),
                 attention_mask=mask,
                 past_key_values=cache,
-                use_cache=False,  # transformers would wrap what it is given into a cache of its own
+                use_cache=False,  # transformers would wrap ours into its own cache
                 **inputs,
             ).last_hidden_state
         return hidden_BQD
 
 
 def ends_of(batch: Sequence[Node]) -> Tensor:
-    """(2, M): row and position of each node's last token, and of some before it if these were too few rows."""
+    """Return (2, M): row and position of each node's last token, and of enough tokens before it for `LEAST_ROWS`."""
     length_B1 = torch.tensor([[len(node)] for node in batch])
     from_the_end_BQ = length_B1 - torch.arange(int(length_B1.max()))
     return ((from_the_end_BQ > 0) & (from_the_end_BQ <= ceil(LEAST_ROWS / len(batch)))).nonzero().T
@@ -260,7 +277,7 @@ def ends_of(batch: Sequence[Node]) -> Tensor:
 
 @contextmanager
 def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
-    """Within the block a decoder layer's MLP sees these tokens alone and adds 0 to all others."""
+    """Restrict a decoder layer's MLP to these tokens; it adds 0 elsewhere."""
     shape: list[torch.Size] = []
 
     def gather(_: Any, arguments: tuple[Tensor, ...]) -> Tensor:
@@ -272,20 +289,20 @@ def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
         output_BQD[tuple(at_2M)] = output_MD
         return output_BQD
 
-    # The norm before the MLP too: in all families it is that layer's step from the residual to the MLP.
-    before, after = layer.post_attention_layernorm, layer.mlp
-    with before.register_forward_pre_hook(gather), after.register_forward_hook(scatter):
+    # The norm before the MLP too: in all families it reads the residual and feeds only the MLP.
+    norm = layer.post_attention_layernorm
+    with norm.register_forward_pre_hook(gather), layer.mlp.register_forward_hook(scatter):
         yield
 
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""`model_type`s of which tests/judge/test_sharing.py proves that sharing changes nothing."""
+"""`model_type`s for which tests/judge/test_sharing.py shows equality with the plain forward."""
 
 
 def can_share(config: Any) -> bool:
-    """Whether a model's prompts may share their prefixes: a proven family, without sliding windows.
+    """Return whether a model's prompts may share prefixes: a tested family, without sliding windows.
 
-    Its attention must take a mask of any shape, which the flash kernels do not.
+    Its attention must accept a mask of any shape, unlike the flash kernels.
     """
     text = config.get_text_config()
     full = all(kind == "full_attention" for kind in getattr(text, "layer_types", None) or [])

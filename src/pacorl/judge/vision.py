@@ -1,8 +1,7 @@
-"""The vision tower's attention in a few calls a layer, where transformers makes one for each window of each image.
+"""Batched window attention of the vision tower, where transformers makes one call per window of each image.
 
-Qwen2.5-VL's tower attends within windows of 8×8 patches in most layers, and within whole images in the others. They
-lie one behind the other in a sequence; those of one length are a batch here. A window's numbers are those that it has
-alone.
+Qwen2.5-VL's tower attends within windows of 8×8 patches in most layers, and within whole images in the rest. Windows of
+one length become a batch; a window's numbers do not depend on its batch.
 
 Legend: S patches of all images, W windows of one length L, H heads, D width of a head.
 """
@@ -24,13 +23,13 @@ from pacorl.core.transfer import to_device
 
 
 class Windows:
-    """Where the windows of a forward lie: read off the device once, and not three times in each layer."""
+    """Window layouts of a forward, read from the device once instead of three times per layer."""
 
     def __init__(self) -> None:
         self._layouts: list[tuple[Tensor, list[Tensor]]] = []
 
     def rows(self, bounds: Tensor) -> list[Tensor]:
-        """For each length of a window the rows (W, L) of those that have it."""
+        """Return the rows (W, L) of the windows of each length."""
         for of, rows in self._layouts:
             if of is bounds:
                 return rows
@@ -47,7 +46,7 @@ def _rows(bounds: Sequence[int], device: torch.device) -> list[Tensor]:
 
 
 def batch_windows(model: nn.Module) -> None:
-    """Let the vision tower of a Qwen2.5-VL that attends by SDPA take windows of one length together."""
+    """Batch windows of one length in the vision tower of a Qwen2.5-VL with SDPA."""
     windows = Windows()
     for module in model.modules():
         if type(module) is not Qwen2_5_VLVisionAttention:
@@ -65,7 +64,7 @@ def _attend(
     position_embeddings: tuple[Tensor, Tensor],
     **_: Any,
 ) -> Tensor:
-    """(S, width) → (S, width), by the arguments of the forward that it stands for."""
+    """Replace `Qwen2_5_VLVisionAttention.forward`: (S, width) → (S, width)."""
     count = len(hidden_states)
     query_SHD, key_SHD, value_SHD = attention.qkv(hidden_states).view(count, 3, attention.num_heads, -1).unbind(1)
     query_SHD, key_SHD = apply_rotary_pos_emb_vision(query_SHD, key_SHD, *position_embeddings)

@@ -1,4 +1,4 @@
-"""Comparisons → what the judge's model takes: prompt, answer, and which positions the loss reads."""
+"""Training examples of a judge: prompts, answers and loss positions from comparisons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Target = Literal["reasons", "label", "token"]
 
 @dataclass(frozen=True, slots=True)
 class OrderedComparison:
-    """A comparison in the order in which it is shown, perhaps with its images exchanged."""
+    """A comparison with the order of its images."""
 
     comparison: Comparison
     swapped: bool = False
@@ -46,7 +46,7 @@ class LoadedComparison:
 
 
 class ComparisonDataset(Dataset[LoadedComparison]):
-    """Comparisons whose images are opened when a row is fetched, so that worker processes can do it."""
+    """Comparisons with lazily opened images, so that worker processes open them."""
 
     def __init__(self, rows: Sequence[OrderedComparison]) -> None:
         self.rows = list(rows)
@@ -61,42 +61,53 @@ class ComparisonDataset(Dataset[LoadedComparison]):
 
 
 def each_once(comparisons: Sequence[Comparison]) -> ComparisonDataset:
-    """Each comparison once: what is trained on."""
+    """Build the training set: each comparison once."""
     return ComparisonDataset([OrderedComparison(comparison) for comparison in comparisons])
 
 
 def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
-    """Each comparison, then each pair once more with its images exchanged: what is measured."""
+    """Build the evaluation set: each comparison, then each pair once more with its images exchanged."""
     as_given = [OrderedComparison(comparison) for comparison in comparisons]
     pairs = [comparison for comparison in comparisons if len(comparison.images) == 2]
     return ComparisonDataset([*as_given, *(OrderedComparison(pair, swapped=True) for pair in pairs)])
 
 
 class Collator:
-    """Make a right-padded batch of rows.
+    """Collator of rows to a right-padded batch.
 
-    `answer` (B, L) is True at the tokens that are learned, `index` (B,) and `consistent` (B,) say which rows these are;
-    everything else goes to the model. Prompts are those of `LocalJudge`: the chat template over the images and the
-    question, up to the beginning of the answer.
+    `answer` (B, L) is True at the learned tokens; `index` (B,) and `consistent` (B,) identify the rows; further tensors
+    go to the model. Prompts equal those of `LocalJudge`: the chat template over the images and the question, up to the
+    beginning of the answer.
     """
 
     def __init__(self, processor: Any, *, target: Target) -> None:
-        self.processor, self.target = processor, target
-        self.yes, self.no = (single_token(processor.tokenizer, word) for word in ("Yes", "No"))
+        self.processor = processor
+        self.target = target
+        self.yes = single_token(processor.tokenizer, "Yes")
+        self.no = single_token(processor.tokenizer, "No")
 
     def __call__(self, rows: Sequence[LoadedComparison]) -> dict[str, Tensor]:
-        images = [image for loaded in rows for image in loaded.images]
+        # Pixels, and the tokens of each image.
+        images: list[Image] = []
+        for loaded in rows:
+            images += loaded.images
         pixels = self.processor.image_processor(images=images, return_tensors="pt")
         tokens = iter((pixels["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
-        prompts = [self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images]) for loaded in rows]
-        answers = [self.answer_ids(loaded.row.comparison) for loaded in rows]
-        sequences = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        is_answer = [torch.arange(len(ids)) >= len(prompt) for ids, prompt in zip(sequences, prompts, strict=True)]
+
+        # The prompt and the answer of each row.
+        sequences = []
+        is_answer = []
+        for loaded in rows:
+            prompt = self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images])
+            sequence = torch.tensor(prompt + self.answer_ids(loaded.row.comparison))
+            sequences.append(sequence)
+            is_answer.append(torch.arange(len(sequence)) >= len(prompt))
+
         padded = partial(pad_sequence, batch_first=True)
         ids_BL = padded(sequences, padding_value=self.processor.tokenizer.pad_token_id)
         return {
             "input_ids": ids_BL,
-            # By length: a checkpoint's padding token may be one that ends turns too.
+            # By length: a checkpoint's padding token may also end turns.
             "attention_mask": padded([torch.ones_like(ids) for ids in sequences]),
             "mm_token_type_ids": (ids_BL == self.processor.image_token_id).int(),
             "pixel_values": pixels["pixel_values"],
@@ -107,13 +118,14 @@ class Collator:
         }
 
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
-        """The prompt in tokens, with so many for each image; images stand first, or at the tags of the question."""
-        question, image = comparison.question, {"type": "image"}
+        """Tokenize the prompt, with `image_tokens` per image; images come first, or at the tags of the question."""
+        question = comparison.question
+        image = {"type": "image"}
         if IMAGE_TAG in question:
             pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
             content = [image if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
         else:
-            content = [*(image for _ in comparison.images), {"type": "text", "text": question}]
+            content = [image] * len(comparison.images) + [{"type": "text", "text": question}]
         turns = [{"role": "user", "content": content}]
         text = chat_text(self.processor, turns)
         prompt, *pieces = text.split(self.processor.image_token)
@@ -122,7 +134,7 @@ class Collator:
         return list(self.processor.tokenizer(prompt).input_ids)
 
     def answer_ids(self, comparison: Comparison) -> list[int]:
-        """The answer in tokens, the end of turn included; its first is "Yes" or "No" alone.
+        """Tokenize the answer with its end of turn; the first token is exactly "Yes" or "No".
 
         Raises:
             ValueError: the first token is another.
@@ -147,7 +159,7 @@ class Collator:
 
 @dataclass(frozen=True, slots=True)
 class JudgeData:
-    """What a run learns from and is measured on, checked before any weights are loaded."""
+    """Training and evaluation data of a run, checked before any weights are loaded."""
 
     train: list[Comparison]
     evaluation: list[Comparison]
@@ -159,17 +171,22 @@ def load_data(config: JudgeConfig) -> JudgeData:
     """Read and check a run's comparisons, images and tokenizer.
 
     Raises:
-        ValueError: for whatever cannot be trained on, before any weights are loaded.
+        ValueError: for invalid data, before any weights are loaded.
     """
-    # The first process draws the pairs of the tiny world, which the others then read.
+    # The first process draws the pairs of the tiny world, for all processes to read.
     with processes().main_process_first():
         read = partial(comparisons_from, scratch=config.out / "data")
-        train = [comparison for source in config.data.train for comparison in read(source)]
-        limit = config.data.evaluation_limit
-        evaluation = [comparison for source in config.data.evaluation for comparison in read(source, limit=limit)]
-        # All images are opened once, here: a damaged one would end a long run when its turn comes.
+        train: list[Comparison] = []
+        for source in config.data.train:
+            train += read(source)
+        evaluation: list[Comparison] = []
+        for source in config.data.evaluation:
+            evaluation += read(source, limit=config.data.evaluation_limit)
+
+        # Open all images once: a damaged image would end a long run later.
         if processes().is_main_process:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
+
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)
     check_answers(collator, [*train, *evaluation])
@@ -178,7 +195,7 @@ def load_data(config: JudgeConfig) -> JudgeData:
 
 def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None:
     """Raise ValueError for an answer whose first token is not its decision."""
-    # One answer of each beginning: the first token depends on nothing after.
+    # One answer of each beginning: the first token does not depend on later text.
     beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
@@ -187,7 +204,7 @@ def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None
 def measure_of(
     rows: ComparisonDataset, comparisons: Sequence[Comparison]
 ) -> Callable[[Mapping[int, float]], dict[str, float]]:
-    """The metrics of an evaluation as a function of P(Yes) by row of `in_both_orders(comparisons)`."""
+    """Return the metrics of an evaluation as a function of P(Yes) by row of `in_both_orders(comparisons)`."""
     row_of = {(id(row.comparison), row.swapped): index for index, row in enumerate(rows.rows)}
 
     def measure(p_yes: Mapping[int, float]) -> dict[str, float]:

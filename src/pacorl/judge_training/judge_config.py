@@ -12,20 +12,20 @@ from pacorl.config.options import LARGEST, WORKERS
 
 
 class RewardModelConfig(Section):
-    """The judge that is trained."""
+    """The trained judge."""
 
     checkpoint: str = "Qwen/Qwen2.5-VL-7B-Instruct"
     """A transformers folder of the Qwen2.5-VL family, a hub name, or `tiny` for the committed judge."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the frozen weights; adapters are always fp32."""
+    """Type of the frozen weights; adapters are always fp32."""
     max_pixels: int = Field(2_097_152, ge=0)
-    """Larger images are shrunk to so many pixels; 0 for the checkpoint's own limit."""
+    """Maximum pixels of an image; larger images are shrunk. 0 for the checkpoint's own limit."""
     gradient_checkpointing: bool = True
     """Whether activations are computed again in the backward, for less memory."""
 
 
 class RewardTuningConfig(Section):
-    """What of the judge is trained."""
+    """Trained weights of the judge."""
 
     method: Literal["lora", "full"] = "lora"
     """LoRA on linear layers, or all weights."""
@@ -36,11 +36,11 @@ class RewardTuningConfig(Section):
     alpha: Positive = 64
     """α of its scale α/r."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Of the adapter's input, in training."""
+    """Dropout of the adapter's input, in training."""
     targets: tuple[str, ...] = ()
     """Names of linear layers, such as q_proj; empty for all of them."""
     start: str = ""
-    """An adapter of this shape to go on from: a folder or a hub name, in either spelling of its keys."""
+    """Initial adapter of this shape: a folder or a hub name, in either spelling of its keys."""
 
     @model_validator(mode="after")
     def _full_has_no_adapter(self) -> RewardTuningConfig:
@@ -52,7 +52,7 @@ class RewardTuningConfig(Section):
 
 
 class ComparisonsConfig(Section):
-    """What it learns from, and what it is measured on."""
+    """Training and evaluation data."""
 
     train: tuple[str, ...] = (
         "data/PaCo-Dataset:consistency_reward_cot_train",
@@ -62,18 +62,18 @@ class ComparisonsConfig(Section):
     evaluation: tuple[str, ...] = ("data/PaCo-Dataset:consistency_reward_cot_test",)
     """Sources; empty for none."""
     evaluation_limit: Positive = 512
-    """At most so many comparisons of each evaluation source, evenly spread."""
+    """Maximum number of comparisons per evaluation source, evenly spread."""
     workers: int = Field(4, ge=0, le=WORKERS)
-    """Processes that prepare images; 0 for none beside the training itself."""
+    """Number of processes for image preparation; 0 for the training process itself."""
 
 
 class DecisionLossConfig(Section):
     """The weighted likelihood (§3.2)."""
 
     alpha: Share | Literal["uniform"] = 0.1
-    """Weight of the decision token; the others share the rest. `uniform` is 1/n: plain SFT."""
+    """Weight of the decision token; further tokens share the rest. `uniform` is 1/n: plain SFT."""
     target: Literal["reasons", "label", "token"] = "reasons"
-    """What is taught: decision and reasons; `Yes.` or `No.` (the paper's Fast judge); the decision token alone."""
+    """Target text: decision and reasons; `Yes.` or `No.` (the paper's Fast judge); the decision token alone."""
 
 
 class RewardOptimizerConfig(Section):
@@ -84,13 +84,13 @@ class RewardOptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled decay."""
     max_grad_norm: float = Field(1.0, ge=0)
-    """0 for no clipping."""
+    """Maximum gradient norm; 0 for no clipping."""
     warmup: float = Field(0.1, ge=0, lt=1)
-    """Share of the steps."""
+    """Warm-up's share of the steps."""
     batch: Positive = 8
     """Comparisons per optimizer step, over all processes."""
     micro_batch: Positive = 8
-    """At most so many comparisons per forward; it changes memory and time, not the result."""
+    """Maximum comparisons per forward; affects memory and time, not the result."""
 
 
 class JudgeConfig(Section):
@@ -99,11 +99,11 @@ class JudgeConfig(Section):
     out: Path = Path("runs/reward")
     """The run's folder: log, page, checkpoints and adapter."""
     seed: Seed = 42
-    """Every random draw follows from it."""
+    """Seed of every random draw."""
     epochs: float = Field(2.0, gt=0, le=LARGEST)
     """Passes over the comparisons; a fraction is a part of one."""
     max_steps: int = Field(0, ge=0, le=LARGEST)
-    """Stops after so many optimizer steps; 0 for the end of the epochs."""
+    """Maximum optimizer steps; 0 for the end of the epochs."""
     log_every: Positive = 10
     """Optimizer steps between lines of the log."""
     evaluate_every: int = Field(500, ge=0)
@@ -111,11 +111,11 @@ class JudgeConfig(Section):
     save_every: Positive = 500
     """Optimizer steps between checkpoints."""
     keep_checkpoints: Positive = 2
-    """So many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     merge: bool = False
     """Whether to save merged weights too, which vLLM serves without an adapter."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
-    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+    """Trackers of curves, in addition to report.html; the services need `pip install 'pacorl[trackers]'`."""
 
     model: RewardModelConfig = RewardModelConfig()
     tuning: RewardTuningConfig = RewardTuningConfig()
@@ -123,13 +123,13 @@ class JudgeConfig(Section):
     loss: DecisionLossConfig = DecisionLossConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
     trainer: dict[str, Any] = Field(default_factory=dict)
-    """More of transformers' TrainingArguments, such as `deepspeed` or `fsdp`; what a key above says is refused here."""
+    """Further TrainingArguments of transformers, such as `deepspeed` or `fsdp`; keys set above are refused."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeConfig:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        # With the decision token alone as target there is nothing that its weight is weighed against.
+        # With the decision token as the only target, its weight has no counterpart.
         if self.loss.target != "token" and self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
         return self

@@ -63,12 +63,12 @@ FREE_KEYS = (
     *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
 )
-"""Config keys that a resumed run may change. Its length is not among them: the learning rate falls along a cosine."""
+"""Config keys that a resumed run may change; not its length, which determines the learning rate's cosine."""
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MARK = "complete.json"
-"""Written last of all: a checkpoint without it was cut short, or is still being written."""
+"""Last file of a checkpoint: without it, the checkpoint is incomplete."""
 UNUSED_FILES = ("training_args.bin", "README.md")
-"""Written by transformers and PEFT beside the weights: a pickle, and an empty form (config.yaml contains more)."""
+"""Further files by transformers and PEFT: a pickle, and an empty form (config.yaml contains more)."""
 UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
 
 
@@ -94,7 +94,7 @@ class JudgeTrainer:
         Args:
             config: the run.
             resume: go on from the newest complete checkpoint in the run's folder, if there is one.
-            allow_changes: whether a resumed run may have another config than it had; the log says what changed.
+            allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
             ValueError: the folder holds a run already and `resume` is not set, or a tracker is not installed.
@@ -104,9 +104,9 @@ class JudgeTrainer:
         complete = complete_checkpoints(config.out / "checkpoints")
         check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)
         self.checkpoint = _newest_whole(complete) if complete else None
-        """What training goes on from; None at the start."""
+        """The checkpoint for resuming; None at the start."""
         self.changes = self._changes(allow_changes) if self.checkpoint else {}
-        """Keys whose values are others than those of the run that is resumed → both values."""
+        """Changed keys of a resumed run → both values."""
         self.sums = LossSums()
         """Losses and decisions since the last line of the log."""
 
@@ -117,7 +117,7 @@ class JudgeTrainer:
             The run's folder.
 
         Raises:
-            ValueError: something cannot be trained on, or too many gradients in a row were not finite.
+            ValueError: for invalid data, or too many non-finite gradients in a row.
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
         """
         with (
@@ -129,15 +129,16 @@ class JudgeTrainer:
 
     def _changes(self, allowed: bool) -> dict[str, list[Any]]:
         assert self.checkpoint is not None
-        before, dumped = read_object(self.checkpoint / MARK).get("config"), self.config.out / "config.yaml"
-        if before is None:  # of an earlier version
+        before = read_object(self.checkpoint / MARK).get("config")
+        if before is None:  # written by an earlier version
+            dumped = self.config.out / "config.yaml"
             before = read_yaml(dumped) if dumped.is_file() else {}
         changes = changes_to(self.config, before)
         check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
         return changes
 
     def _run(self) -> Path:
-        # Data and arguments are checked before the folder is touched, and weights load last: faults come early.
+        # Check data and arguments before changing the folder, and load weights last, for early faults.
         data = load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
@@ -157,8 +158,9 @@ class JudgeTrainer:
         return self.config.out
 
     def _open_folder(self) -> Logbook:
-        """Write the config, and forget the lines that a resumed run is going to write again."""
-        config, main = self.config, processes().is_main_process
+        """Write the config, and drop log lines that a resumed run will write again."""
+        config = self.config
+        main = processes().is_main_process
         settings = config.model_dump(mode="json")
         logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
         if self.resume:
@@ -171,30 +173,36 @@ class JudgeTrainer:
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         if self.checkpoint and main:  # one process carries the sums of all
             self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
-            # A kill may have come between the newest one's mark and the pruning. A damaged one stays until it is made
-            # again, since the one before it is what the run goes on from.
+            # A kill may have come between the newest checkpoint's mark and the pruning. A damaged newest checkpoint
+            # stays until it is written again, since the run resumes from an earlier one.
             if self.checkpoint == complete_checkpoints(self.checkpoint.parent)[-1]:
                 prune(self.checkpoint.parent, keep=config.keep_checkpoints)
         return logbook
 
     def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
         """Write the trained weights and summary.json."""
-        config, full = self.config, self.config.tuning.method == "full"
+        config = self.config
+        full = config.tuning.method == "full"
+
+        # Save to a temporary folder.
         folder = config.out / ("model" if full else "adapter")
         aside = folder.with_name(f".{folder.name}.partial")
         if processes().is_main_process:
-            shutil.rmtree(aside, ignore_errors=True)  # of a kill
+            shutil.rmtree(aside, ignore_errors=True)  # left by a kill
         processes().wait_for_everyone()
         with weight_write_errors(folder):
             trainer.save_model(str(aside))
         if not processes().is_main_process:
             return
-        # One by one: a user's own files in the folder stay, a model card among them.
+
+        # Move file by file: a user's own files in the folder, such as a model card, stay.
         for path in sorted(aside.iterdir()):
             if path.name not in UNUSED_FILES:
                 with replacing(folder / path.name) as temporary:
                     path.replace(temporary)
         shutil.rmtree(aside)
+
+        # The processor or merged weights, and the summary.
         base = config.model.checkpoint
         if full:
             save_processor(processor, folder, source=source_of(base))
@@ -211,11 +219,13 @@ class JudgeTrainer:
 def build_trainer(
     config: JudgeConfig, data: JudgeData, arguments: TrainingArguments, sums: LossSums, callbacks: Sequence[Any]
 ) -> WeightedLikelihoodTrainer:
-    """Load the model, make what the config names trainable, and give both to the transformers `Trainer`."""
+    """Build the transformers `Trainer` with the loaded model, its trainable weights and the data."""
+    # The model. With full tuning all weights train in fp32 (under autocast for bfloat16, too coarse for AdamW's steps).
     set_seed(config.seed)  # the adapter's first weights
-    full = config.tuning.method == "full"
-    # All weights learn in fp32, under autocast if the config says bfloat16: its steps are too coarse for AdamW's.
-    model = tune(load_model(config.model.checkpoint, dtype="float32" if full else config.model.dtype), config.tuning)
+    dtype = "float32" if config.tuning.method == "full" else config.model.dtype
+    model = tune(load_model(config.model.checkpoint, dtype=dtype), config.tuning)
+
+    # The trainer.
     rows = in_both_orders(data.evaluation) if data.evaluation else None
     trainer = WeightedLikelihoodTrainer(
         alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
@@ -236,20 +246,23 @@ def build_trainer(
     return trainer
 
 
-# --- what a run does beside learning ---------------------------------------------------------------------------
+# --- checkpoints and logs --------------------------------------------------------------------------------------
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints that carry the mark, oldest first."""
-    marked = (path for path in folder.glob("checkpoint-*") if (path / MARK).exists())
-    return sorted((path for path in marked if CHECKPOINT.fullmatch(path.name)), key=step_of)
+    """Return the marked checkpoints, oldest first."""
+    marked = []
+    for path in folder.glob("checkpoint-*"):
+        if CHECKPOINT.fullmatch(path.name) and (path / MARK).exists():
+            marked.append(path)
+    return sorted(marked, key=step_of)
 
 
 def _newest_whole(complete: Sequence[Path]) -> Path:
-    """The newest checkpoint that is what its mark says; damaged ones are named."""
+    """Return the newest checkpoint that matches its mark's digests, with a warning for each damaged one."""
     for path in reversed(complete):
         try:
-            check_digests(path, read_object(path / MARK).get("files", {}))  # those of earlier versions have none
+            check_digests(path, read_object(path / MARK).get("files", {}))  # earlier versions wrote none
         except ValueError as fault:
             logger.warning("%s; the checkpoint before it is taken", fault)
         else:
@@ -258,7 +271,7 @@ def _newest_whole(complete: Sequence[Path]) -> Path:
 
 
 def check_own_checkpoints(folder: Path) -> None:
-    """Raise ValueError if a folder has the name of a checkpoint and is none: the run would write into it."""
+    """Raise ValueError for a foreign folder with a checkpoint's name: the run would write into it."""
     for path in sorted(folder.glob("checkpoint-*")):
         visible = [*path.glob("[!.]*")]
         if CHECKPOINT.fullmatch(path.name) and visible and not _is_own(path):
@@ -270,41 +283,47 @@ def _is_own(checkpoint: Path) -> bool:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and what kills have left of others."""
-    kept = complete_checkpoints(folder)[-keep:]
+    """Delete all but the newest `keep` complete checkpoints, and incomplete checkpoints."""
+    newest = complete_checkpoints(folder)[-keep:]
     for path in sorted(folder.glob("checkpoint-*")):
-        if path in kept or not CHECKPOINT.fullmatch(path.name):
+        if path in newest or not CHECKPOINT.fullmatch(path.name):
             continue
-        others = path.with_name(f"{path.name}.kept")
-        if names := remove_made(path, _made_in(path), others=others if _is_own(path) else None):
-            logger.warning("%s is deleted but for what the run did not write: %s is in %s", path, names[0], others)
+        foreign = path.with_name(f"{path.name}.kept")
+        names = remove_made(path, _made_in(path), others=foreign if _is_own(path) else None)
+        if names:
+            logger.warning("%s is deleted but for what the run did not write: %s is in %s", path, names[0], foreign)
 
 
 def _made_in(checkpoint: Path) -> Sequence[str]:
-    """Patterns of the files that a checkpoint's mark lists, and of the mark, in the order of their deletion."""
+    """Return patterns of the files in a checkpoint's mark, and of the mark, in the order of their deletion."""
     if not (checkpoint / MARK).is_file():
         return ALL_FILES if _is_own(checkpoint) else ()
     files = read_object(checkpoint / MARK).get("files")
-    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # an earlier version listed none
+    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # earlier versions listed none
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer steps that a checkpoint's name says."""
+    """Parse the optimizer step in a checkpoint's name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 class RunKeeper(TrainerCallback):  # type: ignore[misc]
-    """Writes the log, marks checkpoints complete, passes over bad gradients, and stops on a signal."""
+    """Callback for the log, the marks of complete checkpoints, non-finite gradients, and signals."""
 
     def __init__(self, config: JudgeConfig, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
-        self.config, self.logbook, self.sums, self.evaluates = config, logbook, sums, evaluates
-        self.signalled = self.stopped = False
-        self.bad_steps, self.failure = 0, ""
+        self.config = config
+        self.logbook = logbook
+        self.sums = sums
+        self.evaluates = evaluates
+        self.signalled = False
+        self.stopped = False
+        self.bad_steps = 0
+        self.failure = ""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT end training after the optimizer step that is going on, with a
-        checkpoint; a second one kills."""
+        """End training on SIGTERM and SIGINT after the current optimizer step, with a checkpoint; a second signal
+        kills."""
 
         def request(number: int, frame: FrameType | None) -> None:
             if self.signalled:
@@ -321,7 +340,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
-        """A step whose gradients are not finite changes no weight, on all processes alike."""
+        """Skip a step with non-finite gradients, on all processes."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
         if not reduce(torch.tensor(bad, device=args.device), "sum").item():
@@ -329,19 +348,23 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             return
         self.bad_steps += 1
         for parameter in model.parameters():
-            parameter.grad = None  # AdamW passes over it: neither weights nor moments move
+            parameter.grad = None  # AdamW skips it: neither weights nor moments change
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """The last step is logged, evaluated and saved; a signal or too many bad steps in a row make this the last."""
+        """Log, evaluate and save at the last step; stop after a signal or too many bad steps in a row."""
+        # The end of the run.
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
             control.should_evaluate = self.evaluates
-        # A signal may reach one process only, and all have to stop at the same step: the next one is a collective.
+
+        # A signal may reach only one process, and all must stop at the same step, before the next collective.
         if reduce(torch.tensor(float(self.signalled), device=args.device), "sum").item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
+
+        # A diverged run.
         if self.bad_steps >= MAX_BAD_STEPS:
             self.failure = (
                 f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
@@ -365,7 +388,8 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             measured[f"{TIME}evaluation"] = measured["runtime"]
         elif "loss" not in logs:
             return
-        # Counted from the step: the Trainer's own epoch is a rounded share.
+
+        # The epoch from the step, since the Trainer's own epoch is rounded.
         share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
         hidden = UNLOGGED if measured else ("epoch",)
         values = {name: number for name, number in (measured or logs).items() if name not in hidden}
@@ -380,17 +404,19 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             return
         folder = Path(args.output_dir)
         checkpoint = folder / f"checkpoint-{state.global_step}"
-        # What the mark vouches for must be on the disk before it.
+
+        # The marked files must be on the disk before the mark.
         flush_tree(checkpoint)
         flush_to_disk(folder)
         mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
         write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)})
-        # The Trainer's own rotation would delete the last good one before the new one is known to be whole.
+
+        # The Trainer's own rotation would delete the last good checkpoint before the new one is complete.
         prune(folder, keep=self.config.keep_checkpoints)
 
 
 class Progress(ProgressCallback):  # type: ignore[misc]
-    """The Trainer's bars, with the loss beside them instead of a line per log."""
+    """The Trainer's progress bars, with the loss instead of a line per log."""
 
     def on_log(self, *arguments: Any, logs: Mapping[str, float] | None = None, **kwargs: Any) -> None:
         """Show the loss and the accuracy since the last log."""

@@ -1,4 +1,4 @@
-"""What a judge's training minimises and measures: the loss on the answers, how batches are normalised, the metrics."""
+"""Loss and metrics of judge training: the loss on the answers, its normalisation over batches, the metrics."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Values = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 
 LABEL_KEYS = ("answer", "index", "consistent")
-"""What `Collator` adds for the loss and the metrics; the model does not take it."""
+"""Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 CALIBRATION_BINS = 10
 BEGUN = "begun.json"
-"""Written first of all into a checkpoint: a folder without it is not the run's, and is left alone."""
+"""First file of a checkpoint: a folder without it does not belong to the run, and is not touched."""
 ALL_FILES = ("**/*",)
-"""Patterns of the files of a checkpoint that was cut short."""
+"""Patterns of the files of an incomplete checkpoint."""
 
 
 def processes() -> PartialState:
-    """This process among the others; several on a machine without a GPU talk over gloo."""
+    """Return accelerate's state of this process; without a GPU, processes communicate over gloo."""
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
@@ -47,24 +47,28 @@ def processes() -> PartialState:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one forward says about the answers of a batch."""
+    """Probabilities of a batch's answers from one forward."""
 
     log_prob_BL: Tensor
-    """Of each answer token, 0 elsewhere; fp32 or wider."""
+    """Log-probability of each answer token, 0 elsewhere; fp32 or wider."""
     p_yes_B: Tensor
 
 
 def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> Answers:
-    """Log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token.
+    """Compute the log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token.
 
-    The language-model head runs on the positions before answer tokens alone: of a prompt with images these are few,
-    and a row of logits has as many numbers as the vocabulary has words.
+    The language-model head runs only before answer tokens: these are few in a prompt with images, and a row of logits
+    spans the whole vocabulary.
     """
-    answer_BL, ids_BL = batch["answer"], batch["input_ids"]
+    # The logits before each answer token.
+    answer_BL = batch["answer"]
+    ids_BL = batch["input_ids"]
     before_BL = answer_BL.roll(-1, 1)  # a token is predicted one position before it; no answer begins a row
     inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
     logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
+
+    # The log-probabilities, and the decision at each answer's first token.
     log_prob_T = -F.cross_entropy(logits_TV.to(wide), ids_BL[answer_BL], reduction="none")
     log_prob_BL = torch.zeros(answer_BL.shape, dtype=wide, device=ids_BL.device).masked_scatter(answer_BL, log_prob_T)
     count_B = answer_BL.sum(1)
@@ -75,24 +79,24 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
 
 @dataclass
 class LossSums:
-    """Sums over the pairs since the last line of the log; a checkpoint keeps them, so that a resumed run's next line
-    is the uninterrupted one's."""
+    """Sums over the pairs since the last line of the log. Checkpoints save them, so that a resumed run logs the same
+    lines as an uninterrupted run."""
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
     def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
         self.sums["pairs"] += pairs
-        self.sums["decision_accuracy"] += right  # the count itself, which its mean times `pairs` might not be again
+        self.sums["decision_accuracy"] += right  # the count, since its mean times `pairs` might round
         for name, mean in means.items():
             self.sums[name] += mean * pairs
 
     def over_ranks(self, device: torch.device) -> dict[str, float]:
-        """The sums of all processes."""
+        """Add up the sums of all processes."""
         sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
         return dict(zip(SUMS, reduce(sums.to(device), "sum").tolist(), strict=True))
 
     def pop_means(self, device: torch.device) -> dict[str, float]:
-        """The means over all processes; the sums start over."""
+        """Return the means over all processes, and reset the sums."""
         sums = self.over_ranks(device)
         self.sums = dict.fromkeys(SUMS, 0.0)
         pairs = sums.pop("pairs")
@@ -100,10 +104,10 @@ class LossSums:
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
-    """Minimise `decision_weighted`; P(Yes) of every evaluation row goes to `measure`.
+    """Trainer that minimises `decision_weighted` and passes P(Yes) of every evaluation row to `measure`.
 
-    The loss of an optimizer step is the mean over its comparisons, however they are cut into micro-batches and shared
-    among processes. `Trainer` by itself counts tokens for that, or takes the mean of the micro-batches' means.
+    The loss of an optimizer step is the mean over its comparisons, independent of micro-batches and processes.
+    `Trainer` itself would count tokens, or average the micro-batches' means.
     """
 
     loss_is_scaled_for_ga = True
@@ -119,14 +123,18 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
-        self.alpha, self.yes, self.no, self.sums, self.measure = alpha, yes, no, sums, measure
+        self.alpha = alpha
+        self.yes = yes
+        self.no = no
+        self.sums = sums
+        self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
-        # By row, since those of several processes come interleaved.
+        # By row, since rows of several processes are interleaved.
         return self.measure(dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True)))
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
-        """The micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
+        """Return the micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
         gradients are averaged over them)."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         count = torch.tensor(float(sum(len(batch["index"]) for batch in batches)), device=device)
@@ -135,7 +143,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """This micro-batch's share of the optimizer step's mean."""
+        """Compute this micro-batch's share of the optimizer step's mean."""
         loss, answers, metrics = self._loss_of(model, inputs)
         consistent_B = inputs["consistent"]
         right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
@@ -146,7 +154,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
     def prediction_step(
         self, model: Any, inputs: Mapping[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(loss, P(Yes), row) of a batch."""
+        """Compute (loss, P(Yes), row) of a batch."""
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss, answers, _ = self._loss_of(model, batch)
@@ -172,7 +180,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
             ) from error
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Puts our means in place of `Trainer`'s loss, which forgets at a resume."""
+        """Replace `Trainer`'s loss, which is lost at a resume, by our means."""
         if "loss" in logs:
             logs |= self.sums.pop_means(self.args.device)
         super().log(logs, start_time)
@@ -182,16 +190,16 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
 
 def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
-    """The transformers `Trainer`'s arguments for a run, `config.trainer` among them.
+    """Build the transformers `Trainer`'s arguments for a run, including `config.trainer`.
 
     Args:
-        config: the run.
-        evaluates: whether there are comparisons to measure on.
-        resumed: whether it goes on from a checkpoint, whose evaluation at the start is in the log already.
+        evaluates: whether there are comparisons for evaluation.
+        resumed: whether the run continues from a checkpoint, with the first evaluation already in the log.
 
     Raises:
-        ValueError: `config.trainer` names what does not exist, or what the config says elsewhere.
+        ValueError: `config.trainer` contains an unknown key, or a key with its own place in the config.
     """
+    # Arguments with a key in the config.
     micro, accumulate = micro_batches(config, world=processes().num_processes)
     every = config.evaluate_every
     ours: dict[str, Any] = {
@@ -211,21 +219,24 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         "activation_checkpointing": config.model.gradient_checkpointing,
         "logging_strategy": "steps",
         "logging_steps": config.log_every,
-        "logging_nan_inf_filter": False,  # it would log the last finite loss instead, and hide the fault
+        "logging_nan_inf_filter": False,  # otherwise the last finite loss would hide the fault
         "eval_strategy": "steps" if evaluates and every else "no",
         "eval_on_start": evaluates and not resumed,
         "save_strategy": "steps",
         "save_steps": config.save_every,
         "report_to": [],
-        "remove_unused_columns": False,  # rows are objects, which the collator makes tensors of
+        "remove_unused_columns": False,  # rows are objects for the collator
         "dataloader_num_workers": config.data.workers,
         "use_cpu": not torch.accelerator.is_available(),
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    ours |= {"eval_steps": every} if evaluates and every else {}
+    if evaluates and every:
+        ours["eval_steps"] = every
     if config.model.gradient_checkpointing:
-        # The reentrant kind needs an input with a gradient, and the embeddings of a judge are frozen.
+        # Reentrant checkpointing requires an input with a gradient, and a judge's embeddings are frozen.
         ours["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+
+    # Arguments that `config.trainer` may override.
     defaults = {
         "per_device_eval_batch_size": config.optimizer.micro_batch,
         "ddp_find_unused_parameters": False,
@@ -240,10 +251,10 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
 
 
 def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
-    """(comparisons per forward, forwards per optimizer step) of each of `world` processes.
+    """Return (comparisons per forward, forwards per optimizer step) of each of `world` processes.
 
     Raises:
-        ValueError: the processes cannot share the batch evenly.
+        ValueError: the batch is no multiple of the processes.
     """
     batch = config.optimizer.batch
     if batch % world:
@@ -274,14 +285,20 @@ def decision_metrics(
         Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
         order gap without pairs).
     """
-    p_N, y_N = np.asarray(p_yes, dtype=float), np.asarray(consistent, dtype=bool)
+    p_N = np.asarray(p_yes, dtype=float)
+    y_N = np.asarray(consistent, dtype=bool)
     swapped_N = np.array(swapped, dtype=float)  # None becomes NaN
-    categories = sorted(set(category))
+
+    # All comparisons, then each category.
     masks = {"": np.ones(len(p_N), dtype=bool)}
-    masks |= {f"/{name}": np.asarray(category) == name for name in categories} if len(categories) > 1 else {}
+    categories = sorted(set(category))
+    if len(categories) > 1:
+        masks |= {f"/{name}": np.asarray(category) == name for name in categories}
+
     metrics = {}
     for suffix, mask in masks.items():
-        p, y = p_N[mask], y_N[mask]
+        p = p_N[mask]
+        y = y_N[mask]
         metrics[f"decision_accuracy{suffix}"] = float(((p > 0.5) == y).mean())
         metrics[f"auc{suffix}"] = auc(p, y)
         metrics[f"ece{suffix}"] = calibration_error(p, y)
@@ -290,8 +307,9 @@ def decision_metrics(
 
 
 def auc(p_yes: Values, consistent: Labels) -> float:
-    """The chance that a Yes is scored above a No, ties counted half; NaN if either is absent."""
-    yes, no = int(consistent.sum()), int((~consistent).sum())
+    """Compute the probability that a Yes is scored above a No, ties counted half; NaN if either is absent."""
+    yes = int(consistent.sum())
+    no = int((~consistent).sum())
     if not yes or not no:
         return float("nan")
     _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
@@ -300,13 +318,13 @@ def auc(p_yes: Values, consistent: Labels) -> float:
 
 
 def calibration_error(p_yes: Values, consistent: Labels, *, bins: int = CALIBRATION_BINS) -> float:
-    """Expected calibration error: |mean P(Yes) − share of Yes| over equal bins of P(Yes), weighted by their sizes."""
+    """Compute the expected calibration error: |mean P(Yes) − share of Yes| over equal bins, weighted by their sizes."""
     bin_of = np.minimum((p_yes * bins).astype(int), bins - 1)
     gaps = [abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())) for index in range(bins)]
     return sum(gaps) / len(p_yes)
 
 
 def order_gap(p_yes: Values, swapped: Values) -> float:
-    """Mean |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
+    """Average |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
     gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
     return float(gaps.mean()) if len(gaps) else float("nan")

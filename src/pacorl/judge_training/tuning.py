@@ -1,4 +1,4 @@
-"""The judge that is trained: loading it, choosing what learns, merging and saving it."""
+"""The trained judge: loading, trainable weights, merging and saving."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def source_of(checkpoint: str) -> str:
-    """The folder or hub name of a config's `checkpoint`.
+    """Resolve a config's `checkpoint` to a folder or hub name.
 
     Raises:
         ValueError: it is an adapter, or a model of another family.
     """
     source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
     check_checkpoint(source, "config.json", PEFT_CONFIG)
-    if lora := lora_config(source):
+    lora = lora_config(source)
+    if lora:
         base = lora.get("base_model_name_or_path") or "BASE"
         raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")
     kind = pretrained(AutoConfig, source).model_type
@@ -48,7 +49,7 @@ def source_of(checkpoint: str) -> str:
 
 
 def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
-    """The checkpoint's processor, its images of at most `max_pixels` (0 for its own limit)."""
+    """Load the checkpoint's processor with a limit of `max_pixels` per image (0 for its own limit)."""
     processor = load_processor(source_of(checkpoint))
     size = dict(processor.image_processor.size)
     if max_pixels and max_pixels < size["longest_edge"]:
@@ -61,16 +62,16 @@ def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
 
 
 def load_model(checkpoint: str, *, dtype: str) -> Any:
-    """The checkpoint's model, on the CPU. Raises ValueError if its weights are damaged."""
+    """Load the checkpoint's model on the CPU. Raises ValueError if its weights are damaged."""
     return pretrained(AutoModelForImageTextToText, source_of(checkpoint), dtype=getattr(torch, dtype))
 
 
 def tune(model: Any, options: RewardTuningConfig) -> Any:
-    """Make the weights that `options` name trainable, and freeze all others; returns the model.
+    """Make the selected weights of a model trainable, freeze the rest, and return the model.
 
     Raises:
-        ValueError: a target matches no layer (an adapter that trains nothing must not go unnoticed), or `start` is no
-            adapter of these layers.
+        ValueError: a target matches no layer, which would leave an adapter without effect, or `start` is no adapter of
+            these layers.
     """
     if options.method == "full":
         model.requires_grad_(True)
@@ -95,7 +96,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
 
 @torch.no_grad()
 def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
-    """Put the weights of `options.start` into a new adapter of the same shape."""
+    """Copy the weights of `options.start` into a new adapter of the same shape."""
     if (config.r, config.lora_alpha) != (options.rank, options.alpha):
         raise ValueError(
             f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
@@ -110,14 +111,19 @@ def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options:
 
 
 def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False) -> list[str]:
-    """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `names`.
+    """Return the suffixes of the language model's linear layers, and the vision tower's with `vision`; or `names`.
 
     Raises:
-        ValueError: one of `names` is not among them.
+        ValueError: one of `names` matches no layer.
     """
-    towers = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
-    linear = [name for tower in towers for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
-    # A layer's own name; with its parent's if it is a number (`mlp.0`), which alone would match anywhere.
+    towers = [model.model.language_model]
+    if vision:
+        towers.append(getattr(model.model, VISION))
+    linear: list[str] = []
+    for tower in towers:
+        linear += [name for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
+
+    # A layer's own name; with its parent's if it is a number (`mlp.0`), which would match anywhere.
     suffixes = sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear})
     for target in names:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
@@ -129,7 +135,7 @@ def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False)
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """(trainable, all)."""
+    """Count the (trainable, all) parameters."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
@@ -146,7 +152,7 @@ def merge_and_save(
     """
     model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
     if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
-        # transformers refuses to save a greedy checkpoint's sampling settings, which mean nothing there.
+        # transformers refuses to save a greedy checkpoint's unused sampling settings.
         model.generation_config.update(temperature=None, top_p=None, top_k=None)
     model.save_pretrained(out)
     save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
@@ -161,13 +167,16 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     kind = pretrained(AutoConfig, source).model_type
     out.mkdir(parents=True, exist_ok=True)
     processor.tokenizer.save_pretrained(out)
-    # The tokenizer has written its own there, which may be another.
+
+    # The tokenizer has written its own template, which may differ.
     write_atomic(out / "chat_template.jinja", processor.chat_template)
     image = processor.image_processor.to_dict() | {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": PROCESSORS[kind],
     }
     write_json(out / "preprocessor_config.json", image)
+
+    # The part for videos.
     video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
     if video_file:
         write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())

@@ -1,7 +1,7 @@
-"""Models from their configs alone: tiny twins of the released ones, and any model without weights on the meta device.
+"""Models built from configs: tiny twins of the released models, and models without weights on the meta device.
 
-Tokenizers are trained on the texts they are given; weights are random until `python -m tools.tiny` trains them. A
-generator's whole twin stands in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
+Tokenizers are trained on texts; weights are random until `python -m tools.tiny` trains them. A generator's twin is in
+its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
 TINY = read_object(Path(__file__).with_name("twins.json"))
-"""The twins' models, each as its config.json; vocabularies are not among them."""
+"""Configs of the twins' models, without vocabularies."""
 TEXT_WIDTH: int = TINY["t5"]["d_model"]
 PRIVATE_USE = 0xE000
-"""The first code point that no text has a letter at."""
+"""First code point without assigned letters."""
 
 CHAT_TEMPLATE = read_text(Path(__file__).with_name("chat_template.jinja")).rstrip("\n")
 """Qwen2.5-VL's own, without its tools and videos."""
@@ -39,7 +39,7 @@ QWEN_SPECIAL_TOKENS = (
 
 
 def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
-    """A model with random weights from its config.json, which names the class as diffusers or transformers save it."""
+    """Build a model with random weights from its config.json, which names the class of diffusers or transformers."""
     import diffusers
     import transformers
 
@@ -51,7 +51,7 @@ def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
 
 
 def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
-    """A frozen model without weights, from its config as `model_of` takes it; `dtype` is that of what files hold."""
+    """Build a frozen model without weights, from a config as for `model_of`; `dtype` is the type of saved tensors."""
     with META:
         model: nn.Module = model_of(config)
     # Buffers among them: the positions of Stable Diffusion 3.5 are a table of 432 MiB in bf16.
@@ -65,12 +65,12 @@ NOISE = 2**20 - 1
 
 
 def random_weight(name: str, like: Tensor) -> Tensor:
-    """A small random weight on the CPU, zero for a bias and an index, one for a norm's weight and a variance.
+    """Draw a small random weight on the CPU: zero for a bias and an index, one for a norm's weight and a variance.
 
     Outputs stay finite at any depth. Values repeat, because drawing 12 billion of them takes minutes.
 
     Args:
-        name: of the weight in its model.
+        name: name of the weight in its model.
         like: a tensor of its shape and type, on any device.
     """
     if not like.is_floating_point() or name.endswith(("bias", "mean")):
@@ -87,7 +87,7 @@ def _noise(dtype: torch.dtype) -> Tensor:
 
 
 def place_random(module: nn.Module, device: torch.device) -> None:
-    """Put a model without weights on a device, with those of `random_weight`."""
+    """Move a model without weights to a device, with weights of `random_weight`."""
     module.to_empty(device=device)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
@@ -95,13 +95,13 @@ def place_random(module: nn.Module, device: torch.device) -> None:
 
 
 def tiny_vae() -> AutoencoderKL:
-    """A ×4 autoencoder of 8 latent channels; without attention, so that a panel's code depends on the panel alone."""
+    """Build a ×4 autoencoder of 8 latent channels; without attention, so that a panel's code depends only on it."""
     vae: AutoencoderKL = model_of(TINY["vae"])
     return vae
 
 
 def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """A Qwen2.5-VL in small and its processor; the tokenizer knows the words of `texts`."""
+    """Build a small Qwen2.5-VL and its processor, with a tokenizer trained on `texts`."""
     from pacorl.io.processor import image_text_processor
 
     processor = image_text_processor(
@@ -113,7 +113,7 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
 
 
 def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
-    """A Qwen2.5-VL in small with random weights."""
+    """Build a small Qwen2.5-VL with random weights."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     text_ids = {
         "vocab_size": len(tokenizer),
@@ -129,14 +129,14 @@ def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditional
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    # As the released models' generation_config.json: a config alone gives no token to pad with.
+    # From the released models' generation_config.json: a config alone has no padding token.
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     return model
 
 
 def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, width: int = TEXT_WIDTH, **overrides: Any) -> Any:
-    """CLIP's text encoder in small."""
+    """Build a small CLIP text encoder."""
     return model_of(
         {**TINY["clip"], **overrides},
         vocab_size=len(tokenizer),
@@ -150,7 +150,7 @@ def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, width: int = TEXT_WIDTH, **
 
 
 def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """T5's encoder in small."""
+    """Build a small T5 encoder."""
     pad = tokenizer.pad_token_id
     model = model_of(
         TINY["t5"],
@@ -164,7 +164,7 @@ def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
-    """CLIP's lower-case byte-level BPE, trained on `texts`; 77 tokens, as the real one."""
+    """Train CLIP's lower-case byte-level BPE on `texts`; 77 tokens, like the original."""
     from tokenizers import pre_tokenizers
     from transformers import CLIPTokenizer
 
@@ -174,11 +174,14 @@ def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
         pre_tokenizers.ByteLevel(add_prefix_space=False),
     ]
     splitter = pre_tokenizers.Sequence(splitters)
-    normalized = (unicodedata.normalize("NFC", text).lower() for text in texts)
-    words = [word for text in normalized for word, _ in splitter.pre_tokenize_str(text)]
-    # The trainer's own `end_of_word_suffix` numbers a word's last letters in the order of a hash map, another in every
-    # call. So a last letter is trained on as a character of its own, which becomes the letter and the suffix below.
-    marked = [word[:-1] + chr(ord(word[-1]) + PRIVATE_USE) for word in words]
+
+    # The trainer's own `end_of_word_suffix` numbers a word's last letters in the order of a hash map, which changes in
+    # every call. So a last letter is trained as a private character, replaced by the letter and the suffix below.
+    marked = []
+    for text in texts:
+        normalized = unicodedata.normalize("NFC", text).lower()
+        for word, _ in splitter.pre_tokenize_str(normalized):
+            marked.append(word[:-1] + chr(ord(word[-1]) + PRIVATE_USE))
     trained = _byte_level_bpe(
         marked, pre_tokenizers.WhitespaceSplit(), vocab_size=800, special_tokens=["<|startoftext|>", "<|endoftext|>"]
     )
@@ -191,7 +194,7 @@ def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
 
 
 def _byte_level_bpe(texts: Sequence[str], splitter: Any, **options: Any) -> dict[str, Any]:
-    """Vocabulary and merges of a BPE over bytes, trained on `texts`; the options are those of `BpeTrainer`."""
+    """Train a byte-level BPE on `texts` and return its vocabulary and merges; options belong to `BpeTrainer`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
@@ -203,10 +206,12 @@ def _byte_level_bpe(texts: Sequence[str], splitter: Any, **options: Any) -> dict
 
 
 def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
-    """T5's Unigram tokenizer with a piece for each word of `texts`, and single letters for all else."""
+    """Build T5's Unigram tokenizer with a piece for each word of `texts`, and single letters for the rest."""
     from transformers import T5TokenizerFast
 
-    counts = Counter(word for text in texts for word in text.split())
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
     words = [(f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())]
     # Letters must lose against any word that fits.
     letters = [("▁", -20.0), *((chr(code), -20.0) for code in range(33, 127))]
@@ -215,7 +220,7 @@ def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
 
 
 def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
-    """Qwen2's byte-level BPE, trained on `texts`; "Yes" and "No" are single tokens."""
+    """Train Qwen2's byte-level BPE on `texts`; "Yes" and "No" are single tokens."""
     from tokenizers import pre_tokenizers
     from transformers import Qwen2Tokenizer
 

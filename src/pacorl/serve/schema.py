@@ -30,14 +30,14 @@ class Limits:
     """Limits of one request and of all requests together."""
 
     body_bytes: int = 64 * 2**20
-    """Of a route that takes images; other routes have BodyLimit's."""
+    """Limit of a route with images; other routes have BodyLimit's."""
     images: int = 8
     pixels: int = MAX_PIXELS
-    """Of all images of one request."""
+    """Limit for all images of one request."""
     held_pixels: int = 2 * MAX_PIXELS
-    """Of all images of all requests that are being answered; further requests wait."""
+    """Limit for all images of concurrent requests; further requests wait."""
     prompt_tokens: int = 8192
-    """Of a request, images included. One thread answers all callers, and a prompt of ten times as many stalls it."""
+    """Limit of a request, images included. One thread answers all callers, and a tenfold prompt stalls it."""
     new_tokens: int = 2048
     waiting: int = 1024
     """Questions in the queue of one model."""

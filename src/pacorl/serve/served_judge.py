@@ -93,7 +93,7 @@ class Batcher:
             await self._answer(batch)
 
     async def _answer(self, batch: Sequence[Waiting]) -> None:
-        # A caller that has hung up needs no answer.
+        # Callers who have hung up need no answer.
         batch = [(prompt, future) for prompt, future in batch if not future.done()]
         if not batch:
             return

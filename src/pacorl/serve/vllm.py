@@ -1,4 +1,4 @@
-"""`pacorl serve --backend vllm`: vLLM processes with what a judge needs, kept as long as this process lives.
+"""`pacorl serve --backend vllm`: vLLM processes configured for judges, for the lifetime of this process.
 
 One process per endpoint. Signals are passed on; when one server ends, or this process does, none is left behind.
 """
@@ -28,16 +28,16 @@ from pacorl.judge.http.endpoints import Server, root_url
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
 NO_HOST = "nothing.invalid"
-"""A host that cannot exist (RFC 6761): vLLM takes an empty list of allowed hosts for all."""
+"""Invalid host by RFC 6761: vLLM reads an empty list of allowed hosts as all hosts."""
 GRACE_SECONDS = 20.0
-"""How long a server may take to end before it is killed."""
+"""Seconds to wait for the end of a server before it is killed."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How vLLM runs a judge."""
+    """Options of vLLM for a judge."""
 
     dtype: str = "auto"
     max_model_len: int = 8192
@@ -57,14 +57,15 @@ class ServerFailedError(RuntimeError):
 def vllm_command(
     server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
 ) -> list[str]:
-    """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part.
+    """Build the command line of one server. Raises ValueError for an adapter that vLLM would serve only in part.
 
-    vLLM reads the checkpoint's generation_config.json unless it is told otherwise, as a judge in this process does: the
-    repetition penalty there (1.05 of Qwen2.5-VL) shapes the reasons. Requests set every other sampling parameter.
+    By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
+    there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.
     """
+    # The base model and its limits.
     folder = server.checkpoint
     if folder == "tiny":
-        from pacorl.judge.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
+        from pacorl.judge.local import TINY_JUDGE  # imports torch, which the launcher does not need otherwise
 
         folder = str(TINY_JUDGE)
     command = [*program, "serve", folder]
@@ -72,8 +73,10 @@ def vllm_command(
     command += ["--host", server.host, "--port", str(server.port)]
     command += ["--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
     command += ["--limit-mm-per-prompt", json.dumps({"image": options.images, "video": 0})]
-    # Callers send images in data URLs; vLLM would fetch any URL of theirs, from inside of this network too.
+    # Callers send images in data URLs; vLLM would fetch any URL, even inside this network.
     command += ["--allowed-media-domains", NO_HOST]
+
+    # GPUs and adapters.
     if gpus > 1:
         command += ["--tensor-parallel-size", str(gpus)]
     if server.adapters:
@@ -92,11 +95,12 @@ def run_vllm(
     startup_seconds: float = 1800.0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Runs servers until a signal ends them (its 128 + number is returned), or one of them ends.
+    """Run servers until a signal ends them (returns 128 + its number), or one of them ends.
 
     Raises ValueError if vLLM is not installed or a port is taken, ServerFailedError if a server ends by itself
     or is not healthy in time; no process is left in any case.
     """
+    # Checks.
     options = options or VllmOptions()
     if shutil.which(program[0]) is None:
         raise ValueError(
@@ -108,21 +112,29 @@ def run_vllm(
     if len(options.gpus) % len(servers):
         raise ValueError(f"{len(options.gpus)} GPUs cannot be shared out evenly among {len(servers)} servers")
     each = len(options.gpus) // len(servers)
-    # All commands before any process: an adapter that cannot be served must not end the servers before its own.
+
+    # All commands before any process: an invalid adapter must not end servers that started before.
     commands = [vllm_command(server, options, gpus=each, program=program) for server in servers]
-    # The key travels in the environment: a command line can be read by every user of the machine.
+
+    # The key goes into the environment: every user of the machine can read command lines.
     environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
     environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    environment |= {"VLLM_API_KEY": api_key} if api_key else {}
+    if api_key:
+        environment["VLLM_API_KEY"] = api_key
     environment |= SAFE_PATH  # vLLM starts further Python processes
+
     with ExitStack() as stack:
+        # Start the servers, each with its share of the GPUs.
         caught = stack.enter_context(_signals())
         processes = []
         for number, command in enumerate(commands):
             share = ",".join(options.gpus[number * each : (number + 1) * each])
             devices = {"CUDA_VISIBLE_DEVICES": share} if share else {}
             processes.append(stack.enter_context(_process(command, environment | devices)))
-        waiting, deadline = list(servers), time.monotonic() + startup_seconds
+
+        # Watch them, and report when all are healthy.
+        waiting = list(servers)
+        deadline = time.monotonic() + startup_seconds
         while not caught:
             _check_alive(servers, processes)
             if waiting:
@@ -140,8 +152,8 @@ def run_vllm(
 
 @contextmanager
 def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process group of its own, all of which is gone afterwards."""
-    # preexec_fn is unsafe while other threads hold locks; the launcher has none, and runs nothing else.
+    """Run a server in its own process group, and end the whole group afterwards."""
+    # preexec_fn is unsafe while other threads hold locks; the launcher has no threads.
     process = subprocess.Popen(
         command,
         env=dict(environment),
@@ -152,14 +164,14 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         yield process
     finally:
         _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):  # what is left is killed next
+        with suppress(subprocess.TimeoutExpired):  # survivors are killed next
             process.wait(GRACE_SECONDS)
         _signal_group(process, signal.SIGKILL)  # its workers, if they outlived it
         process.wait()
 
 
 def _die_with_parent() -> None:
-    """In the child: end when the launcher is killed and cannot clean up (Linux)."""
+    """End the child if the launcher is killed and cannot clean up (Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):
@@ -175,7 +187,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collects the signals that ask this process to end; leaving the block ends the servers."""
+    """Collect the signals for the end of this process; leaving the block ends the servers."""
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -201,7 +213,7 @@ def _check_alive(servers: Sequence[Server], processes: Sequence[subprocess.Popen
 
 
 def is_healthy(server: Server) -> bool:
-    """Whether a server says that it can answer."""
+    """Return whether a server is ready."""
     # "Every address" is one to listen at, and none to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host)
     url = root_url(server.url) if host is None else f"http://{host}:{server.port}"
@@ -223,7 +235,7 @@ def _check_port(server: Server) -> None:
 
 
 def _checked_rank(name: str, adapter: str) -> int:
-    """The rank to reserve for an adapter."""
+    """Return the rank to reserve for an adapter."""
     from safetensors import safe_open
 
     folder = Path(adapter)

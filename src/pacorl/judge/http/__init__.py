@@ -22,7 +22,7 @@ from pacorl.judge.judge import BackendOptions, JudgeSpec
 
 logger = logging.getLogger(__name__)
 DAY = 86_400.0
-"""Seconds that anybody waits at most."""
+"""Limit of all waiting times in seconds."""
 
 
 class HttpOptions(BackendOptions):
@@ -88,14 +88,14 @@ def claims(source: str) -> bool:
 
 
 def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None, waits: bool = True) -> HttpJudge:
-    """The judge of a config, after it shook hands with every endpoint; `device` means nothing to it."""
+    """Open the judge of a config, after a handshake with every endpoint; `device` is unused."""
     keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "outage", "symmetric", "variants"}
     settings = options.model_dump(include=keys)
     return connected(options.checkpoint, processes=processes, startup=waits * options.startup, **settings)
 
 
 def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge:
-    """`HttpJudge.connect`, closed again if an endpoint does not answer its handshake within `startup` seconds."""
+    """Connect an `HttpJudge`, closing it if an endpoint's handshake fails for `startup` seconds."""
     judge = HttpJudge.connect(source, **options)
     try:
         try:
@@ -114,7 +114,7 @@ def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge
 def from_source(
     source: str, *, adapter: str = "", quantize: str = "", stream: bool = False, **options: Any
 ) -> tuple[HttpJudge, str]:
-    """A judge by its address, after it shook hands."""
+    """Open a judge by its address, after its handshake."""
     if adapter:
         raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
     judge = connected(source, **options)
@@ -122,12 +122,18 @@ def from_source(
 
 
 def how_to_serve(options: HttpOptions) -> str:
-    """For a server of this machine at whose port nobody listens, how to start it."""
+    """Explain how to start a server of this machine whose port is closed."""
+    # The closed ports among the endpoints.
     from_file = not is_url(options.checkpoint)
     urls = load_endpoints(Path(options.checkpoint)).urls if from_file else [options.checkpoint]
-    silent = [(host, port) for host, port in map(address_of, urls) if host and not listens(host, port)]
+    silent = []
+    for url in urls:
+        host, port = address_of(url)
+        if host and not listens(host, port):
+            silent.append((host, port))
     if not silent:
         return ""
+
     ports = ", ".join(f"{host}:{port}" for host, port in silent)
     served = options.checkpoint if from_file else f"CHECKPOINT --name {options.model} --port {silent[0][1]}"
     return f" (nobody listens at {ports}: `pacorl serve {served} --backend vllm`)"

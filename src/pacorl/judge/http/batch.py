@@ -1,4 +1,4 @@
-"""The questions of one call: each distinct image is encoded once, each distinct question is asked once."""
+"""Deduplication of a call's questions: each distinct image is encoded once, each distinct question is asked once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[Sequence[EncodedImage], str], Awaitable[float]]
 def encoded(
     image: Image, question: Question, number: int, image_format: ImageFormat
 ) -> Coroutine[Any, Any, EncodedImage]:
-    """Encodes an image on another thread, so that requests go out meanwhile; messages call it by its number."""
+    """Encode an image on another thread, so that requests go out meanwhile; messages use its number."""
     return asyncio.to_thread(encode, image, f"image {number} of {question.text!r}", image_format)
 
 
@@ -29,7 +29,9 @@ class RequestBatch:
     """One call's questions, all of them under way at once."""
 
     def __init__(self, answer: Answer, counters: Counters, image_format: ImageFormat) -> None:
-        self._answer, self._counters, self._format = answer, counters, image_format
+        self._answer = answer
+        self._counters = counters
+        self._format = image_format
         self._images: dict[int, asyncio.Task[EncodedImage]] = {}
         self._verdicts: dict[tuple[str, ...], asyncio.Task[Verdict]] = {}
 
@@ -39,7 +41,7 @@ class RequestBatch:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._verdict(question, group)) for question in questions]
         except ExceptionGroup as faults:
-            # The others fail for the same reason: an image's task takes every question about it along.
+            # All have the same cause: an image's task fails every question about it.
             raise faults.exceptions[0] from None
         return [task.result() for task in tasks]
 
@@ -58,7 +60,8 @@ class RequestBatch:
 
     async def _ask(self, images: Sequence[EncodedImage], text: str) -> Verdict:
         try:
-            if reason := text_fault(text):
+            reason = text_fault(text)
+            if reason:
                 raise UnansweredError(reason)
             return Verdict(await self._answer(images, text))
         except UnansweredError as fault:

@@ -1,7 +1,7 @@
-"""Asking a language model over an OpenAI-compatible API, with answers checked before anyone uses them.
+"""Client of a language model behind an OpenAI-compatible API, with validated answers.
 
 The key is read from an environment variable and never logged. Transport faults are retried with
-backoff; an answer that is no JSON or breaks its schema is sent back with its fault.
+backoff; invalid answers are sent back with their fault.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChatRefusedError(ValueError):
 
 @dataclass(slots=True)
 class Usage:
-    """The requests so far, and what they took."""
+    """Counts of requests and tokens so far."""
 
     calls: int = 0
     malformed: int = 0
@@ -73,9 +73,11 @@ class ChatModel:
         self._circuit = Circuit(self.timeout_seconds)
 
     def ask(self, messages: Sequence[Message]) -> str:
-        """The model's answer. Raises ChatError if no usable one comes, ChatRefusedError if no retry helps."""
+        """Return the model's answer. Raises ChatError for no usable answer, ChatRefusedError if no retry helps."""
         # No temperature or the like: servers differ in what they take.
         document = {"model": self.model, "messages": list(messages)}
+
+        # Address and key.
         base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         url = f"{service_url(base, name='endpoint').rstrip('/')}/chat/completions"
         key = os.environ.get(self.key_variable, "")
@@ -95,7 +97,8 @@ class ChatModel:
             raise ChatError(str(answer.fault()))
         try:
             document = answer.document()
-            used, text = document.get("usage") or {}, only_choice(document)["message"]["content"]
+            used = document.get("usage") or {}
+            text = only_choice(document)["message"]["content"]
             tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
         except MALFORMED as fault:
             raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
@@ -112,7 +115,7 @@ class ChatModel:
         return ask_json(self.ask, messages, schema, check=check, attempts=attempts, on_fault=on_fault)
 
     def count(self, **counts: int) -> None:
-        """Adds to the usage, e.g. `count(failed=1)`."""
+        """Add to the usage, e.g. `count(failed=1)`."""
         with self._lock:
             for name, number in counts.items():
                 setattr(self.usage, name, getattr(self.usage, name) + number)
@@ -138,7 +141,8 @@ def ask_json(
         ChatError: if no attempt gives a usable answer.
     """
     # Only the last faulty answer is sent back: a growing conversation costs more each time.
-    conversation, fault = list(messages), ""
+    conversation = list(messages)
+    fault = ""
     for _ in range(attempts):
         text = ask(conversation)
         try:

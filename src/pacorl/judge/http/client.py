@@ -1,7 +1,4 @@
-"""The servers of one judge: which of them takes the next request, what each said of itself, and what its errors mean.
-
-Everything here runs on the judge's own event loop.
-"""
+"""The servers of one judge: load balancing, handshakes and error handling, all on the judge's own event loop."""
 
 from __future__ import annotations
 
@@ -21,27 +18,27 @@ from pacorl.judge.judge import Counters, JudgeFacts, JudgeRefusedError
 T = TypeVar("T")
 
 DECLINE_HEADER = "X-Pacorl-Decline"
-"""`no`: the server is to judge images outside of its judge's domain too (`judge.domain`)."""
+"""Header with value `no`: judge images outside the judge's domain too (`judge.domain`)."""
 DECLINED = "declined"
-"""What the built-in server calls the error of a request that its judge declines."""
+"""Error type of the built-in server for a declined request."""
 
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server and what it said of itself."""
+    """One server and the results of its handshake."""
 
     url: str
     slots: asyncio.Semaphore
     circuit: Circuit
     load: int = 0
-    """Questions that wait for it or are being answered by it."""
+    """Number of waiting and running questions."""
     handshaking: asyncio.Lock = field(default_factory=asyncio.Lock)
     served: tuple[str, ...] | None = None
     """Model names; None before the handshake."""
     ids: TokenIds | None = None
-    """None if the server does not tell, or takes no ids."""
+    """Token ids of Yes and No; None if unknown or unsupported."""
     refused_fields: set[str] = field(default_factory=set)
-    """The `OPTIONAL_FIELDS` that it refused, and is not sent again."""
+    """Refused `OPTIONAL_FIELDS`, left out from then on."""
     version: str = ""
 
 
@@ -50,7 +47,7 @@ class FieldRefusedError(Exception):
 
 
 class EndpointPool:
-    """Sends requests to the least loaded server that answers, again if need be."""
+    """Load balancer over servers, with retries."""
 
     def __init__(
         self,
@@ -67,18 +64,22 @@ class EndpointPool:
     ) -> None:
         """
         Args:
-            words: The spellings of Yes and of No whose ids are asked for.
-            slots: Requests that one server is sent at a time.
+            words: The spellings of Yes and of No, for their token ids.
+            slots: Concurrent requests per server.
             timeout: Seconds for a whole answer, its body included.
         """
-        self.model, self.words, self.timeout, self.retries = model, words, timeout, retries
-        self.counters, self._key = counters, key
+        self.model = model
+        self.words = words
+        self.timeout = timeout
+        self.retries = retries
+        self.counters = counters
+        self._key = key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
-        self.endpoints = [
-            Endpoint(url, asyncio.Semaphore(slots), Circuit(timeout)) for url in map(api_url, dict.fromkeys(urls))
-        ]
+        self.endpoints: list[Endpoint] = []
+        for url in dict.fromkeys(urls):
+            self.endpoints.append(Endpoint(api_url(url), asyncio.Semaphore(slots), Circuit(timeout)))
         self.outage: Outage | None = None
-        """None: a question is given up after its tries, and at once while all servers are silent."""
+        """Policy during an outage; None gives up a question after its tries, and at once if all servers are silent."""
 
     def wait_for_outages(self, seconds: float) -> None:
         """From now on retry questions that no server answers, for up to `seconds`."""
@@ -87,7 +88,7 @@ class EndpointPool:
         self.outage = Outage(f"judge {self.model} at {urls}", circuits, seconds=seconds)
 
     async def check(self, *, patience: float = 0.0) -> list[Endpoint]:
-        """Shakes hands with every server, and waits up to `patience` seconds for one that does not answer yet.
+        """Shake hands with every server, waiting up to `patience` seconds for silent servers.
 
         Raises:
             JudgeRefusedError: for a wrong name or key.
@@ -100,7 +101,8 @@ class EndpointPool:
                     await self.handshake(endpoint)
                     break
                 except TransientError as fault:
-                    if (left := deadline - time.monotonic()) <= 0:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
                         raise ConnectionError(f"no judge at {endpoint.url}: {fault}") from None
                 await asyncio.sleep(min(1.0, left))
         return self.endpoints
@@ -108,11 +110,11 @@ class EndpointPool:
     # --- one request -------------------------------------------------------------------------------------------
 
     async def ask(self, body: Callable[[Endpoint], Json], read: Callable[[Json, Endpoint], T]) -> T:
-        """Posts until `read` accepts an answer.
+        """Post until `read` accepts an answer.
 
         Raises:
             UnansweredError: after the last retry, or if all servers are silent.
-            UnreachableError: if they are, and stay so for as long as `wait_for_outages` says.
+            UnreachableError: if all stay silent for the seconds of `wait_for_outages`.
             JudgeRefusedError: for a wrong name or key.
         """
 
@@ -128,7 +130,7 @@ class EndpointPool:
             raise UnansweredError(str(fault)) from None
 
     async def _chat(self, endpoint: Endpoint, body: Callable[[Endpoint], Json], read: Callable[[Json], T]) -> T:
-        """`read` of one answer; asked again at once without each optional field that the server refuses."""
+        """Apply `read` to one answer, repeating the request without each refused optional field."""
         while True:
             self.counters.requests += 1
             accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
@@ -139,9 +141,9 @@ class EndpointPool:
 
     @asynccontextmanager
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
-        """A free slot of the least loaded server; one that did not answer lately only if none did.
+        """Acquire a slot of the least loaded server; silent servers only if all are silent.
 
-        Raises SilentError if all are silent; one question at a time finds out whether they still are.
+        Raises SilentError if all are silent; one question at a time probes them.
         """
         while True:
             endpoint = min(self.endpoints, key=self._preference)
@@ -156,14 +158,14 @@ class EndpointPool:
                 endpoint.load -= 1
 
     def _preference(self, endpoint: Endpoint) -> tuple[bool, bool, int, float]:
-        """A server's rank among those that may take a question, the lowest first."""
+        """Return a server's sort key, the lowest first."""
         circuit = endpoint.circuit
         # In an outage the servers are probed in turn, however long each of them has been silent.
         broken = circuit.broken and not self.outage
         return broken, circuit.cooling_down, endpoint.load, circuit.cooldown_until
 
     def _is_worth_trying(self, endpoint: Endpoint) -> bool:
-        """Whether no other server is a better choice. Raises SilentError if none is worth a question now."""
+        """Return whether no other server is a better choice. Raises SilentError if none is worth a question now."""
         given_up = not self.outage and all(e.circuit.broken for e in self.endpoints)
         others_answer = not all(e.circuit.cooling_down for e in self.endpoints)
         if not given_up and endpoint.circuit.cooling_down and others_answer:
@@ -177,11 +179,11 @@ class EndpointPool:
     async def _call(
         self, endpoint: Endpoint, path: str, body: Json | None, read: Callable[[Json], T], *, root: bool = False
     ) -> T:
-        """`read` of one answer; faults are sorted into transient, unanswerable and refused."""
+        """Apply `read` to one answer, with faults sorted into transient, unanswerable and refused."""
         url = (root_url(endpoint.url) if root else endpoint.url) + path
         with endpoint.circuit.noting():
             answer = await exchange(url, body, seconds=self.timeout, key=self._key, headers=self._headers)
-            # Not of the root's pages, which a gateway may not pass on.
+            # Except the root's pages, which a gateway may not forward.
             if answer.status in UNAVAILABLE and not root:
                 raise answer.fault(unreachable=True)
         if answer.status != 200:
@@ -195,8 +197,9 @@ class EndpointPool:
             raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
 
     def _sorted(self, answer: Answer, endpoint: Endpoint, path: str, body: Json | None) -> Exception:
-        """What an HTTP error status means for a question."""
-        fault, error = answer.fault(), answer.error()
+        """Map an HTTP error status to an exception."""
+        fault = answer.fault()
+        error = answer.error()
         if answer.redirect:
             fix = f"redirects are not followed; name that address if it is the judge's: {answer.redirect}"
             return (JudgeRefusedError if path == "/models" else UnansweredError)(f"{endpoint.url}: {fault}; {fix}")
@@ -214,7 +217,7 @@ class EndpointPool:
     # --- the handshake -----------------------------------------------------------------------------------------
 
     async def handshake(self, endpoint: Endpoint) -> None:
-        """Learns what a server serves and how it spells Yes and No, once."""
+        """Query a server's models, token ids and version, once."""
         async with endpoint.handshaking:
             if endpoint.served is not None:
                 return
@@ -227,10 +230,10 @@ class EndpointPool:
                 raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {names}")
             endpoint.ids = await self._token_ids(endpoint)
             endpoint.version = await self._optional(endpoint, "/version", None, _version) or ""
-            endpoint.served = served  # last: it says that the handshake is complete
+            endpoint.served = served  # last: it marks the handshake as complete
 
     async def _token_ids(self, endpoint: Endpoint) -> TokenIds | None:
-        """The ids of the words that are single tokens, from vLLM's /tokenize; None if there is no such page."""
+        """Query the ids of single-token words from vLLM's /tokenize; None if there is no such page."""
         ids: list[tuple[int, ...]] = []
         for words in self.words:
             single: list[int] = []
@@ -248,7 +251,7 @@ class EndpointPool:
         return ids[0], ids[1]
 
     async def _optional(self, endpoint: Endpoint, page: str, body: Json | None, read: Callable[[Json], T]) -> T | None:
-        """A page of the server's root that not every server has (and that a gateway may guard otherwise)."""
+        """Read an optional page of the server's root, which a gateway may guard differently."""
         try:
             return await self._call(endpoint, page, body, read, root=True)
         except (UnansweredError, JudgeRefusedError):
@@ -260,7 +263,7 @@ class EndpointPool:
 
 
 def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
-    """What servers said of themselves."""
+    """Collect the facts of servers."""
     yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
     return JudgeFacts(
         yes_ids=yes_ids,

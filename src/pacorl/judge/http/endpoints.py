@@ -49,7 +49,7 @@ class Endpoints(Section):
 
     judges: tuple[ServedJudge, ...] = Field(min_length=1)
     api_key_env: str = ""
-    """The environment variable that holds the servers' key; the key itself never stands in a file."""
+    """The environment variable with the servers' key, which is never written to a file."""
 
     @model_validator(mode="after")
     def _one_base_per_endpoint(self) -> Endpoints:
@@ -67,14 +67,17 @@ class Endpoints(Section):
     @property
     def urls(self) -> tuple[str, ...]:
         """Every endpoint once, in order."""
-        return tuple(dict.fromkeys(url for judge in self.judges for url in judge.endpoints))
+        urls: list[str] = []
+        for judge in self.judges:
+            urls += judge.endpoints
+        return tuple(dict.fromkeys(urls))
 
     def at(self, endpoint: str) -> tuple[ServedJudge, ...]:
-        """The judges that answer at one endpoint."""
+        """Return the judges of one endpoint."""
         return tuple(judge for judge in self.judges if endpoint in judge.endpoints)
 
     def named(self, name: str = "") -> ServedJudge:
-        """The judge of that name; without a name, the only one. Raises ConfigError listing the names."""
+        """Return the judge of a name; without a name, the only judge. Raises ConfigError listing the names."""
         matches = [judge for judge in self.judges if name in ("", judge.name)]
         if len(matches) != 1:
             fault = f"no judge is named {name!r}" if name else "several judges are described and none is named"
@@ -89,7 +92,7 @@ class Server:
     url: str
     checkpoint: str
     names: tuple[str, ...]
-    """Of the base itself; may be empty if only adapters are asked for."""
+    """Names of the base; empty if only adapters are served."""
     adapters: Mapping[str, str]
     """Name → adapter."""
 
@@ -103,7 +106,7 @@ class Server:
 
 
 def servers_of(description: Endpoints) -> list[Server]:
-    """One server per endpoint. Raises ConfigError if a judge names no checkpoint."""
+    """Group judges into one server per endpoint. Raises ConfigError for a judge without a checkpoint."""
     servers = []
     for url in description.urls:
         judges = description.at(url)
@@ -125,8 +128,8 @@ def describe(
     replicas: int = 1,
     api_key_env: str = "",
 ) -> Endpoints:
-    """The description of one checkpoint and its adapters (each `NAME=ADAPTER`) on `replicas` ports from `port` on."""
-    # An IPv6 address stands in brackets, or its colons would be read as the port's.
+    """Describe one checkpoint and its adapters (each `NAME=ADAPTER`) on `replicas` ports from `port` on."""
+    # An IPv6 address needs brackets to separate it from the port.
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port + i}/v1" for i in range(replicas))
     judges = [ServedJudge(name=name or Path(checkpoint).name, endpoints=urls, checkpoint=checkpoint)]
     for text in adapters:
@@ -138,16 +141,16 @@ def describe(
 
 
 def write_endpoints(description: Endpoints, path: Path) -> None:
-    """Writes what `HttpJudge.connect(path)` reads."""
+    """Write the YAML for `HttpJudge.connect`."""
     write_atomic(path, dump(description))
 
 
 def load_endpoints(path: Path) -> Endpoints:
-    """Reads the YAML. Raises ConfigError with the first faults on one line."""
+    """Read the YAML. Raises ConfigError with the first faults on one line."""
     try:
         return load(Endpoints, path)
     except ConfigError as error:
-        # pydantic's message quotes the text that it refuses, and a password is what `api_url` refuses.
+        # pydantic's message quotes the refused text, which may contain a password.
         raise ConfigError(re.sub(r"//[^/@\s]+@|\?[^\s'\"]+", "//***@", str(error))) from None
 
 
@@ -155,22 +158,22 @@ def load_endpoints(path: Path) -> Endpoints:
 
 
 def api_url(url: str) -> str:
-    """`url` as the base of an OpenAI-compatible API: with a host, ending in a path (`/v1` if it had none).
+    """Normalize the base URL of an OpenAI-compatible API: with a host and a path (`/v1` by default).
 
-    Raises ValueError if it is no such URL, or holds a password or key (it would be logged).
+    Raises ValueError for an invalid URL, or one with a password or key, which would be logged.
     """
     split = urlsplit(service_url(url, name="endpoint").rstrip("/"))
     return urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", ""))
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of a URL; an empty host if it has none."""
+    """Split a URL into host and port; the host may be empty."""
     split = urlsplit(url)
     return split.hostname or "", split.port or (443 if split.scheme == "https" else 80)
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether anything accepts connections there."""
+    """Return whether a server accepts connections at an address."""
     try:
         with socket.create_connection((host, port), timeout=2):
             return True
@@ -179,13 +182,13 @@ def listens(host: str, port: int) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether `host` is a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which others may resolve
+    except ValueError:  # a host name
         return False
 
 
 def root_url(endpoint: str) -> str:
-    """The server's root, where `/health`, `/tokenize` and `/version` live."""
+    """Return the server's root, with `/health`, `/tokenize` and `/version`."""
     return endpoint.removesuffix("/v1")

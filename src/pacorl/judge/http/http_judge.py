@@ -1,11 +1,11 @@
-"""The judge that asks one model on one or several servers: vLLM, the built-in one, or any with log-probabilities.
+"""The remote judge: one model on one or several servers (vLLM, the built-in server, or any with log-probabilities).
 
     judge = HttpJudge.connect("http://127.0.0.1:8000/v1", model="PaCo-Reward-7B")
     judge.verdicts([Question((first, second), same_theme("a red fox"))])
 
-A verdict is right or missing, never wrong: whatever the server does, an answer that does not hold the probabilities
-of Yes and No becomes a missing verdict with its reason. Only what no retry can mend is raised: a model that is not
-served, a key that is refused, a tokenizer for which Yes or No is no single token.
+A verdict is right or missing, never wrong: an answer without the probabilities of Yes and No becomes a missing verdict
+with its reason. Only permanent faults are raised: a missing model, a refused key, a tokenizer without single tokens for
+Yes and No.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pacorl.types import Question, Verdict
 
 
 class HttpJudge:
-    """Asks one model on one or several servers, every distinct (images, question) of a call once; for any thread."""
+    """Client of one model on one or several servers; thread-safe. A call sends every distinct question once."""
 
     def __init__(
         self,
@@ -61,24 +61,29 @@ class HttpJudge:
         """
         Args:
             api_key_env: The environment variable of the key.
-            concurrency: Requests that one endpoint is sent at a time by all `processes` (ranks) together.
+            concurrency: Concurrent requests per endpoint, of all `processes` (ranks) together.
             timeout: Seconds for a whole answer, its body included.
             retries: Further attempts before a verdict is missing.
-            temperature: Divides the Yes − No logit.
-            symmetric: Asks about every pair in both orders (`judge.pairwise`).
-            variants: Adds up the spellings `VARIANTS`.
+            temperature: Divisor of the Yes − No logit.
+            symmetric: Ask about every pair in both orders (`judge.pairwise`).
+            variants: Add up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
-            decline: A server may decline images outside of its judge's domain (`judge.domain`): a missing verdict.
-            outage: Seconds for which questions are retried that no endpoint answers, once `keep_answers` was called; 0
-                if they are given up as before.
+            decline: Let servers decline images outside their judge's domain (`judge.domain`): a missing verdict.
+            outage: Seconds of retries while no endpoint answers, after `keep_answers`; 0 disables them.
         """
+        # Settings of requests.
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
-        self.model, self.temperature, self.symmetric, self.image_format = model, temperature, symmetric, image_format
+        self.model = model
+        self.temperature = temperature
+        self.symmetric = symmetric
+        self.image_format = image_format
         self.counters = Counters()
-        """What it has asked so far."""
+        """Counts so far."""
         self.answers: Answers | None = None
-        """Those that are kept; None if none are."""
+        """Stored answers; None if answers are not stored."""
+
+        # The endpoints, on an event loop in a thread.
         self._outage = outage
         self.pool = EndpointPool(
             model,
@@ -91,13 +96,14 @@ class HttpJudge:
             decline=decline,
             counters=self.counters,
         )
-        """The endpoints, and which of them answer."""
+        """The endpoints and their state."""
         self._loop = LoopThread()
 
     @classmethod
     def connect(cls, source: str | Path, *, model: str = "", api_key_env: str = "", **options: Any) -> HttpJudge:
-        """A judge from a URL (then `model` is its name there), or from an endpoints YAML (then `model` chooses)."""
-        if is_url(url := str(source)):
+        """Connect to a URL, with the `model`'s name there, or to a judge of an endpoints YAML, selected by `model`."""
+        url = str(source)
+        if is_url(url):
             if not model:
                 names = f"`curl {api_url(url)}/models` lists them"
                 raise ValueError(f"name the model to ask at {url}, by --judge-model or model=; {names}")
@@ -107,27 +113,27 @@ class HttpJudge:
         return cls(served.name, served.endpoints, api_key_env=api_key_env or document.api_key_env, **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order. Raises JudgeRefusedError or ImageError if asking on is pointless."""
+        """Return one verdict per question, in order. Raises JudgeRefusedError or ImageError for permanent faults."""
         return self._loop.run(self._verdicts(list(questions)))
 
     def submit(self, questions: Sequence[Question]) -> Future[list[Verdict]]:
-        """`verdicts` in the background; do not change the images before the future is done."""
+        """Run `verdicts` in the background; the images must not change before the future is done."""
         return self._loop.submit(self._verdicts(list(questions)))
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        """The answer in words. Raises RuntimeError if the server gives none."""
+        """Answer in words. Raises RuntimeError if the server gives no answer."""
         return self._loop.run(self._explain(question, max_new_tokens))
 
     def check(self, *, patience: float = 0.0) -> list[Endpoint]:
-        """Shakes hands with every endpoint, as `EndpointPool.check` does, and returns what they said of themselves."""
+        """Shake hands with every endpoint by `EndpointPool.check`, and return the endpoints."""
         return self._loop.run(self.pool.check(patience=patience))
 
     def facts(self) -> JudgeFacts:
-        """What the endpoints say of themselves; raises as `check` does."""
+        """Return the facts of the endpoints; raises like `check`."""
         return facts_of(self.check())
 
     def keep_answers(self, answers: Answers) -> None:
-        """From now on keep each answer, take those that are known, and retry questions during an outage.
+        """From now on store and reuse answers, and retry questions during an outage.
 
         `verdicts` then raises UnreachableError if the outage lasts too long.
         """
@@ -136,7 +142,7 @@ class HttpJudge:
             self.pool.wait_for_outages(self._outage)
 
     def close(self) -> None:
-        """Abandons what is running, and ends the judge's thread."""
+        """Abandon running requests, and end the judge's thread."""
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -161,13 +167,14 @@ class HttpJudge:
         # Greedy: the same question gets the same reasons.
         body = chat_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
-            if reason := text_fault(question.text):
+            reason = text_fault(question.text)
+            if reason:
                 raise UnansweredError(reason)
             return await self.pool.ask(lambda _: body, lambda answer, _: read_text(answer, self.model))
         except UnansweredError as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 
     def read(self, answer: Json, endpoint: Endpoint) -> float:
-        """P(Yes | Yes or No) of an answer, if it is this model's."""
+        """Read P(Yes | Yes or No) from an answer of this model."""
         check_model(answer, self.model)
         return read_p_yes(answer, self.pool.words, ids=endpoint.ids, temperature=self.temperature)

@@ -1,6 +1,6 @@
 """Requests and answers of the chat-completions API: images and a question out, the probability of Yes in.
 
-An answer that does not hold the probabilities of Yes and No raises; it never becomes a number.
+An answer without the probabilities of Yes and No raises; it never becomes a number.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
 
 TOP_LOGPROBS = 20  # the most that the API allows
 CUT_TOLERANCE = 1e-3
-"""If a list of the likeliest tokens holds only one of Yes and No, the other is at most as likely as the least of the
-list. If that leaves P(Yes) open by more than this, the verdict is missing."""
+"""Tolerance for a list of the likeliest tokens without one of Yes and No, which is at most as likely as the list's
+least. If that leaves P(Yes) open by more, the verdict is missing."""
 MASS_TOLERANCE = 1e-2  # probabilities of one list may exceed 1 by so much (bf16 servers), and no more
 ROUNDING = 1e-2  # two log-probabilities of one token may differ by so much, if a server rounds one of them
-FLOOR_LOGPROB = -9999.0  # what vLLM sends for −inf
+FLOOR_LOGPROB = -9999.0  # vLLM's encoding of −inf
 OPTIONAL_FIELDS = ("chat_template_kwargs", "repetition_penalty")
-"""Fields beyond OpenAI's API, left out of requests to a server that refuses them by name."""
+"""Fields beyond OpenAI's API, left out of requests to servers that refuse them by name."""
 
 
 class UnansweredError(Exception):
-    """There will be no answer to this question."""
+    """Permanent lack of an answer to a question."""
 
 
 class DeclinedError(UnansweredError):
@@ -50,22 +50,22 @@ class DeclinedError(UnansweredError):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image as it travels."""
+    """An image encoded for the request."""
 
     url: str
     """A data URL."""
     digest: str
-    """SHA-256 of the bytes: equal images are one, whichever objects hold them."""
+    """SHA-256 of the bytes, which identifies equal images."""
 
 
 def encode(image: Image, name: str = "the image", image_format: ImageFormat = "png") -> EncodedImage:
-    """The RGB bytes as a judge in this process would see them.
+    """Encode the RGB pixels that a judge in this process would see.
 
     Raises:
-        ImageError: if no judge can look at the image.
+        ImageError: for an invalid image.
     """
     buffer = io.BytesIO()
-    # The bytes are read once, by a server that is near: compressing them well would take longer than sending them.
+    # Fast compression: for a nearby server, better compression takes longer than sending.
     options: dict[str, Any] = {"compress_level": 1} if image_format == "png" else {"quality": 95, "subsampling": 0}
     as_rgb(image, name).save(buffer, format=image_format, **options)
     encoded = buffer.getvalue()
@@ -74,12 +74,13 @@ def encode(image: Image, name: str = "the image", image_format: ImageFormat = "p
 
 
 def question_key(images: Sequence[EncodedImage], text: str) -> str:
-    """SHA-256 of a question: of its images in their order, and its text."""
-    return hashlib.sha256("\n".join([*(image.digest for image in images), text]).encode()).hexdigest()
+    """Hash a question by SHA-256: its images in order, and its text."""
+    lines = [image.digest for image in images] + [text]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
-    """One user turn: the images, then the text, answered without thinking first."""
+    """Build a request of one user turn: the images, then the text, without thinking."""
     content = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -89,17 +90,17 @@ def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_toke
 def verdict_body(
     model: str, images: Sequence[EncodedImage], text: str, *, ids: TokenIds | None = None
 ) -> dict[str, Any]:
-    """A request for the first token's log-probabilities.
+    """Build a request for the first token's log-probabilities.
 
-    With `ids` it asks for the words by their ids, which are then listed however unlikely they are.
+    With `ids` the words are requested by id, so that the server lists them even if they are unlikely.
     """
-    # The sampled token is thrown away, and at temperature 1 a server that reports log-probabilities after sampling's
-    # changes to them reports the model's own.
+    # The sampled token is unused. At temperature 1 a server that reports log-probabilities after the sampler's changes
+    # reports the model's own.
     sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
     by_id: dict[str, Any] = {}
     if ids:
         by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
-        # A checkpoint's penalty is for its reasons: it would lower a Yes or No that the question holds.
+        # A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
         by_id["repetition_penalty"] = 1
     return chat_body(model, images, text, max_tokens=1) | sampling | by_id
 
@@ -114,24 +115,28 @@ def read_p_yes(
     ids: TokenIds | None = None,
     temperature: float = 1.0,
 ) -> float:
-    """P(Yes | Yes or No) from the first token's log-probabilities of a chat completion.
+    """Read P(Yes | Yes or No) from the first token's log-probabilities of a chat completion.
 
     Args:
-        words: The spellings of Yes and of No; tokens that spell the same are added up.
-        ids: Their token ids: entries named `token_id:N` are read by id, others by their text.
-        temperature: Divides the Yes − No logit.
+        words: The spellings of Yes and of No; tokens with equal spelling are added up.
+        ids: Their token ids; entries named `token_id:N` are read by id, further entries by their text.
+        temperature: Divisor of the Yes − No logit.
 
     Raises:
         TransientError: if the answer contradicts itself, or is to another question.
         LookupError, TypeError: if it has another form.
         UnansweredError: if it does not determine the probability.
     """
+    # The entries of Yes and No, by id or by text.
     entries, least = _first_token(answer)
     by_id = ids is not None and any(name.startswith("token_id:") for name, _ in entries)
     if by_id and len(dict(entries)) < len(entries):
         raise TransientError("a token listed twice")
     names = [[f"token_id:{i}" for i in row] for row in ids] if by_id and ids else words
-    yes, no = (_log_sum([value for name, value in entries if name in spellings]) for spellings in names)
+    yes = _log_sum([value for name, value in entries if name in names[0]])
+    no = _log_sum([value for name, value in entries if name in names[1]])
+
+    # Their probabilities, if the list determines them.
     if max(yes, no) <= FLOOR_LOGPROB:
         raise UnansweredError(f"neither Yes nor No is among the {len(entries)} tokens that the server listed")
     if min(yes, no) <= FLOOR_LOGPROB and _sigmoid((least - max(yes, no)) / temperature) > CUT_TOLERANCE:
@@ -141,7 +146,7 @@ def read_p_yes(
 
 
 def read_text(answer: Json, model: str) -> str:
-    """The words of a chat completion of this model."""
+    """Read the text of a chat completion of this model."""
     check_model(answer, model)
     text = only_choice(answer)["message"]["content"]
     if not isinstance(text, str):
@@ -150,16 +155,16 @@ def read_text(answer: Json, model: str) -> str:
 
 
 def check_model(answer: Json, model: str) -> None:
-    """Raises TransientError if another model answered; a dated or qualified name is this one's."""
+    """Raise TransientError if another model answered; dated and qualified names are accepted."""
     name = str(answer.get("model") or model)
     if name != model and not re.fullmatch(rf"(.*/)?{re.escape(model)}(-20\d\d[-\d]*)?", name):
         raise TransientError(f"{name[:80]!r} answered instead of {model!r}")
 
 
 def only_choice(answer: Json) -> Json:
-    """The one choice of a chat completion. Raises TransientError if it is not one, of index 0."""
+    """Return the only choice of a chat completion. Raises TransientError for several, or another index than 0."""
     choices = answer["choices"]
-    # One was asked for, so another means that the answer is to another question.
+    # Another number of choices means an answer to another question.
     indices = [choice.get("index", 0) for choice in choices]
     if indices != [0]:
         raise TransientError(f"an answer of {len(indices)} choices, their indices {str(indices)[:60]}")
@@ -167,29 +172,35 @@ def only_choice(answer: Json) -> Json:
 
 
 def _first_token(answer: Json) -> tuple[set[tuple[str, float]], float]:
-    """The listed (token, log-probability) of the first position, and the least of the likeliest.
+    """Read the listed (token, log-probability) of the first position, and the least of the likeliest.
 
-    A server that repeats an entry (the sampled token, say) lists it once here.
+    Repeated entries, such as the sampled token, occur once.
     """
     choice = only_choice(answer)
     try:
         first = choice["logprobs"]["content"][0]
     except (LookupError, TypeError):
         raise TransientError("an answer without log-probabilities") from None
-    sampled, listed = _entry(first), [_entry(entry) for entry in first["top_logprobs"]]
+    sampled = _entry(first)
+    listed = [_entry(entry) for entry in first["top_logprobs"]]
     for index, (name, log_prob) in enumerate(listed):
         if any(name == other and 0 < abs(log_prob - value) <= ROUNDING for other, value in listed[:index]):
             raise TransientError(f"the token {name!r:.40} twice, with two log-probabilities that are nearly the same")
-    entries = {*listed, *([] if _is_repeated(sampled, listed) else [sampled])}
-    if (mass := sum(math.exp(log_prob) for _, log_prob in entries)) > 1 + MASS_TOLERANCE:
+
+    entries = set(listed)
+    if not _is_repeated(sampled, listed):
+        entries.add(sampled)
+    mass = sum(math.exp(log_prob) for _, log_prob in entries)
+    if mass > 1 + MASS_TOLERANCE:
         raise TransientError(f"log-probabilities whose probabilities add up to {mass:.3f}")
-    # The sampled token may lie far below the likeliest, and bounds nothing.
+    # The sampled token may be far less likely than the listed tokens, and is no bound.
     likeliest = [log_prob for name, log_prob in listed if (name, log_prob) != sampled]
     return entries, min(likeliest, default=0.0)
 
 
 def _entry(entry: Json) -> tuple[str, float]:
-    name, log_prob = entry["token"], entry["logprob"]
+    name = entry["token"]
+    log_prob = entry["logprob"]
     if not isinstance(name, str) or isinstance(log_prob, bool) or not isinstance(log_prob, int | float):
         raise TransientError("a token or log-probability of another type")
     if not log_prob <= MASS_TOLERANCE:  # nor NaN
@@ -198,11 +209,11 @@ def _entry(entry: Json) -> tuple[str, float]:
 
 
 def _is_repeated(sampled: tuple[str, float], listed: Sequence[tuple[str, float]]) -> bool:
-    """Whether the sampled token is among the listed ones, be it with a rounded log-probability."""
+    """Return whether the sampled token is listed, possibly with a rounded log-probability."""
     same = [log_prob for name, log_prob in listed if name == sampled[0]]
     if any(abs(log_prob - sampled[1]) <= ROUNDING for log_prob in same):
         return True
-    # Another token of the same spelling may be sampled, but then it is less likely than all that are listed.
+    # A token of the same spelling may be sampled, but only a less likely one.
     if same and sampled[1] > min(log_prob for _, log_prob in listed):
         raise TransientError(f"two log-probabilities of the sampled token {sampled[0]!r:.40}")
     return False

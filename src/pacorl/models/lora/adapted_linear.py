@@ -23,7 +23,7 @@ class AdaptedLinear(lora.Linear):  # type: ignore[misc] # PEFT is untyped
 
 
 def add_in_products(transformer: nn.Module) -> None:
-    """Let PEFT's adapted linear layers compute as `AdaptedLinear`; weights and names stay what they are."""
+    """Let PEFT's adapted linear layers compute as `AdaptedLinear`, with the same weights and names."""
     for layer in lora_layers(transformer):
         if type(layer) is lora.Linear:
             layer.__class__ = AdaptedLinear

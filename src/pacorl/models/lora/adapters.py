@@ -1,6 +1,6 @@
-"""LoRA adapters on a model: adding them, loading saved ones, and copies that follow the trained one.
+"""LoRA adapters on a model: adding, loading, and moving copies of the trained adapter.
 
-Their files are read and written by `models.lora.formats`; `models.lora.layers` says how an adapted layer computes.
+`models.lora.formats` reads and writes their files; `models.lora.layers` implements an adapted layer's forward.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pacorl.models.lora.sharding import has_sharded, is_sharded
 
 
 def materialize(module: nn.Module) -> None:
-    """Reshard what a forward gathered."""
-    # After a forward without backward FSDP2 leaves the root's weights unsharded, and a change of them would be lost.
+    """Reshard the weights gathered by a forward."""
+    # After a forward without backward FSDP2 leaves the root's weights unsharded, and changes would be lost.
     for submodule in module.modules():
         if has_sharded(submodule):
             submodule.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full form of a tensor that may be sharded. Every process must call it."""
+    """Gather a possibly sharded tensor. Every process must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A full tensor, which every process has, on the device of `parameter` and sharded as it is."""
+    """Move a full tensor, present on every process, to the device and sharding of `parameter`."""
     value = value.to(parameter.device, parameter.dtype)
     if is_sharded(parameter) and not is_sharded(value):
         from torch.distributed.tensor import distribute_tensor
 
-        # No source rank: each process cuts its share from what it has, and nothing is sent.
+        # No source rank: each process slices its own full tensor, without communication.
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return value
 
@@ -49,7 +49,7 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
     """Add one trainable adapter, in fp32 or better, to the modules whose names end in `targets`.
 
     Raises:
-        ValueError: A target matches no module: an adapter that trains nothing must not go unnoticed.
+        ValueError: A target matches no module; otherwise an adapter without effect could go unnoticed.
     """
     names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     # PEFT itself complains only if none of the targets matches.
@@ -60,7 +60,7 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
 
 
 def _inject(transformer: nn.Module, **options: Any) -> None:
-    """Add one adapter, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
+    """Add one adapter and freeze all other weights; `options` belong to PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
     from pacorl.models.lora.adapted_linear import add_in_products
@@ -70,14 +70,14 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
-            # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
+            # Optimizer steps are below bf16's resolution, so a bf16 adapter would hardly change.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     compute_in_model_dtype(transformer)
     add_in_products(transformer)
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
-    """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards if they are sharded."""
+    """Return the adapter's weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards of sharded weights."""
     materialize(transformer)
     return {
         name.replace(f".{ADAPTER}.", "."): parameter.detach()
@@ -87,9 +87,10 @@ def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
 
 
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put weights into the adapter in place; a ValueError names those that do not fit."""
+    """Copy weights into the adapter in place. Raises ValueError naming weights that do not fit."""
     current = adapter_state(transformer)
-    unknown, missing = sorted(set(state) - set(current)), sorted(set(current) - set(state))
+    unknown = sorted(set(state) - set(current))
+    missing = sorted(set(current) - set(state))
     if unknown or missing:
         raise ValueError(
             f"the adapter does not fit this model: {len(unknown)} unknown weights (e.g. {unknown[:1]}), "
@@ -105,30 +106,31 @@ def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> No
 
 
 def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """An adapter's weights unsharded. Every process must call it."""
+    """Gather an adapter's weights. Every process must call it."""
     return {name: full_tensor(value) for name, value in state.items()}
 
 
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
-    """Put a saved adapter's weights into the one that is to be trained on.
+    """Initialize the trained adapter from a saved adapter.
 
     Args:
-        transformer: The model, with an adapter of `rank` and `alpha` that `add_lora` made.
-        source: An adapter in any form, as `adapter_file` takes it.
-        base: The model that is trained, by name or folder.
+        transformer: The model, with an adapter of `rank` and `alpha` from `add_lora`.
+        source: An adapter in any form, as for `adapter_file`.
+        base: The trained model, by name or folder.
 
     Raises:
-        ValueError: It is of another base, rank, α or other modules; the message says which settings would fit.
+        ValueError: It has another base, rank, α or other modules; the message names the fitting settings.
     """
     lora = read_lora(source)
     if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
-        # Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared if both are a hub's.
+        # Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
         raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
     _check_shape(lora, source, rank=rank, alpha=alpha)
     current = adapter_state(transformer)
-    absent, unknown = set(current) - set(lora.state), set(lora.state) - set(current)
+    absent = set(current) - set(lora.state)
+    unknown = set(lora.state) - set(current)
     if absent and not unknown:
-        # Targets that would match: what follows the block's number in a module's name.
+        # Targets that would match: the module's name after the block's number.
         modules = {name.rpartition(".lora_")[0] for name in lora.state}
         targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
         raise ValueError(
@@ -140,7 +142,8 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
 
 def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
     for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
-        if len(distinct := sorted(set(values.values()))) > 1:
+        distinct = sorted(set(values.values()))
+        if len(distinct) > 1:
             raise ValueError(
                 f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in distinct)}, and "
                 "training takes one for all; merge it into model.checkpoint"
@@ -153,14 +156,15 @@ def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
 
 
 def load_lora(transformer: nn.Module, source: str | Path) -> None:
-    """Put a saved adapter, in any form that `adapter_file` takes, on a model; ranks, α and modules are its own.
+    """Add a saved adapter, in any form as for `adapter_file`, with its own ranks, α and modules.
 
     Raises:
-        ValueError: There is none, it does not fit, or it is of a kind that plain LoRA is not (DoRA, rank-stabilised).
+        ValueError: There is no adapter, it does not fit, or it is not plain LoRA (DoRA, rank-stabilised).
     """
     lora = read_lora(source)
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    if unknown := [name for name in sorted(lora.alphas) if name not in layers]:
+    unknown = [name for name in sorted(lora.alphas) if name not in layers]
+    if unknown:
         raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
     with blamed_on(source):
         _inject(transformer, **peft_options(lora))
@@ -169,7 +173,7 @@ def load_lora(transformer: nn.Module, source: str | Path) -> None:
 
 @contextmanager
 def adapter_off(transformer: nn.Module) -> Iterator[None]:
-    """Within the block the model is its base."""
+    """Disable the adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
@@ -181,14 +185,14 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(enabled=True)
-        # PEFT lets everything learn again, also modules that were frozen since no output depends on them.
+        # PEFT unfreezes all adapters, even modules frozen because no output depends on them.
         for parameter, was_learning in learning:
             parameter.requires_grad_(was_learning)
 
 
 @contextmanager
 def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
-    """Within the block an adapted layer computes W·x + scale·(α/r)·B·A·x; not of a fused model."""
+    """Scale the adapter: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
     saved = [layer.scaling[ADAPTER] for layer in layers]
     for layer, own in zip(layers, saved, strict=True):
@@ -201,7 +205,7 @@ def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
 
 
 class AdapterCopy:
-    """Weights of an adapter beside the trained ones, to be swapped in for a while."""
+    """A second set of adapter weights, to be swapped in temporarily."""
 
     def __init__(self, transformer: nn.Module) -> None:
         self.transformer = transformer
@@ -209,8 +213,8 @@ class AdapterCopy:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Within the block the model carries the copy."""
-        # Values are copied and not exchanged: the optimizer and FSDP hold on to the parameters' own storage.
+        """Use the copy in place of the trained weights."""
+        # Values are copied, not exchanged: the optimizer and FSDP reference the parameters' storage.
         trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
         set_adapter_state(self.transformer, self.state)
         try:
@@ -223,7 +227,7 @@ class AdapterCopy:
 
     @torch.no_grad()
     def _approach(self, share: float) -> None:
-        """copy ← (1 − share)·copy + share·trained."""
+        """Interpolate: copy ← (1 − share)·copy + share·trained."""
         for name, value in adapter_state(self.transformer).items():
             self.state[name].lerp_(value, share)
 
@@ -231,28 +235,28 @@ class AdapterCopy:
 class MovingAverage(AdapterCopy):
     """The exponential moving average of an adapter, updated once per `interval` optimizer steps.
 
-    The decay warms up: update number s (from 0) takes min((1 + s)/(10 + s), decay), so that a young average is the
-    trained adapter of the last few updates and not the start. s follows from the optimizer step, so a resumed run
-    needs nothing but the average itself.
+    The decay warms up: update number s (from 0) uses min((1 + s)/(10 + s), decay), so that a young average follows the
+    last few updates instead of the start. s follows from the optimizer step, so a resumed run needs only the average.
     """
 
     def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
         super().__init__(transformer)
-        self.decay, self.interval = decay, interval
+        self.decay = decay
+        self.interval = interval
 
     def follow(self, optimizer_step: int) -> None:
-        """Call after optimizer step number `optimizer_step` (from 1)."""
+        """Update the average after optimizer step `optimizer_step` (from 1)."""
         if optimizer_step % self.interval == 0:
             self._approach(1 - self.decay_at(optimizer_step // self.interval - 1))
 
     def decay_at(self, update: int) -> float:
-        """The average's own weight in update number `update` (from 0)."""
+        """Return the decay of update number `update` (from 0)."""
         return min((1 + update) / (10 + update), self.decay)
 
 
 class OldPolicy(AdapterCopy):
-    """The policy that samples, for objectives of the endpoint: the trained one leaves it while it is updated."""
+    """The sampling policy of endpoint objectives, which lags behind the trained policy."""
 
     def follow(self, lag: float) -> None:
-        """Between epochs: old ← lag·old + (1 − lag)·trained."""
+        """Update between epochs: old ← lag·old + (1 − lag)·trained."""
         self._approach(1 - lag)

@@ -1,6 +1,6 @@
 """FSDP2's modules and tensors, recognised without importing them.
 
-Their import takes a second, and nothing is sharded before a launcher's accelerate has done it.
+Their import takes a second, and only a launcher's accelerate, which imports them, shards weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generators behind one seam, by the name of their kind."""
+"""Generators behind one interface, by kind."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ DEFAULT_KIND = next(iter(POLICIES))
 def build_policy(
     options: PolicyOptions, *, device: str | torch.device, record_sizes: bool = False, staged: bool = False
 ) -> Policy:
-    """The configured generator; see `PolicySpec.load`."""
+    """Load the configured generator; see `PolicySpec.load`."""
     return POLICIES[options.kind].load(options, device=device, record_sizes=record_sizes, staged=staged)
 
 
 def default_options() -> PolicyOptions:
-    """The options of a config that says nothing of its generator."""
+    """Return the options of a config without a generator section."""
     return POLICIES[DEFAULT_KIND].options.model_validate({})
 
 
 def tiny_spec(*, edits: bool) -> PolicySpec:
-    """The kind whose committed checkpoint `tiny` names: one makes sets, one edits."""
+    """Return the kind of the committed checkpoint `tiny`: one for sets, one for edits."""
     return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
 
 
 def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
-    """Check that a prompt has as many sources as a kind takes; `model` is what the user called the generator.
+    """Check the number of a prompt's sources; `model` is the user's name for the generator.
 
     Raises:
-        ValueError: It is an edit and the kind makes sets, or the reverse, or it has a source too many, or references.
+        ValueError: An edit for a generator of sets, or the reverse, a source too many, or references.
     """
     if prompt.references:
         raise ValueError(
@@ -68,14 +68,16 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
     if prompt.sources and not spec.edits:
         editor = next(other for other in POLICIES.values() if other.edits).published
         raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")
-    if (count := len(prompt.sources)) > spec.policy.references:
-        raise ValueError(f"{count} images are given, and {model} edits at most {spec.policy.references} at once")
+    if len(prompt.sources) > spec.policy.references:
+        raise ValueError(
+            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.references} at once"
+        )
 
 
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:
-    """The kind of a checkpoint (a diffusers folder, a hub name or "tiny"), by the folder's index or by the name.
+    """Determine the kind of a checkpoint (a diffusers folder, a hub name or "tiny"), by its index or its name.
 
-    `edits` says which of the tiny checkpoints is meant.
+    `edits` selects between the tiny checkpoints.
     """
     if checkpoint == TINY:
         return tiny_spec(edits=edits).kind
@@ -86,7 +88,13 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         if pipeline not in kinds:
             raise ValueError(f"{checkpoint} is a {pipeline or 'pipeline without a name'}; there are {', '.join(kinds)}")
         return kinds[pipeline]
-    matches = {kind: re.search(spec.hub_name, checkpoint.lower()) for kind, spec in POLICIES.items()}
-    # The longest match decides: FLUX.1-Kontext is a flux by its first letters only. Of equals, also of none, the first.
-    lengths = {kind: len(match[0]) if match else 0 for kind, match in matches.items()}
-    return max(lengths, key=lambda kind: lengths[kind])
+
+    # The longest match decides: FLUX.1-Kontext also matches flux. The first of equals, and by default.
+    best = DEFAULT_KIND
+    longest = 0
+    for kind, spec in POLICIES.items():
+        match = re.search(spec.hub_name, checkpoint.lower())
+        if match and len(match[0]) > longest:
+            best = kind
+            longest = len(match[0])
+    return best

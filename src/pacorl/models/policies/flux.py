@@ -34,7 +34,7 @@ BFL_TRAINING_SHIFT = TrainingShift(
     source="Black Forest Labs, as quoted in github.com/Nerogar/OneTrainer/pull/1516: FLUX.1 and FLUX.2 were trained "
     "with their schedulers' parameters; FLUX.2's empirical mu is for inference alone",
 )
-"""Of all models of its makers."""
+"""Training shift of all models by Black Forest Labs."""
 
 
 class DistilledOptions(TrueGuidance):
@@ -140,7 +140,7 @@ def tiny_flux_transformer(
 
 
 def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
-    """A whole FLUX.1-dev pipeline in small; its tokenizers know the words of `texts`."""
+    """Build a small FLUX.1-dev pipeline, its tokenizers trained on `texts`."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
@@ -150,7 +150,7 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
             shift=3.0,
             base_shift=0.5,
             max_shift=1.15,
-            # 64 px and 128 px grids stand where 256 px and 1024 px stand for the real model.
+            # 64 px and 128 px correspond to 256 px and 1024 px of the real model.
             base_image_seq_len=64,
             max_image_seq_len=256,
         ),
@@ -164,10 +164,10 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
 
 
 TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
-"""Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
+"""Sequence length of the committed checkpoints. Attention reads padding, so another length degrades them."""
 
 DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")
-"""Of FLUX.1's dev models."""
+"""Licence of FLUX.1's dev models."""
 
 FLUX = PolicySpec(
     options=FluxOptions,

@@ -1,6 +1,6 @@
 """FLUX.2-klein as a policy: sets from a prompt alone, and edits of one to four images, by one model.
 
-Sources lie behind the generated image in the sequence, told apart by their position ids. An edit's size is an area: the
+Sources follow the generated image in the sequence, with their own position ids. An edit's size is an area: the
 image has the first source's aspect, each side cut to whole tokens (16 pixels). That source is resized to the image's
 size, a further one to the same area in its own aspect, and none to more than 1024², as the pipeline does it.
 """
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from diffusers import Flux2KleinPipeline
 
 SOURCE_AREA = 1024 * 1024
-"""The largest area at which the pipeline takes a source."""
+"""Largest area of a source in the pipeline."""
 MAX_ASPECT = 8
-"""The longest source that the pipeline takes, as the ratio of its sides."""
+"""Largest ratio of a source's sides in the pipeline."""
 SOURCE_STRIDE = 10
-"""Between the position ids of one image and the next, by the pipeline's rule."""
+"""Distance of the position ids of consecutive images, by the pipeline's rule."""
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
     "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out", "attn.to_qkv_mlp_proj",
 )  # fmt: skip
-"""FLUX's targets by the names that FLUX.2's blocks have, and the fused layers of the single-stream ones."""
+"""FLUX's targets by the names of FLUX.2's blocks, and the fused layers of its single-stream blocks."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-"""What Qwen3's own makes of one message without thinking."""
+"""Qwen3's template, reduced to a single message without thinking."""
 
 
 class KleinOptions(PolicyOptions):
@@ -59,7 +59,7 @@ class KleinOptions(PolicyOptions):
     guidance_scale: float = Field(4.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = ""
-    """What guidance leads away from."""
+    """Negative prompt of guidance."""
     max_sequence_length: int = Field(512, ge=1, le=4096)
     """Qwen3 tokens per prompt."""
 
@@ -90,18 +90,20 @@ class KleinPolicy(PipelinePolicy):
         self.lora_targets = (*LORA_TARGETS, *(f"single_transformer_blocks.{block}.attn.to_out" for block in blocks))
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Of a set as ever; of an edit the area of `size` in the first source's aspect, in whole tokens."""
+        """Return `size` for a set, and for an edit its area in the first source's aspect, in whole tokens."""
         paths = self.source_paths(prompt)
         return self._fit(paths[0], size.height * size.width) if paths else super().size_of(prompt, size)
 
     def _fit(self, path: Path, area: int) -> Size:
-        """The size of at most `area` pixels in the aspect of a source."""
-        source, step = upright_size(path), self.token_pixels
+        """Compute the size of at most `area` pixels in the aspect of a source."""
+        source = upright_size(path)
+        step = self.token_pixels
         if max(source.height, source.width) > MAX_ASPECT * min(source.height, source.width):
             raise ValueError(f"source {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
-        # In whole numbers: a rounded root would cut a token off one square source of eight.
-        tall, wide = (source.height, source.width), (source.width, source.height)
-        return Size(*(max(1, math.isqrt(area * a // (b * step**2))) * step for a, b in (tall, wide)))
+        # Integer arithmetic: a rounded root would cut a token off one square source of eight.
+        rows = math.isqrt(area * source.height // (source.width * step**2))
+        cols = math.isqrt(area * source.width // (source.height * step**2))
+        return Size(max(1, rows) * step, max(1, cols) * step)
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (B, L, 3D): three hidden layers of Qwen3, side by side."""
@@ -110,29 +112,31 @@ class KleinPolicy(PipelinePolicy):
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         tokenizer = self.pipeline.tokenizer
-        chats = [[{"role": "user", "content": text}] for text in texts]
-        templated = [
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-            for chat in chats
-        ]
-        return [len(tokenizer(text).input_ids) for text in templated]
+        counts = []
+        for text in texts:
+            chat = [{"role": "user", "content": text}]
+            prompt = tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            counts.append(len(tokenizer(prompt).input_ids))
+        return counts
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """The sources' tokens `source` (1, M, C), one image after the other, and their `source_ids` (1, M, 4)."""
+        """Encode the sources' concatenated tokens `source` (1, M, C) and their `source_ids` (1, M, 4)."""
         paths = self.source_paths(prompt)
         if not paths:
             return {}
-        sizes = self._source_sizes(paths, size)
-        tokens = [self.encode_image(open_image(path), shown) for path, shown in zip(paths, sizes, strict=True)]
-        ids = [
-            position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number) for number, shown in enumerate(sizes, 1)
-        ]
+        tokens = []
+        ids = []
+        for number, (path, shown) in enumerate(zip(paths, self._source_sizes(paths, size), strict=True), 1):
+            tokens.append(self.encode_image(open_image(path), shown))
+            ids.append(position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number))
         return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
 
     def _source_sizes(self, paths: Sequence[Path], size: Size) -> list[Size]:
         area = min(size.height * size.width, SOURCE_AREA)
         sizes = [self._fit(path, area) for path in paths]
-        # Cut to whole tokens, the image may be smaller than the area that it was asked for; so would the source again.
+        # The first source has the image's size: cutting to whole tokens twice could make it smaller.
         return [size, *sizes[1:]] if size.height * size.width <= SOURCE_AREA else sizes
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
@@ -149,7 +153,7 @@ class KleinPolicy(PipelinePolicy):
         return pixels
 
     def _token_scale(self, tokens_BNC: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each channel of a token: this VAE scales patches, and not its codes."""
+        """Return mean and standard deviation of each channel of a token: this VAE scales patches, not codes."""
         statistics = self.pipeline.vae.bn
         std_C = (statistics.running_var + self.pipeline.vae.config.batch_norm_eps).sqrt()
         return statistics.running_mean.to(tokens_BNC), std_C.to(tokens_BNC)
@@ -164,13 +168,15 @@ class KleinPolicy(PipelinePolicy):
         return float(compute_empirical_mu(tokens, num_steps))
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        # Drawn in patches, unlike the other kinds': codes of the same seed would be other noise.
+        # Drawn in patches, like the pipeline: codes drawn from the same seed would differ.
         shape = (4 * self.latent_channels, *self.token_grid(size))
         patches = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        tensors, hidden_BMC = conditioning.tensors, x_BNC
+        # Tokens and positions of the image, then of the sources.
+        tensors = conditioning.tensors
+        hidden_BMC = x_BNC
         ids_M4 = position_ids(*self.token_grid(size), device=x_BNC.device)
         if "source" in tensors:
             hidden_BMC = torch.cat([x_BNC, tensors["source"].to(x_BNC.dtype)], 1)
@@ -195,7 +201,7 @@ class KleinPolicy(PipelinePolicy):
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         length = self.options.max_sequence_length
         ids = torch.zeros(prompts, length, device=self.device, dtype=torch.long)
-        # The whole mask, as padding makes the encoder build it: to build it from a row, meta tensors would be read.
+        # The full mask: building it from a row would read values of meta tensors.
         mask = torch.ones(prompts, 1, length, length, device=self.device, dtype=torch.bool)
         encoder = self.pipeline.text_encoder
         return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
@@ -208,20 +214,20 @@ class KleinPolicy(PipelinePolicy):
 def position_ids(
     rows: int, cols: int, *, image: int = 0, tokens: int = 1, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """(N, 4): image, row, column and place in the text of each token; an image has one place, a text one pixel."""
+    """Build (N, 4): image, row, column and text position of each token."""
     axes = (torch.arange(count, device=device) for count in (1, rows, cols, tokens))
     ids = torch.cartesian_prod(*axes)
     return ids + ids.new_tensor([image, 0, 0, 0]) if image else ids
 
 
 def tiny_klein(texts: Sequence[str]) -> Flux2KleinPipeline:
-    """A whole FLUX.2-klein pipeline in small; its tokenizer knows the words of `texts`."""
+    """Build a small FLUX.2-klein pipeline, its tokenizer trained on `texts`."""
     from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
 
     tokenizer = twins.qwen_tokenizer_of(texts)
     tokenizer.chat_template = CHAT_TEMPLATE
     vae = twins.model_of(twins.TINY["flux2_vae"])
-    # Trained statistics are neither zero nor one, nor alike; a twin's must tell them apart too.
+    # Like trained statistics, a twin's must differ from zero, one and each other.
     torch.nn.init.normal_(vae.bn.running_mean, std=0.2)
     torch.nn.init.uniform_(vae.bn.running_var, 0.5, 2.0)
     return Flux2KleinPipeline(
@@ -254,5 +260,5 @@ KLEIN = PolicySpec(
         "FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
         "FLUX.2-klein-9B-KV": "black-forest-labs/FLUX.2-klein-base-9B",
     },
-    edit_data="GEdit-Bench/data:en",  # what its makers show is English
+    edit_data="GEdit-Bench/data:en",  # its authors' examples are English
 )

@@ -1,6 +1,6 @@
 """FLUX.1-Kontext-dev as a policy: one image edited by an instruction.
 
-The source lies beside the generated image in the sequence, at the same size, marked by its position ids. A config's
+The source follows the generated image in the sequence, at the same size, marked by its position ids. A config's
 size is an area: the image has the one of Kontext's training shapes that is nearest to the source's, scaled to that
 area. Source and image have that size, so all that is resized is the source, to the shape that the pipeline too would
 choose for it; a source that no shape fits is refused.
@@ -75,7 +75,7 @@ class KontextPolicy(FluxPolicy):
         return {"source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.
+        # The generated tokens come first, so that the source's unused velocity is cut off at the end.
         predicted = self.forward(
             torch.cat([x_BNC, conditioning.tensors["source"].to(x_BNC.dtype)], 1),
             sigma_B,

@@ -1,7 +1,7 @@
-"""What the kinds share: a diffusers pipeline behind the policy seam, on tokens of 2×2 VAE codes.
+"""Base class of the kinds: a diffusers pipeline as a policy, on tokens of 2×2 VAE codes.
 
-A kind of its own says how its texts are encoded, what its transformer is called with, and, if it edits, which sources
-it takes at which size. The rest is here, as diffusers' pipelines do it: seeds to noise, shifted sigmas, decoding.
+A kind implements the encoding of texts, the transformer's arguments and, for edits, the number and sizes of sources.
+The common parts are here, equal to diffusers' pipelines: seeds to noise, shifted sigmas, decoding.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ JOINT_ATTENTION = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
 )  # fmt: skip
-"""The linear layers of a joint attention of images and texts, as diffusers names them."""
+"""Linear layers of a joint attention of images and texts, by diffusers' names."""
 
 
 def pack(codes_BCHW: Tensor) -> Tensor:
-    """VAE codes → tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
+    """Pack VAE codes into tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
     return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2)
 
 
 def unpack(x_BNC: Tensor, *, rows: int) -> Tensor:
-    """The inverse of `pack` for an image of `rows` rows of tokens."""
+    """Invert `pack` for an image of `rows` rows of tokens."""
     return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2)
 
 
@@ -55,17 +55,17 @@ def use_channels_last(model: nn.Module) -> None:
 
 
 def at_least_fp32(velocity: Tensor) -> Tensor:
-    """The velocity in fp32, or in fp64 if the model computes in it: steps and log-probabilities follow its type."""
+    """Convert the velocity to fp32, unless it is fp64: steps and log-probabilities follow its type."""
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
 
 
 def nearest_multiple(size: Size, *, step: int) -> Size:
-    """The nearest size whose sides are multiples of `step` pixels."""
+    """Round both sides to multiples of `step` pixels."""
     return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
 
 
 def check_multiple(size: Size, *, step: int) -> None:
-    """Raise ValueError, naming the nearest size, if a side is no multiple of `step` pixels, or the image too large."""
+    """Raise ValueError with the nearest size if a side is no multiple of `step` pixels, or the image is too large."""
     check_area(size, step=1)
     if size.height % step or size.width % step:
         nearest = nearest_multiple(size, step=step)
@@ -73,7 +73,7 @@ def check_multiple(size: Size, *, step: int) -> None:
 
 
 def check_area(size: Size, *, step: int) -> None:
-    """Raise ValueError if an area is smaller than one token of `step` pixels, or too large to be read as an image."""
+    """Raise ValueError if an area is smaller than one token of `step` pixels, or above the limit for images."""
     if size.height * size.width > MAX_PIXELS:
         raise ValueError(
             f"size {size} has more than {MAX_PIXELS:,} pixels, and no larger image is read; give a smaller one"
@@ -83,27 +83,27 @@ def check_area(size: Size, *, step: int) -> None:
 
 
 class PipelinePolicy:
-    """A diffusers pipeline as a `Policy`; every kind is a subclass that fills in `encode_texts` and `velocity`."""
+    """A diffusers pipeline as a `Policy`; each kind is a subclass with `encode_texts` and `velocity`."""
 
     lora_targets: tuple[str, ...]
     idle_in_last_block: ClassVar[tuple[str, ...]] = ()
-    """Linear layers of the last of `transformer_blocks` that make of the text what no image depends on."""
+    """Text layers in the last of `transformer_blocks` without influence on any image."""
     references: ClassVar[int] = 0
-    """Sources that a prompt may have at most; 0 if it makes sets alone."""
+    """Maximum number of sources per prompt; 0 for generators of sets only."""
     source_optional: ClassVar[bool] = False
-    """Of an editor, whether it makes sets too: of the prompts without a source."""
+    """Whether an editor also generates sets, from prompts without a source."""
     model_name: ClassVar[str] = ""
-    """Of an editor, for messages about its sources."""
+    """An editor's name in messages about its sources."""
     encoders: ClassVar[Mapping[str, str]]
-    """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
+    """The pipeline's text encoders, unused after `encode`: attribute → display name."""
     long_encoder: ClassVar[str] = ""
-    """Attribute of the one among them whose tokens `max_sequence_length` counts; empty if any length is read."""
+    """Attribute of the encoder whose tokens `max_sequence_length` limits; empty without a limit."""
     encode_batch: ClassVar[int] = 8
     """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
     clip_tokens: ClassVar[int] = 0
-    """How many tokens of CLIP stand before T5's."""
+    """Number of CLIP tokens before T5's."""
     scheduler_spaced: ClassVar[bool] = False
-    """Whether the pipeline leaves the spacing of the steps to its scheduler; others hand it 1, …, 2/T, 1/T."""
+    """Whether the scheduler chooses the spacing of the steps; otherwise the pipeline passes 1, …, 2/T, 1/T."""
 
     training_shift: ClassVar[TrainingShift]
     """Shift of the noise levels in the published checkpoint's own training."""
@@ -115,19 +115,19 @@ class PipelinePolicy:
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = 2 * pipeline.vae_scale_factor
         self.planned_sources = 0 if self.source_optional else min(1, self.references)
-        """Sources of a prompt for which memory is planned."""
+        """Number of sources per prompt in the memory plan."""
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
-        """Components that diffusers would load in another form than is needed, loaded from a checkpoint."""
+        """Load the components of a checkpoint in forms unknown to diffusers."""
         return {}
 
     @classmethod
     def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """Components without weights that the policy needs on the meta device too."""
+        """Build components without weights that the policy also needs on the meta device."""
         return {}
 
     @property
@@ -136,7 +136,7 @@ class PipelinePolicy:
 
     @property
     def idle_layers(self) -> frozenset[str]:
-        """Names of the linear layers that no image depends on, whatever their weights."""
+        """Names of the linear layers without influence on any image."""
         last = len(getattr(self.pipeline.transformer, "transformer_blocks", [])) - 1
         return frozenset(f"transformer_blocks.{last}.{name}" for name in self.idle_in_last_block)
 
@@ -153,7 +153,7 @@ class PipelinePolicy:
         """Check a size without the weights.
 
         Args:
-            size: of an image, or an edit's area.
+            size: size of an image, or an edit's area.
             step: side of a token in pixels.
 
         Raises:
@@ -165,7 +165,7 @@ class PipelinePolicy:
             check_multiple(size, step=step)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """`size`, or with `record_sizes` the record's own, if it has one."""
+        """Return `size`, or with `record_sizes` the record's own size, if any."""
         if not self.record_sizes or prompt.size is None:
             return size
         try:
@@ -175,18 +175,18 @@ class PipelinePolicy:
         return prompt.size
 
     def nearest_size(self, size: Size) -> Size:
-        """A config's size on the token grid: what a square source's edit takes, and much the same in other shapes."""
+        """Round a config's size to the token grid: the size of a square source's edit, nearly that of other shapes."""
         return nearest_multiple(size, step=self.token_pixels)
 
     def token_grid(self, size: Size) -> tuple[int, int]:
-        """(rows, columns) of tokens."""
+        """Return the (rows, columns) of tokens."""
         return size.height // self.token_pixels, size.width // self.token_pixels
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU.
+        """Encode prompts to one conditioning each, on the CPU.
 
-        Its tensors are those of `encode_texts`, with a negative prompt also `negative_…`, and of `encode_sources`.
+        It contains the tensors of `encode_texts`, with a negative prompt also `negative_…`, and of `encode_sources`.
         """
         texts = self.encoded_texts([prompt.text for prompt in prompts])
         return [
@@ -195,12 +195,13 @@ class PipelinePolicy:
         ]
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """What the transformer reads of a prompt's sources, on the CPU; nothing of a set."""
+        """Encode a prompt's sources for the transformer, on the CPU; empty for a set."""
         return {}
 
     def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
-        """The sources of an edit, or a ValueError if there is none or one too many."""
-        count, name = len(prompt.sources), f"prompt {prompt.id} ({prompt.text[:60]!r})"
+        """Return the sources of an edit. Raises ValueError if there is none or one too many."""
+        count = len(prompt.sources)
+        name = f"prompt {prompt.id} ({prompt.text[:60]!r})"
         if not count and not self.source_optional:
             raise ValueError(
                 f"{name} has no source, and {self.model_name} edits images; give records of {{image, instruction}}"
@@ -210,58 +211,63 @@ class PipelinePolicy:
         return prompt.sources
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
-        """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
+        """Apply `encode_texts` to each text, on the CPU; with a negative prompt also `negative_…`, equal for all."""
+        # Warn of truncated prompts.
         if self.long_encoder:
-            limit, lengths = self.options.max_sequence_length, self.count_tokens(texts)
-            if max(lengths, default=0) > limit:
+            limit = self.options.max_sequence_length
+            lengths = self.count_tokens(texts)
+            too_long = [length for length in lengths if length > limit]
+            if too_long:
                 warnings.warn(
-                    f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
+                    f"{len(too_long)} of {len(texts)} prompts have more than "
                     f"model.max_sequence_length = {limit} tokens (up to {max(lengths)}); their ends are not read",
                     stacklevel=3,
                 )
+
+        # Quiet, since each prompt beyond CLIP's 77 tokens would be printed.
         encoded: list[dict[str, Tensor]] = []
-        # Each prompt that CLIP truncates to its 77 tokens would be printed.
         with quiet("diffusers", "transformers"):
             for start in range(0, len(texts), self.encode_batch):
                 batch = self.encode_texts(list(texts[start : start + self.encode_batch]))
-                rows = zip(*(tensor.cpu().split(1) for tensor in batch.values()), strict=True)
-                encoded += [dict(zip(batch, row, strict=True)) for row in rows]
+                rows = {name: tensor.cpu().split(1) for name, tensor in batch.items()}
+                for row in zip(*rows.values(), strict=True):
+                    encoded.append(dict(zip(rows, row, strict=True)))
+
+            # One tensor for all: FLUX.2's of 512 tokens takes 7.5 MiB.
             if self.options.negative_text is not None:
-                # One tensor for all: FLUX.2's of 512 tokens takes 7.5 MiB.
-                negative = {
-                    f"negative_{n}": t.cpu() for n, t in self.encode_texts([self.options.negative_text]).items()
-                }
+                batch = self.encode_texts([self.options.negative_text])
+                negative = {f"negative_{name}": tensor.cpu() for name, tensor in batch.items()}
                 encoded = [text | negative for text in encoded]
         return encoded
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text before it is cut at `max_sequence_length`."""
+        """Count the tokens of each text before truncation to `max_sequence_length`."""
         tokenizer = getattr(self.pipeline, self.long_encoder.replace("text_encoder", "tokenizer"))
         return [len(ids) for ids in tokenizer(list(texts), truncation=False).input_ids] if texts else []
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
-        """What the transformer reads of a batch of texts: name → (B, …)."""
+        """Encode a batch of texts for the transformer: name → (B, …)."""
         raise NotImplementedError
 
     def encode_image(self, image: Image, size: Size) -> Tensor:
-        """An image, resized to `size` as the pipeline resizes it, as scaled tokens (1, N, C) on the CPU."""
+        """Encode an image, resized to `size` by the pipeline's rule, to scaled tokens (1, N, C) on the CPU."""
         vae = self.pipeline.vae
         pixels = self.pipeline.image_processor.preprocess(image, size.height, size.width)
         return self.encode_pixels(pixels.to(vae.device, vae.dtype)).cpu()
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        """Pixels in [-1, 1] → scaled tokens (B, N, C)."""
+        """Encode pixels in [-1, 1] to scaled tokens (B, N, C)."""
         vae = self.pipeline.vae
-        # The mode, not a draw: one source has one code, whoever encodes it.
+        # The mode, not a draw, so that a source has one code.
         codes = vae.encode(pixels_BCHW).latent_dist.mode()
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
     def place_encoders(self, device: str | torch.device) -> None:
-        """Move everything but the transformer to a device; with `model.stream` text encoders' blocks are to follow."""
+        """Move everything but the transformer to a device; with `model.stream`, text encoders' blocks are streamed."""
         for name, component in self.pipeline.components.items():
             if isinstance(component, nn.Module) and name not in ("transformer", "vae"):
                 if name in self.encoders:
-                    # Not by the device, into memory of their own: they are read a few times, and stay pages of files.
+                    # Weights stay at home as pages of files, without a copy: they are read only a few times.
                     home = next(component.parameters()).device
                     quantize_model(component, NONE, device=home, stream=self.options.stream)
                 component.to(device)
@@ -279,8 +285,8 @@ class PipelinePolicy:
         self.transformer.to(device)
 
     def free_encoders(self) -> None:
-        # Dropped and not parked: nothing reads them again, and seven processes would park 64 GiB of FLUX's. The VAE
-        # stays: it decodes.
+        # Dropped, not parked: they are not used again, and seven processes would park 64 GiB of FLUX's. The VAE stays,
+        # for decoding.
         for name in self.encoders:
             setattr(self.pipeline, name, None)
 
@@ -289,23 +295,23 @@ class PipelinePolicy:
         return self.on_device({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
 
     def on_device(self, tensors: Mapping[str, Tensor]) -> Conditioning:
-        """A batch that was put together on the CPU."""
+        """Move a batch to the device."""
         return Conditioning({name: to_device(tensor, self.device) for name, tensor in tensors.items()})
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
+        """Return (T+1,) sigmas in fp32 on the CPU, with the spacing and shift of the pipeline and its scheduler."""
         return self._sigmas(num_steps, mu=self.shift(math.prod(self.token_grid(size)), num_steps))
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU: as `sigmas`, under the kind's `training_shift`."""
+        """Return (T+1,) sigmas in fp32 on the CPU, under the kind's `training_shift`."""
         if self.training_shift.rule == "inference":
             return self.sigmas(num_steps, size)
         return self._sigmas(num_steps, mu=self.linear_shift(math.prod(self.token_grid(size))))
 
     def _sigmas(self, num_steps: int, *, mu: float) -> Tensor:
-        """The sigmas under a dynamic shift by `mu`, or the config's own shift if it holds for every size."""
+        """Compute the sigmas under a dynamic shift by `mu`, or the config's own shift if it is independent of size."""
         config = self.pipeline.scheduler.config
-        # The first step must start at 1 and the last one end at `shift_terminal`, which one step cannot.
+        # The first step starts at 1 and the last ends at `shift_terminal`, so one step is too few.
         if num_steps < 2 and config.get("shift_terminal"):
             raise ValueError(f"{num_steps} sampling step is too few for this scheduler; ask for at least 2 steps")
         options: dict[str, Any] = {"sigmas": np.linspace(1.0, 1 / num_steps, num_steps)}
@@ -313,18 +319,19 @@ class PipelinePolicy:
             options = {"num_inference_steps": num_steps}
         if config.get("use_dynamic_shifting"):
             options["mu"] = mu
-        # A scheduler of its own, because set_timesteps would change the pipeline's.
+
+        # A new scheduler, because set_timesteps would change the pipeline's.
         scheduler = type(self.pipeline.scheduler).from_config(config)
         scheduler.set_timesteps(**options)
         sigmas: Tensor = scheduler.sigmas
         return sigmas.float().cpu()
 
     def shift(self, tokens: int, num_steps: int) -> float:
-        """Where the scheduler shifts the sigmas of an image of `tokens` tokens to, as the pipeline tells it."""
+        """Compute the pipeline's shift `mu` for an image of `tokens` tokens."""
         return self.linear_shift(tokens)
 
     def linear_shift(self, tokens: int) -> float:
-        """The shift of FLUX.1's rule: linear in the tokens, between the bounds of the scheduler's config."""
+        """Compute the shift by FLUX.1's rule: linear in the tokens, between the bounds of the scheduler's config."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.pipeline.scheduler.config
@@ -334,7 +341,7 @@ class PipelinePolicy:
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         factor = self.pipeline.vae_scale_factor
         shape = (self.latent_channels, size.height // factor, size.width // factor)
-        # Codes are drawn and then packed, as the pipelines do: tokens of the same seed would be other noise.
+        # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
         codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return to_device(pack(torch.stack(codes)), self.device)
 
@@ -358,29 +365,29 @@ class PipelinePolicy:
         return images
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
-        """Scaled VAE codes → pixels in [-1, 1]."""
+        """Decode scaled VAE codes to pixels in [-1, 1]."""
         vae = self.pipeline.vae
         codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
         pixels: Tensor = vae.decode(codes, return_dict=False)[0]
         return pixels
 
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """Shapes of what `encode_texts` gives for one text; `size` matters if the text encoder sees the source."""
+        """Return the shapes of `encode_texts` for one text; `size` matters if the text encoder sees the source."""
         config: Any = self.pipeline.transformer.config
         length = self.clip_tokens + self.options.max_sequence_length
         return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
     def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """Shapes of what `encode_sources` gives for one source."""
+        """Return the shapes of `encode_sources` for one source."""
         return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
 
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
-        """The pass of the largest text encoder over so many prompts."""
+        """Prepare a pass of the largest text encoder over this number of prompts."""
         ids = torch.zeros(prompts, self.options.max_sequence_length, device=self.device, dtype=torch.long)
         return partial(getattr(self.pipeline, self.long_encoder), ids)
 
     def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
-        """What `encode` and `collate` would give for `batch` prompts, as empty tensors."""
+        """Build the batch of `encode` and `collate` for `batch` prompts, as empty tensors."""
         shapes = self.text_shapes(size)
         if self.options.negative_text is not None:
             shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
@@ -393,9 +400,9 @@ class PipelinePolicy:
 
 
 def check_alike(conditionings: Sequence[Conditioning], *, positions: str) -> None:
-    """Raise ValueError if sources differ in number or shape: the rows of a batch are of one length, laid out alike.
+    """Raise ValueError if sources differ in number or shape: the rows of a batch have one length and one layout.
 
-    `positions` names the tensor that says how they are laid out, if a conditioning has it.
+    `positions` names the tensor with their layout, if a conditioning has it.
     """
     first = conditionings[0].tensors
     for tensors in (conditioning.tensors for conditioning in conditionings[1:]):
@@ -411,12 +418,12 @@ def check_alike(conditionings: Sequence[Conditioning], *, positions: str) -> Non
 
 
 def guided(forward: Callable[[str], Tensor], *, scale: float, keep_norm: bool = False) -> Tensor:
-    """Classifier-free guidance: v = v⁻ + scale·(v⁺ − v⁻), in two forwards; one forward if `scale` is at most 1.
+    """Apply classifier-free guidance: v = v⁻ + scale·(v⁺ − v⁻), in two forwards; one forward if `scale` is at most 1.
 
     Args:
-        forward: Prefix of the conditioning's names ("" or "negative_") → the velocity (B, N, C) that reads them.
+        forward: Prefix of the conditioning's names ("" or "negative_") → the velocity (B, N, C).
         scale: 1 is without guidance.
-        keep_norm: Whether each token is brought back to the length of v⁺, as Qwen-Image's pipelines do.
+        keep_norm: Rescale each token to the norm of v⁺, like Qwen-Image's pipelines.
     """
     positive = forward("")
     if scale <= 1:

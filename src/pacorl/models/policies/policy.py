@@ -1,10 +1,9 @@
 """The interface between a generator and the loops: `Policy`.
 
-Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config
-names one size; `size_of` says at which size each prompt's image is generated then, and that is the `size` of every
-other method. A batch has one.
+Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config names
+one size; `size_of` derives the size of each prompt's image, the `size` of all further methods. A batch has one size.
 
-The rest of the package asks a kind's `PolicySpec` (`models.policies.spec`).
+The rest of the package uses a kind's `PolicySpec` (`models.policies.spec`).
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 Parts = Mapping[str, Mapping[str, Any]]
 """Component of a checkpoint → its config.json."""
 WITHOUT_WEIGHTS = frozenset({"scheduler", "processor"})
-"""Components of a pipeline that have a config and no weights."""
+"""Components of a pipeline with a config but without weights."""
 CLASS_KEYS = ("_class_name", "architectures", "model_type")
-"""What says in a config.json of which class the component is."""
+"""Keys of a config.json that determine the component's class."""
 
 
 class Policy(Protocol):
@@ -46,71 +45,71 @@ class Policy(Protocol):
     """
 
     transformer: nn.Module
-    """What is trained, by an adapter, and asked for velocities."""
+    """The trained module, with an adapter, which predicts velocities."""
     lora_targets: tuple[str, ...]
-    """Suffixes of the modules that an adapter is added to by default."""
+    """Suffixes of the adapted modules, by default."""
 
     @property
     def idle_layers(self) -> frozenset[str]:
-        """Names of the transformer's linear layers that no image depends on, whatever their weights."""
+        """Names of the transformer's linear layers without influence on any image."""
 
     def check_size(self, size: Size) -> None:
-        """Check that the config's `size` can be generated.
+        """Check the config's `size`.
 
         Raises:
-            ValueError: If it cannot; the message names the nearest size.
+            ValueError: for an unsupported size; the message names the nearest size.
         """
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The size of a prompt's image if the config says `size`.
+        """Derive the size of a prompt's image from the config's `size`.
 
         Returns:
-            For sets `size` itself, for edits the area of `size` in the shape of the source.
+            `size` for sets; for edits, the area of `size` in the shape of the source.
 
         Raises:
             ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU; edits encode their sources here, and they alone look at `size`."""
+        """Encode prompts to one conditioning each, on the CPU; edits also encode their sources, at `size`."""
 
     def free_encoders(self) -> None:
-        """Drop the text encoders, after which nothing can be encoded."""
+        """Drop the text encoders; `encode` is unavailable from then on."""
 
     def place_transformer(self, device: str | torch.device) -> None:
-        """Move the transformer to a device, its frozen weights packed as `model.quantize` says."""
+        """Move the transformer to a device, with frozen weights packed by `model.quantize`."""
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device."""
+        """Collate conditionings to one batch, on the device."""
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32, from 1 down to 0, shifted as the pipeline shifts them."""
+        """Return (T+1,) sigmas in fp32, from 1 down to 0, with the pipeline's shift."""
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32, as `sigmas`, but shifted as in the checkpoint's own training, where objectives noise endpoints.
+        """Return (T+1,) sigmas in fp32 with the shift of the checkpoint's training, for noising endpoints.
 
-        The same sigmas if a kind's training shift is that of inference, or is not published.
+        Equal to `sigmas` if a kind's training shift is that of inference, or is not published.
         """
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        """(B, N, C) fp32, one seed per row, drawn on the CPU so that every machine starts alike."""
+        """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The model's velocity in fp32, or fp64 of an fp64 model: (B, N, C) at one sigma per row."""
+        """Predict the velocity (B, N, C) at one sigma per row, in fp32, or fp64 for an fp64 model."""
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        """Endpoints → RGB images."""
+        """Decode endpoints to RGB images."""
 
 
 class PolicyOptions(Section):
-    """The generator: what every kind takes. Each kind adds what it alone reads."""
+    """Options common to all kinds of generators; each kind adds its own."""
 
     kind: str
-    """Its name in `POLICIES`."""
+    """Name in `POLICIES`."""
     checkpoint: str
-    """A diffusers folder, a hub name, or `tiny` for a committed checkpoint; else the published one of `kind`."""
+    """A diffusers folder, a hub name, or `tiny` for a committed checkpoint; by default the published one of `kind`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
-    """Of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
+    """Type of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
     quantize: Quantization = NONE
     """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
@@ -129,12 +128,12 @@ class PolicyOptions(Section):
 
     @property
     def negative_text(self) -> str | None:
-        """The prompt that a second forward reads for classifier-free guidance; None without it."""
+        """The negative prompt of classifier-free guidance; None without guidance."""
         return None
 
     @property
     def warning(self) -> str:
-        """Advice about these options before anything is sampled; empty for most."""
+        """Advice about these options before sampling; empty for most."""
         return ""
 
     @model_validator(mode="after")
@@ -147,12 +146,12 @@ class PolicyOptions(Section):
 
 
 class TrueGuidance(PolicyOptions):
-    """Options of kinds that diffusers guides by `true_cfg_scale`."""
+    """Options of kinds with diffusers' `true_cfg_scale`."""
 
     true_cfg_scale: float = Field(1.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "
-    """What guidance leads away from."""
+    """Negative prompt of guidance."""
 
     @property
     def negative_text(self) -> str | None:
@@ -168,4 +167,4 @@ class TrainingShift:
     """inference: that of sampling. linear: mu grows with the number of tokens between the scheduler's bounds, as
     FLUX.1's does, whatever mu sampling takes."""
     source: str
-    """Where it is published, or that it is not, so that inference's is taken."""
+    """Reference of the rule, or a note that none is published, so that inference's shift applies."""

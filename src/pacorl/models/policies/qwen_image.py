@@ -30,18 +30,18 @@ from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
 SIDE = 32
-"""Sides are multiples of so many pixels, by the pipelines' rule."""
+"""Divisor of an image's sides in pixels, by the pipelines' rule."""
 CONDITION_AREA = 384 * 384
-"""The area at which the text encoder of Plus sees a source; less if the generated image is smaller."""
+"""Area of a source for the text encoder of Plus; less if the generated image is smaller."""
 INSTRUCTION_TOKENS = 128
-"""Tokens of an edit's text when memory is planned: an instruction of a few sentences, and the template's rest."""
+"""Tokens of an edit's text in the memory plan: an instruction of a few sentences, and the template's rest."""
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
-"""FLUX's targets by the names that Qwen-Image's blocks have. The released code names FLUX's feed-forward layers, which
-match nothing here, and so trains attention alone. To go on from its adapter, `adapter.targets` are the first eight."""
+"""FLUX's targets by the names of Qwen-Image's blocks. The released code names FLUX's feed-forward layers, which do not
+exist here, and so trains only attention. To continue from its adapter, set `adapter.targets` to the first eight."""
 
 
 class QwenOptions(TrueGuidance):
@@ -49,7 +49,7 @@ class QwenOptions(TrueGuidance):
 
     @property
     def warning(self) -> str:
-        """Without a second forward of the negative prompt nothing guides this kind."""
+        """Advice to enable guidance, which this kind lacks without a negative prompt."""
         if self.negative_text is not None:
             return ""
         return (
@@ -186,18 +186,18 @@ class QwenEditPolicy(QwenImagePolicy):
     model_name: ClassVar[str] = "Qwen-Image-Edit"
     long_encoder: ClassVar[str] = ""
     condition_area: ClassVar[float] = math.inf
-    """The largest area at which the text encoder sees a source, if that is not the generated image's."""
+    """Largest area of a source for the text encoder, if below the generated image's."""
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
-        """The image processor: the checkpoint's own wants torchvision, for videos that no edit has."""
+        """Load the image processor; the checkpoint's own requires torchvision, for unused videos."""
         from pacorl.io.processor import load_processor
 
         return {"processor": load_processor(source, subfolder="processor")}
 
     @classmethod
     def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
-        """The image processor, which says how many tokens a source takes."""
+        """Build the image processor, which determines the number of tokens of a source."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         return {"processor": Qwen2VLImageProcessorPil(**configs["processor"])}
@@ -207,30 +207,30 @@ class QwenEditPolicy(QwenImagePolicy):
         check_area(size, step=max(step, SIDE))
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
+        """Return the area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
         return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU.
+        """Encode prompts to one conditioning each, on the CPU.
 
-        `tokens` (1, L, D) of the text encoder, which has seen the sources; `source` (1, M, C), the sources' own tokens;
-        `source_grid` (1, K, 2), rows and columns of each if there are several; with true CFG the `negative_tokens`,
-        which have seen the sources too.
+        `tokens` (1, L, D) of the text encoder, which attends to the sources; `source` (1, M, C), the sources' own
+        tokens; `source_grid` (1, K, 2), rows and columns of each of several sources; with true CFG `negative_tokens`.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
+        # The VAE's tokens. The image has the last source's aspect, so only the last source has the image's size.
         paths = self.source_paths(prompt)
         images = [open_image(path) for path in paths]
-        # Plus draws its image at the last source's aspect, so the last source alone has the image's own size.
         sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
         codes = [self.encode_image(image, vae_size) for image, vae_size in zip(images, sizes, strict=True)]
-        shown_sizes = [self._shown_size(path, size) for path in paths]
-        shown = [
-            self.pipeline.image_processor.resize(image, side.height, side.width)
-            for image, side in zip(images, shown_sizes, strict=True)
-        ]
+
+        # The text encoder's images.
+        shown = []
+        for path, image in zip(paths, images, strict=True):
+            shown_size = self._shown_size(path, size)
+            shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
 
         def read_text(text: str) -> Tensor:
             # Edit's pipeline takes one image, Plus's a list.
@@ -246,11 +246,11 @@ class QwenEditPolicy(QwenImagePolicy):
         return Conditioning(tensors)
 
     def _shown_size(self, path: Path, size: Size) -> Size:
-        """The size at which the text encoder sees a source."""
+        """Return the size of a source for the text encoder."""
         return size
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        # To this VAE an image is a video of one frame.
+        # This VAE reads an image as a video of one frame.
         codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
         tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
@@ -267,7 +267,7 @@ class QwenEditPolicy(QwenImagePolicy):
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
-    references: ClassVar[int] = 3  # what it was trained on
+    references: ClassVar[int] = 3  # the number in its training
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
     condition_area: ClassVar[float] = CONDITION_AREA
 
@@ -276,9 +276,9 @@ class QwenEditPlusPolicy(QwenEditPolicy):
 
 
 def sides_for(area: int, path: Path) -> Size:
-    """The size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
+    """Compute the size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
     source = upright_size(path)
-    # In the pipelines' own order of operations: another would round a side of exactly half a step the other way.
+    # In the pipelines' order of operations: another would round a side of exactly half a step differently.
     aspect = source.width / source.height
     width = math.sqrt(area * aspect)
     size = Size(*(round(side / SIDE) * SIDE for side in (width / aspect, width)))
@@ -321,7 +321,7 @@ def tiny_qwen_image(texts: Sequence[str]) -> Any:
 
 
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
-    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
+    """Build a small Qwen-Image-Edit pipeline, or its Plus variant, its tokenizer trained on `texts`."""
     import diffusers
 
     from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds

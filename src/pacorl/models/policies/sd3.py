@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
 
 LORA_TARGETS = JOINT_ATTENTION
-"""Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, and nothing of the second one."""
+"""Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, without the second attention."""
 
 
 class SD3Options(PolicyOptions):
@@ -30,7 +30,7 @@ class SD3Options(PolicyOptions):
     guidance_scale: float = Field(4.5, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = ""
-    """What guidance leads away from."""
+    """Negative prompt of guidance."""
     max_sequence_length: int = Field(256, ge=1, le=512)
     """T5 tokens per prompt."""
 
@@ -94,11 +94,11 @@ class SD3Policy(PipelinePolicy):
 
 
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
-    """A whole Stable Diffusion 3.5 pipeline in small; its tokenizers know the words of `texts`."""
+    """Build a small Stable Diffusion 3.5 pipeline, its tokenizers trained on `texts`."""
     from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
     clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
-    # Half the width each: the pipeline lays the CLIPs side by side and pads them to T5's width; wider ones are cut.
+    # Half the width each: the pipeline concatenates the CLIPs and pads them to T5's width.
     half_clip = partial(
         twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, architectures=["CLIPTextModelWithProjection"]
     )

@@ -26,14 +26,14 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """How a weight is packed; both functions also work on meta tensors."""
+    """Packing of a weight; both functions also work on meta tensors."""
 
     pack: Callable[[Tensor], tuple[Tensor, Tensor]]
     """A weight (out, in) in its own dtype → (codes, scales)."""
     unpack: Callable[[Tensor, Tensor, torch.Size, torch.dtype], Tensor]
     """(codes, scales, shape, dtype) → the weight that products are computed with."""
     check: Callable[[], None] = lambda: None
-    """Raises ValueError with the line that installs what it needs, if that is not here."""
+    """Raises ValueError with the installation command of a missing package."""
 
 
 QUANTIZERS: Table[Quantizer] = Table(

@@ -1,4 +1,4 @@
-"""Linear layers whose frozen weight is packed, and how a model gets them."""
+"""Linear layers with a packed frozen weight, and their insertion into a model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pacorl.models.quantize import NONE, QUANTIZERS, Quantizer
 from pacorl.models.quantize.streaming import WeightStream
 
 PLAIN = Quantizer(lambda weight: (weight, weight.new_empty(0)), lambda codes, scale, shape, dtype: codes)
-"""Of weights that are streamed as they are."""
+"""Identity, for weights that are only streamed."""
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer that unpacks its weight for each product; adapters take it for a linear layer."""
+    """Frozen linear layer that unpacks its weight for each product, with the interface of a linear layer."""
 
     weight: nn.Parameter
     """The codes."""
@@ -27,17 +27,19 @@ class QuantizedLinear(nn.Linear):
     def __init__(self, weight: Tensor, bias: nn.Parameter | None, quantizer: Quantizer) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would make a weight of floats
         self.out_features, self.in_features = weight.shape
-        self.dtype, self.quantizer = weight.dtype, quantizer
+        self.dtype = weight.dtype
+        self.quantizer = quantizer
         codes, scale = quantizer.pack(weight)
-        self.weight, self.scale = nn.Parameter(codes, False), nn.Parameter(scale, False)
+        self.weight = nn.Parameter(codes, False)
+        self.scale = nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
 
     def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The codes and scales on the device."""
+        """Return the codes and scales on the device."""
         return self.weight, self.scale
 
     def unpack(self, codes: Tensor, scale: Tensor) -> Tensor:
-        """The weight (out, in) that products are computed with."""
+        """Unpack the weight (out, in)."""
         return self.quantizer.unpack(codes, scale, torch.Size((self.out_features, self.in_features)), self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
@@ -48,7 +50,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class StreamedLinear(QuantizedLinear):
-    """A frozen linear layer whose weight is on the device while a product is computed, and else in main memory."""
+    """Frozen linear layer with its weight in main memory, fetched to the device for each product."""
 
     def __init__(
         self,
@@ -61,10 +63,11 @@ class StreamedLinear(QuantizedLinear):
     ) -> None:
         super().__init__(weight, bias, quantizer)
         self.stream = stream
-        # Neither parameters nor buffers: whatever moves a model to the device leaves them where they are.
-        self.parked = tuple(stream.park(packed.data, home) for packed in (self.weight, self.scale))
-        # Adapters and text encoders read their device and type off a weight.
-        self.weight, self.scale = (nn.Parameter(packed.new_empty(0), False) for packed in (self.weight, self.scale))
+        # Neither parameters nor buffers, so that moving the model leaves them in main memory.
+        self.parked = (stream.park(self.weight.data, home), stream.park(self.scale.data, home))
+        # Adapters and text encoders read their device and type from a weight.
+        self.weight = nn.Parameter(self.weight.new_empty(0), False)
+        self.scale = nn.Parameter(self.scale.new_empty(0), False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
         fetched = partial(self._fetched, input.device)
@@ -80,7 +83,7 @@ class StreamedLinear(QuantizedLinear):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x Wᵀ + b of a frozen W that is unpacked once more for the backward, and not kept until then."""
+    """Product x Wᵀ + b with a frozen W, unpacked again in the backward instead of stored."""
 
     # No `*packed`: without gradients torch.compile passes `ctx` only if there are fewer arguments than parameters.
     @staticmethod
@@ -97,7 +100,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 class _StreamedProduct(torch.autograd.Function):
-    """x Wᵀ + b of a frozen W that is fetched once more for the backward."""
+    """Product x Wᵀ + b with a frozen W, fetched again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, fetched: Callable[[], Tensor]) -> Tensor:
@@ -110,27 +113,26 @@ class _StreamedProduct(torch.autograd.Function):
 
 
 def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.device, stream: bool = False) -> None:
-    """Pack the weights of a model's blocks, each on `device`, so that no more than one lies there unpacked.
+    """Pack the weights of a model's blocks, one at a time on `device`, so that at most one is there unpacked.
 
-    An adapter that lies on them stays what it is. Only linear layers of the repeated blocks are packed. What leads in
-    and out of them (embedders, the last projection, a language model's vocabulary) is small, or decides too much by
-    itself.
+    Adapters stay unchanged. Only linear layers of the repeated blocks are packed. Layers outside them (embedders, the
+    last projection, a language model's vocabulary) are small, or too sensitive.
 
     Args:
-        model: whose layers are replaced; they do not learn from then on.
+        model: the model, changed in place; its packed layers are frozen.
         quantization: `none`, or one of `QUANTIZERS`.
-        device: where the packed layers are put.
-        stream: whether their weights go back to where they came from, and to the device for each product.
+        device: device of the packed layers.
+        stream: move the packed weights back to their previous device, and fetch them for each product.
 
     Raises:
-        ValueError: if a package that the form needs is not installed.
+        ValueError: if a required package is not installed.
     """
     if quantization == NONE and not stream:
         return
     quantizer = PLAIN if quantization == NONE else QUANTIZERS.named(quantization)
     weights = WeightStream() if stream else None
     names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
-    # By name, so that nobody holds a layer that is packed already: its weight leaves main memory before the next.
+    # By name, without references to packed layers: each weight is freed before the next is packed.
     for name in names:
         if any(part.isdigit() for part in name.split(".")) and "lora_" not in name:
             _pack_layer(model, name, quantizer, device=device, stream=weights)
@@ -142,7 +144,8 @@ def _pack_layer(
     layer: nn.Linear = model.get_submodule(name)  # type: ignore[assignment]
     bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
     parent, _, child = name.rpartition(".")
-    weight, home = layer.weight.to(device), layer.weight.device
+    weight = layer.weight.to(device)
+    home = layer.weight.device
     packed = (
         StreamedLinear(weight, bias, quantizer, home=home, stream=stream)
         if stream
@@ -152,13 +155,13 @@ def _pack_layer(
 
 
 def check_quantization(quantization: str) -> None:
-    """Raise ValueError with the line that installs what the form needs, if that is not here."""
+    """Raise ValueError with the installation command of a missing package."""
     if quantization != NONE:
         QUANTIZERS.named(quantization).check()
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Parameters of a module, a packed weight's as if it were not."""
+    """Count the parameters of a module, packed weights by their unpacked number."""
     packed = sum(
         layer.in_features * layer.out_features - layer.weight.numel() - layer.scale.numel()
         for layer in module.modules()
@@ -168,11 +171,11 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters, packed as they are, and of its buffers: all but what is streamed."""
+    """Return the bytes of a module's parameters, packed or not, and of its buffers, without streamed weights."""
     return sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
 
 
 def streamed_bytes(module: nn.Module) -> int:
-    """Bytes of the weights that stay in main memory: what a forward sends to the device."""
+    """Return the bytes of the streamed weights, sent to the device in each forward."""
     layers = (layer for layer in module.modules() if isinstance(layer, StreamedLinear))
     return sum(tensor.nbytes for layer in layers for tensor in layer.parked)

@@ -27,7 +27,7 @@ def check() -> None:
 
 @cache
 def _functional() -> Any:
-    # It would say that a kernel of another package, which is not used here, is absent.
+    # It would warn of a missing kernel of another package, unused here.
     with quiet("bitsandbytes.backends.cpu.ops"):
         import bitsandbytes.functional
 

@@ -1,4 +1,4 @@
-"""Weights that stay in main memory, and are on the device while the layer computes that they belong to."""
+"""Weights in main memory, copied to the device for their layer's forward."""
 
 from __future__ import annotations
 
@@ -16,50 +16,57 @@ ALIGNMENT = 256
 
 
 class WeightStream:
-    """Sends layers of a model their weights, those of the next one while a layer computes.
+    """Prefetcher of layers' weights: it sends the next layer's weights while a layer computes.
 
-    The next is the one that followed the last two before: so the order of a forward is learned by the first one, and
-    that of a backward by the first block of it. Nothing else depends on the order: a layer gets what it asks for. At
-    most two layers' weights are on the device, in a forward, a recomputation and a backward alike.
+    The predicted layer is the one that followed the last two layers before: the first forward learns the order of
+    forwards, and the first block of a backward the order of backwards. A wrong prediction only costs time. At most two
+    layers' weights are on the device, in a forward, a recomputation and a backward alike.
 
-    diffusers' group offload gives each block its weights by hooks around its forward. It cannot serve training: with
-    gradient checkpointing torch ends a recomputation before the hook that would take them away.
+    diffusers' group offload moves each block's weights by hooks around its forward. It does not work in training: with
+    gradient checkpointing torch ends a recomputation before the hook that would free them.
     """
 
     def __init__(self) -> None:
         self._following: dict[tuple[int, int], tuple[Tensor, ...]] = {}
-        """What was asked for after two others, by their ids."""
+        """The weights requested after each two requests, by their ids."""
         self._last = (0, 0)
         self._ahead: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
-        """What is probably asked for next, and its copies on the device."""
+        """The predicted next weights, and their copies on the device."""
         self._computing: torch.cuda.Stream | None = None
-        """Of a card, the stream that the copies were made for."""
+        """The GPU stream that uses the copies."""
         self._copier: torch.cuda.Stream | None = None
-        """Of a card, the stream that copies, beside the one that computes."""
+        """The GPU's side stream for copies."""
         self._pinned = Arena(pinned=True)
 
     def park(self, tensor: Tensor, home: torch.device) -> Tensor:
-        """The tensor at `home`; from a card into pinned memory, of which the card can read while it computes."""
+        """Move a tensor to `home`; from a GPU into pinned memory, for asynchronous copies."""
         return self._pinned.copy_of(tensor) if tensor.is_cuda else tensor.to(home)
 
     def fetch(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-        """Copies of a layer's parked tensors, for the work that is launched next on the device's current stream."""
+        """Copy a layer's parked tensors, for the next work on the device's current stream."""
         if device.type == "cuda":
             self._follow(torch.cuda.current_stream(device))
-        current, self._ahead = self._ahead, None
+
+        # Use the prefetched copies, or free wrong copies before sending the right weights.
+        current = self._ahead
+        self._ahead = None
         if current is None or current[0] is not parked:
-            current = parked, self._send(parked, device)  # the wrong copies go before the next ones come
+            current = None
+            current = (parked, self._send(parked, device))
         if self._computing and self._copier:
-            # Also for those wrong copies, whose memory is used again from here on.
+            # Also for wrong copies, whose memory is reused from here on.
             self._computing.wait_stream(self._copier)
+
+        # Learn the order, and prefetch.
         self._following[self._last] = parked
-        self._last = self._last[1], id(parked)
-        if following := self._following.get(self._last):
-            self._ahead = following, self._send(following, device)
+        self._last = (self._last[1], id(parked))
+        following = self._following.get(self._last)
+        if following:
+            self._ahead = (following, self._send(following, device))
         return current[1]
 
     def _send(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-        # Memory of the stream that computes: it is free for others once the last use is launched there.
+        # Memory of the computing stream: it is reusable once the last use is launched there.
         sent = tuple(torch.empty_like(tensor, device=device) for tensor in parked)
         with self._beside_computing():
             for copy, tensor in zip(sent, parked, strict=True):
@@ -67,14 +74,15 @@ class WeightStream:
         return sent
 
     def _follow(self, computing: torch.cuda.Stream) -> None:
-        """Copy for another stream than before: a judge is tried by the main thread, and then asked by the scorer's."""
+        """Switch to another computing stream: the main thread tries a judge, and the scorer's thread uses it."""
         if computing != self._computing:
-            torch.cuda.synchronize(computing.device)  # copies are memory of the stream that they were made for
-            self._ahead, self._computing = None, computing
+            torch.cuda.synchronize(computing.device)  # copies belong to the memory of their stream
+            self._ahead = None
+            self._computing = computing
             self._copier = torch.cuda.Stream(computing.device)
 
     def _beside_computing(self) -> AbstractContextManager[object]:
-        """Within the block a card copies on a stream of its own, after what was launched before and beside the rest."""
+        """Copy on a side stream that waits for the work already queued."""
         if self._computing is None or self._copier is None:
             return nullcontext()
         self._copier.wait_stream(self._computing)
@@ -82,7 +90,7 @@ class WeightStream:
 
 
 class Arena:
-    """Main memory that is taken in large pieces.
+    """Main memory, allocated in large pieces.
 
     torch rounds each pinned tensor up to a power of two: an int8 layer of FLUX.1's, 3,072 × 3,072, from 9 to 16 MiB.
     """
@@ -91,10 +99,11 @@ class Arena:
     """Bytes, a power of two."""
 
     def __init__(self, *, pinned: bool) -> None:
-        self._is_pinned, self._free = pinned, torch.empty(0, dtype=torch.uint8)
+        self._is_pinned = pinned
+        self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, tensor: Tensor) -> Tensor:
-        """The tensor, copied into the arena."""
+        """Copy a tensor into the arena."""
         size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if self._free.numel() < size:
             self._free = self._piece(max(size, self.PIECE))

@@ -19,11 +19,11 @@ from pacorl.models.quantize.int8 import LARGEST
 from pacorl.models.quantize.linear import QuantizedLinear
 
 SENSITIVE = re.compile(r"norm|_mod\b|modulation|embed|proj_out")
-"""Names of layers that stay exact: what scales and shifts whole blocks, and what leads in and out of them."""
+"""Names of layers that stay exact: modulations of whole blocks, and the layers around the blocks."""
 LEAST_TOKENS = 17
-"""Of a product: `torch._int_mm` takes no fewer rows on a card."""
+"""Minimum rows of a product: a limit of `torch._int_mm` on a GPU."""
 MULTIPLE = 8
-"""Of a weight's sides, on a card."""
+"""Divisor of a weight's sides, on a GPU."""
 
 
 class Int8Products:
