@@ -205,8 +205,9 @@ def diversify(
     from pacorl.dataset.diversify import diversify as select
     from pacorl.dataset.selections import Goal
 
-    options = {"method": method, "embed": embed, "per_category": per_category, "seed": seed}
-    step.perform("selecting", partial(select, folder, goal=Goal(number=number, distance=distance), **options))
+    goal = Goal(number=number, distance=distance)
+    work = partial(select, folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed)
+    step.perform("selecting", work)
 
 
 @app.command("compare-diversity")

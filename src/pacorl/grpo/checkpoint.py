@@ -116,7 +116,7 @@ class TrainedWeights:
     def stepped(self) -> dict[str, nn.Parameter]:
         """Map names to the optimizer's parameters, in its order."""
         names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
-        parameters = {}
+        parameters: dict[str, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
             parameters |= {names[parameter]: parameter for parameter in group["params"]}
         return parameters

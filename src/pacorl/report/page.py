@@ -172,8 +172,8 @@ class Pair:
     @property
     def change(self) -> float | None:
         """By how much the measure rose; None if either side lacks it."""
-        before = getattr(self.before, self.measure)
-        after = getattr(self.after, self.measure) if self.after else None
+        before: float | None = getattr(self.before, self.measure)
+        after: float | None = getattr(self.after, self.measure) if self.after else None
         if before is None or after is None:
             return None
         return after - before

@@ -29,10 +29,10 @@ PENALTY = 1 / 8
 def fit_scores(rankings: Sequence[Answer]) -> dict[Pair, float]:
     """Fit the Plackett–Luce score of every pair that the rankings of one group order."""
     index: dict[Pair, int] = {}
-    orders = []
+    orders: list[tuple[int, ...]] = []
     for answer in rankings:
         pairs = [frozenset((answer.reference, name)) for name in answer.candidates]
-        orders.append([index.setdefault(pair, len(index)) for pair in pairs])
+        orders.append(tuple(index.setdefault(pair, len(index)) for pair in pairs))
     scores = choix.opt_rankings(len(index), orders, alpha=PENALTY)
     return dict(zip(index, scores.tolist(), strict=True))
 
