@@ -133,7 +133,7 @@ def test_wrong_rewards_are_seen(wrong: Any, said: str) -> None:
 
 
 def test_a_name_that_is_none_is_met_with_the_nearest() -> None:
-    with pytest.raises(RewardError, match=r"'panel_mach'; did you mean 'panel_match'\?.* path/to/file\.py:Name"):
+    with pytest.raises(RewardError, match=r"'panel_mach'; did you mean 'panel_match'\?.* path/to/file\.py:NAME"):
         reward_spec("panel_mach")
 
 

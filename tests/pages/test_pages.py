@@ -23,7 +23,7 @@ OF_THEIR_OWN = {"README.md", "characters.md", "train.md", "serve.md", "python.md
 """Pages that a test of their own runs, here or in tests/test_python_page.py and tests/test_your_domain.py."""
 
 RUN = {"bash", "python"}
-NOT_RUN = {"sh", "text", "bibtex", "csv", "json", "jsonl", "yaml"}
+NOT_RUN = {"sh", "text", "bibtex", "csv", "json", "jsonl", "toml", "yaml"}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*reads 48 tokens:UserWarning"),
 ]

@@ -22,7 +22,10 @@ class BenchmarkGroup(TyperGroup):
         return list(BENCHMARKS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return command_of(cmd_name)
+        try:
+            return command_of(cmd_name)
+        except ValueError as error:
+            ctx.fail(str(error))
 
 
 app = typer.Typer(
@@ -40,7 +43,11 @@ def benchmarks() -> None:
 
 
 def command_of(name: str) -> Any:
-    """The command of a benchmark."""
+    """Build the command of a benchmark.
+
+    Raises:
+        ValueError: the name is unknown, or its entry from outside cannot be used.
+    """
     spec = BENCHMARKS.named(name)
 
     def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:

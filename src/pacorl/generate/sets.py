@@ -98,7 +98,7 @@ def generate_sets(
     if count < 1 or best_of < 1:
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
-        raise ValueError(f"the best of {best_of} needs a judge to say which; give one as judge=")
+        raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
     if isinstance(judge, HoldsJudge):
         judge = judge.judge
