@@ -437,3 +437,8 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             dead.append(target)
     assert dead == []
+
+
+def test_the_page_on_extending_shows_the_example_file() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    assert f"```python\n{(ROOT / 'examples' / 'reinforce.py').read_text('utf-8')}```" in page
