@@ -121,7 +121,8 @@ def read_edits(
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:
     check_filled(row, NEEDED, schema=SCHEMA)
-    language, task = str(row["instruction_language"]), safe_name(str(row["task_type"]))
+    language = str(row["instruction_language"])
+    task = safe_name(str(row["task_type"]))
     if language not in LANGUAGES:
         raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
     # `safe_name`: task and key become folders and files.
@@ -177,7 +178,8 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache, images = ImageCache(self.images), []
+        cache = ImageCache(self.images)
+        images = []
         for edit in (self.data.items[key] for key in keys):  # before the threads: the table is read forward
             if not (self.images / edit.file).is_file():
                 raise BadItemError(f"{self.images / edit.file} is missing")
@@ -206,7 +208,11 @@ class GeditBench:
             means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
             for subset in range(len(SUBSETS)):
                 rows_of = drawn[member_NS[drawn, subset]]
-                by_task = [figure_N3[rows_of][task_N[rows_of] == task].mean(0) for task in np.unique(task_N[rows_of])]
+
+                by_task = []
+                for task in np.unique(task_N[rows_of]):
+                    by_task.append(figure_N3[rows_of][task_N[rows_of] == task].mean(0))
+
                 if by_task:
                     means[subset] = np.stack(by_task).mean(0)
             return means.reshape(-1)
@@ -232,7 +238,8 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
 
 def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Writes this shard's input images to `sources/` and generates the missing edits."""
-    source, edits = image_source(options, edits=True), list(data.items.values())
+    source = image_source(options, edits=True)
+    edits = list(data.items.values())
     # A generator reads files, and each image's recipe names them; the table holds bytes.
     for batch in shard.batches(edits, size=source.batch):
         for edit in batch:

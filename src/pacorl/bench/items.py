@@ -33,7 +33,8 @@ def faded(colour: str, share: float, *, side: int = 32) -> Image:
     import PIL.Image
 
     size = (side, side)
-    plain, white = PIL.Image.new("RGB", size, colour), PIL.Image.new("RGB", size, "white")
+    plain = PIL.Image.new("RGB", size, colour)
+    white = PIL.Image.new("RGB", size, "white")
     return PIL.Image.blend(plain, white, share)
 
 
@@ -105,7 +106,8 @@ def open_rows(source: Path) -> Rows:
     if source.is_file() and source.suffix in (".jsonl", ".parquet"):
         return Rows(source.parent, [source])
     # By name, which is the order of the hub's shards (train-00000-of-00002.parquet): row numbers depend on it.
-    files, lists = sorted(source.rglob("*.parquet")), sorted(source.glob("*.jsonl"))
+    files = sorted(source.rglob("*.parquet"))
+    lists = sorted(source.glob("*.jsonl"))
     if not files and len(lists) != 1:
         raise ValueError(
             f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`"
@@ -117,9 +119,11 @@ class Rows:
     """The rows of some files; images are inside them, or paths in `folder`."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self.folder, self.files = folder, files
+        self.folder = folder
+        self.files = files
         self._batches: Iterator[tuple[int, list[dict[str, Any]]]] = iter(())
-        self._start, self._batch = 0, list[dict[str, Any]]()
+        self._start = 0
+        self._batch = list[dict[str, Any]]()
 
     def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
         """Every row, these columns only."""
@@ -137,7 +141,9 @@ class Rows:
     def row(self, number: int) -> Mapping[str, Any]:
         """One whole row; a number below the last one may read from the first file again."""
         if number < self._start or not self._batch:
-            self._batches, self._start, self._batch = self._read(), 0, []
+            self._batches = self._read()
+            self._start = 0
+            self._batch = []
         while number >= self._start + len(self._batch):
             self._start, self._batch = next(self._batches)
         return self._batch[number - self._start]

@@ -78,12 +78,14 @@ def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instructi
 
 def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
     """SC, PQ, O."""
-    semantic, perceptual = min(rating["semantics"]), min(rating["quality"])
+    semantic = min(rating["semantics"])
+    perceptual = min(rating["quality"])
     return semantic, perceptual, sqrt(semantic * perceptual)
 
 
 def _ask(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
-    text, fault = question.text, ""
+    text = question.text
+    fault = ""
     for _ in range(ATTEMPTS):
         try:
             return read_scores(judge.explain(Question(question.images, text)), scale=scale)

@@ -115,7 +115,11 @@ class JudgePairs:
             # The reference first, as the released evaluation asks: a judge's answers depend on the order.
             pairs=lambda count: [(0, candidate) for candidate in range(1, count)],
         )
-        verdicts = [[mean_over_dimensions(by_text) for by_text in pairs.values()] for pairs in answers]
+
+        verdicts = []
+        for pairs in answers:
+            verdicts.append([mean_over_dimensions(by_text) for by_text in pairs.values()])
+
         return [[Score(verdict.p_yes, verdict.error) for verdict in of_item] for of_item in verdicts]
 
     def _texts(self, item: Ranked) -> dict[Criterion, str]:
@@ -184,7 +188,8 @@ class ScoreFile:
 
 def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], list[float]]:
     names = row.get("comp_images", row.get("comparison_images"))
-    reference, scores = row.get("ref_image", row.get("ref_img")), row.get("scores")
+    reference = row.get("ref_image", row.get("ref_img"))
+    scores = row.get("scores")
     if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
         raise ValueError(f"{where}: needs folder, ref_image and comp_images, it has {', '.join(row)}")
     if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
@@ -208,7 +213,10 @@ class JudgeTexts:
         return {"alignment": f"judge {self.judge.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        questions = [Question((image,), wordings.figure_shows(text)) for image, text in zip(images, texts, strict=True)]
+        questions = []
+        for image, text in zip(images, texts, strict=True):
+            questions.append(Question((image,), wordings.figure_shows(text)))
+
         return [Score(verdict.p_yes, verdict.error) for verdict in self.judge.judge.verdicts(questions)]
 
 

@@ -120,7 +120,10 @@ class Table:
             [line.name, f"published {MARK}" if line.published else "measured", *self.texts(line)] for line in self.lines
         ]
         # A bar or a line break in a name would end its cell.
-        escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
+        escaped = []
+        for row in rows:
+            escaped.append([text.replace("|", "\\|").replace("\n", " ") for text in row])
+
         return "\n\n".join(
             [f"## {self.title}", "\n".join(f"| {' | '.join(row)} |" for row in escaped), *self.footnotes]
         )
@@ -176,7 +179,8 @@ def grouped(
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(group_of(member), []).append(member)
-    lines = [
-        Line(f"{name or 'no category'} ({len(group)})", tuple(figures(group))) for name, group in sorted(groups.items())
-    ]
+    lines = []
+    for name, group in sorted(groups.items()):
+        lines.append(Line(f"{name or 'no category'} ({len(group)})", tuple(figures(group))))
+
     return [Table(title, columns, tuple(lines))] if lines else []

@@ -44,7 +44,8 @@ def diversify(
     Returns:
         The spread of the selection, with its nearest pair by idx.
     """
-    source, target = folder / "prompts.jsonl", folder / "diverse.jsonl"
+    source = folder / "prompts.jsonl"
+    target = folder / "diverse.jsonl"
     options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
     planned = {**options, "per_category": per_category}
     step = DatasetStep(folder, "diversify", inputs=[source], options=planned, seed=seed)
@@ -102,7 +103,10 @@ def compare(
             measured = spread(vectors_NC, selected)
             rows.append(MeasuredSelection(method, by, name, measured.nearest, measured.mean_nearest, measured.coverage))
     # Seeded one by one: fewer draws are the first of more.
-    draws_of = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
+    draws_of = []
+    for draw in range(draws):
+        draws_of.append(random.Random(f"{seed}-{draw}").sample(range(len(records)), number))
+
     for name, vectors_NC in vectors.items():
         spreads = [spread(vectors_NC, selected) for selected in draws_of]
         columns = zip(*((each.nearest, each.mean_nearest, each.coverage) for each in spreads), strict=True)
@@ -117,7 +121,8 @@ def table(rows: Sequence[MeasuredSelection]) -> str:
     """The rows for people: one line each."""
     lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
     for row in rows:
-        nearest, mean_nearest = f"{row.nearest:.3f}", f"{row.mean_nearest:.3f}"
+        nearest = f"{row.nearest:.3f}"
+        mean_nearest = f"{row.mean_nearest:.3f}"
         if row.best_nearest is not None:
             nearest += f" ({row.best_nearest:.3f})"
             mean_nearest += f" ({row.best_mean_nearest:.3f})"
@@ -198,7 +203,11 @@ class TransformerEmbedder:
     def __call__(self, texts: Sequence[str]) -> Vectors:
         # Longest first, so that a batch pads little; put back in order at the end.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        batches = [order[start : start + self.batch] for start in range(0, len(order), self.batch)]
+
+        batches = []
+        for start in range(0, len(order), self.batch):
+            batches.append(order[start : start + self.batch])
+
         rows = np.concatenate([self._embed([texts[i] for i in batch]) for batch in batches])
         return unit(rows[np.argsort(order)])
 
@@ -210,6 +219,7 @@ class TransformerEmbedder:
             output = self.model(**inputs)
         if self.is_clip:
             return np.asarray(output.text_embeds.float().numpy())
-        hidden_BNC, mask_BN1 = output.last_hidden_state.float(), inputs["attention_mask"][..., None]
+        hidden_BNC = output.last_hidden_state.float()
+        mask_BN1 = inputs["attention_mask"][..., None]
         pooled = hidden_BNC[:, 0] if self.pools_first else (hidden_BNC * mask_BN1).sum(1) / mask_BN1.sum(1)
         return np.asarray(pooled.numpy())

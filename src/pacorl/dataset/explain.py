@@ -73,7 +73,11 @@ def explain(
     journal = None if dry_run else Journal(path)
     rows = journal.items if journal else read_journal(path)
     # A label may turn when more people rank: reasons for the old one are then asked for anew.
-    settled = {(key, row["consistent"]) for key, row in rows.items() if row["status"] != "failed"}
+    settled = set()
+    for key, row in rows.items():
+        if row["status"] != "failed":
+            settled.add((key, row["consistent"]))
+
     missing = [pair for pair in pairs if (pair.key, pair.consistent) not in settled]
     if journal is None:
         estimated = estimate(len(missing), TOKENS_PER_PAIR, price)

@@ -23,7 +23,8 @@ from pacorl.records.rankings import Ranking
 
 LOCAL = "/data/local-files/?d="
 """What Label Studio's local storage is reached by."""
-RANKER, LIST = "rank", "candidates"
+RANKER = "rank"
+LIST = "candidates"
 CONFIG = f"""<View>
   <Header value="$theme"/>
   <Image name="reference" value="$reference"/>
@@ -44,7 +45,12 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
         ValueError: if the folder has neither instances nor rankings, or an image is missing.
     """
     path = folder / "instances.jsonl"
-    instances = {item.id: item for item in (read_instances(path) if path.is_file() else []) if not item.is_control}
+
+    instances = {}
+    for item in read_instances(path) if path.is_file() else []:
+        if not item.is_control:
+            instances[item.id] = item
+
     answers = collect_answers(folder, dry_run=True)
     answers += [answer for file in sorted(folder.glob("imported/*/rankings.jsonl")) for answer in read_answers(file)]
     for answer in answers:
@@ -68,10 +74,10 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
 
 
 def _task(instance: Instance, answers: list[Answer]) -> dict[str, Any]:
-    items = [
-        {"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'}
-        for number, name in enumerate(instance.candidates, 1)
-    ]
+    items = []
+    for number, name in enumerate(instance.candidates, 1):
+        items.append({"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'})
+
     texts = {"theme": instance.theme, "group": instance.group, "category": instance.category}
     data = {"id": instance.id, "reference": LOCAL + instance.reference, "items": items, **texts}
     return {"data": data, "annotations": [_annotation(answer) for answer in answers]}
@@ -106,7 +112,11 @@ def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
         raise ValueError("has no 'data' and 'annotations'; export the project as JSON, not as JSON_MIN")
     data = task["data"]
     for annotation in task["annotations"]:
-        orders = [row["value"]["ranker"] for row in annotation["result"] if row.get("type") == "ranker"]
+        orders = []
+        for row in annotation["result"]:
+            if row.get("type") == "ranker":
+                orders.append(row["value"]["ranker"])
+
         if annotation.get("was_cancelled") or not orders:
             continue
         # A Ranker without buckets saves one list, under its own name or bare.

@@ -33,7 +33,11 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
     """
     groups, others = groups_of(images)
     check_readable(path for paths in groups.values() for path in paths)
-    copies = {group: [_copy_of(folder, group, path) for path in paths] for group, paths in groups.items()}
+
+    copies = {}
+    for group, paths in groups.items():
+        copies[group] = [_copy_of(folder, group, path) for path in paths]
+
     instances = [instance for group, paths in copies.items() for instance in _instances(folder, group, paths)]
     total = sum(map(len, groups.values()))
     counts = {"groups": len(groups), "images": total, "instances": len(instances), "other files": others}
@@ -54,7 +58,8 @@ def groups_of(images: Path) -> tuple[dict[str, list[Path]], int]:
     if not images.is_dir():
         raise ValueError(f"--from-folder {images}: there is no such folder")
     folders = sorted(path for path in images.iterdir() if path.is_dir() and not path.name.startswith("."))
-    groups, others = {}, 0
+    groups = {}
+    others = 0
     for group in folders or [images.resolve()]:
         files = sorted(path for path in group.iterdir() if path.is_file() and not path.name.startswith("."))
         groups[group.name] = [path for path in files if path.suffix.lower() in (*IMAGE_TYPES, *CONVERTED)]
@@ -76,7 +81,11 @@ def _copy_of(folder: Path, group: str, image: Path) -> Path:
 def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:
     names = [image.relative_to(folder).as_posix() for image in images]
     count = min(MAX_CANDIDATES, len(names) - 1)
-    steps = [1 + number * (len(names) - 1) // count for number in range(count)]
+
+    steps = []
+    for number in range(count):
+        steps.append(1 + number * (len(names) - 1) // count)
+
     for index, name in enumerate(names):
         yield Instance(
             id=f"{group}:{index}",

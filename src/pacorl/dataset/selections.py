@@ -58,8 +58,10 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
     searched.add(vectors_NC)
     similarity, index = searched.search(vectors_NC, count + 1)
     # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
-    missing, next_N1 = index < 0, (np.arange(size)[:, None] + 1) % size
-    similarity, index = np.where(missing, -1, similarity), np.where(missing, next_N1, index)
+    missing = index < 0
+    next_N1 = (np.arange(size)[:, None] + 1) % size
+    similarity = np.where(missing, -1, similarity)
+    index = np.where(missing, next_N1, index)
     # A vector finds itself, but not always first: duplicates are as near.
     is_other = index != np.arange(size)[:, None]
     is_other[is_other.all(1), -1] = False
@@ -78,7 +80,9 @@ def _search_index(vectors_NC: Vectors, seed: int) -> Any:
     cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
     index = faiss.IndexIVFFlat(exact, width, cells, faiss.METRIC_INNER_PRODUCT)
     # faiss trains on 256 points a cell by default and asks for 39 at least: 64 are a quarter of that work.
-    index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
+    index.cp.seed = seed + 1
+    index.cp.max_points_per_centroid = 64
+    index.nprobe = max(8, cells // 32)
     index.train(vectors_NC)
     return index
 
@@ -102,7 +106,8 @@ def farthest_point(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[in
     """Starts at the prompt nearest to the mean of all, then always takes the one farthest from those taken."""
     del seed  # nothing is drawn: the argument is there for the table's sake
     first = int(np.argmax(vectors_NC @ vectors_NC.mean(0)))
-    selected, distance_N = [first], 1 - vectors_NC @ vectors_NC[first]
+    selected = [first]
+    distance_N = 1 - vectors_NC @ vectors_NC[first]
     while len(selected) < min(goal.number or len(vectors_NC), len(vectors_NC)):
         distance_N[selected[-1]] = -np.inf
         farthest = int(np.argmax(distance_N))
@@ -119,7 +124,8 @@ def independent_set(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[i
     if goal.distance is not None:
         return _independent(vectors_NC, _crowding(similarity_NK, goal.distance), goal.distance)
     number = min(goal.number or 0, len(vectors_NC))
-    low, high = 0.0, 2.0
+    low = 0.0
+    high = 2.0
     best = list(range(len(vectors_NC)))
     # 24 halvings of [0, 2] fix the distance to 1e-7, below what float32 cosines tell apart.
     for _ in range(24):
