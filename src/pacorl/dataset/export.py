@@ -361,7 +361,7 @@ def _remove_earlier(outputs: Mapping[str, str], bundle: Export, written: Sequenc
     """Delete the files of an earlier export to the same folder, so that no old split is mixed with the new files.
 
     Args:
-        outputs: path → SHA-256 of the manifest. A file that has changed since is kept.
+        outputs: path → SHA-256 of the manifest. Changed files are kept.
         bundle: the new export.
         written: the new files, which are kept.
     """

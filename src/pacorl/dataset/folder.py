@@ -187,7 +187,7 @@ def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair
 
 
 def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
-    """Read the records of a JSONL file; `repeated` is the fault of a record that repeats an earlier one."""
+    """Read the records of a JSONL file; `repeated` is the message of the fault that two records share an id."""
     records: dict[str, Record] = {}
     for number, row in enumerate(read_jsonl(path), 1):
         with blamed_on(f"{path}, record {number}"):

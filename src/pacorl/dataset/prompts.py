@@ -300,7 +300,7 @@ def write_all(
 def write_sentences(
     folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Fill prompts.jsonl with one record per line of `source`, a sentence that requests several images.
+    """Fill prompts.jsonl with one record per line of `source`, each the request of a set of images.
 
     The template writer (`generate.panels`) writes the panels.
     """
@@ -308,7 +308,7 @@ def write_sentences(
     finished = step.counts_if_done()
     if finished is not None:
         return finished
-    # A sentence that the template cannot write is a fault of its line.
+    # A fault of the template writer names the line.
     lines = list(text_lines(source, fix="name a file of sentences, one a line"))
     prompts = []
     for number, line in lines:

@@ -210,7 +210,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         dealt[name].append(cluster)
         size[name] += len(cluster)
 
-    # With too few clusters for a small share, it receives the smallest cluster of a split that has several.
+    # If there are too few clusters for a small share, it receives the smallest cluster of a split that has several.
     for name, share in shares.items():
         giver = max(dealt.values(), key=len)
         if share > 0 and not dealt[name] and len(giver) > 1:
