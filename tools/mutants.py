@@ -146,7 +146,9 @@ class Recorder:
             source: the folder whose functions' calls are noted, if any.
         """
         self.failed = False
-        self._events, self._seconds, self._source = path.open("w"), seconds, source
+        self._events = path.open("w")
+        self._seconds = seconds
+        self._source = source
         self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the fork lives
         self._codes: dict[int, CodeType] = {}
         self._started = 0.0
@@ -160,7 +162,8 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", nodeid)
-        self._codes, self._started = {}, time.perf_counter()
+        self._codes = {}
+        self._started = time.perf_counter()
         if self._source:
             threading.settrace(self._trace)
             sys.settrace(self._trace)
@@ -247,17 +250,18 @@ class Calls:
         failed = {event["test"] for event in events if event["event"] == "failed"}
         for test in sorted(failed):
             print(f"  {test} fails without a bug, and is left out", flush=True)
-        tests = {
-            event["test"]: {
-                "seconds": round(event["seconds"], 3),
-                "calls": [numbers.setdefault(function, len(numbers)) for function in event["calls"]],
-            }
-            for event in events
-            if event["event"] == "done" and event["test"] not in failed
-        }
+        tests = {}
+        for event in events:
+            if event["event"] == "done" and event["test"] not in failed:
+                tests[event["test"]] = {
+                    "seconds": round(event["seconds"], 3),
+                    "calls": [numbers.setdefault(function, len(numbers)) for function in event["calls"]],
+                }
+
         sources = sorted({call.partition(":")[0] for event in events for call in event.get("calls", ())})
         digest = _digest_of(name, sources, folder)
-        self.functions, self.files[name] = list(numbers), {"digest": digest, "sources": sources, "tests": tests}
+        self.functions = list(numbers)
+        self.files[name] = {"digest": digest, "sources": sources, "tests": tests}
         self.save()
 
     def callers(self, functions: set[str]) -> dict[str, float]:
@@ -296,7 +300,10 @@ class Trials:
             calls: what tests call, as far as that is known.
             hints: mutant → the test that saw it last.
         """
-        self.folder, self.mutants, self.calls, self.hints = folder, mutants, calls, hints
+        self.folder = folder
+        self.mutants = mutants
+        self.calls = calls
+        self.hints = hints
         self.results = {mutant.name: Result() for mutant in mutants}
         self._events = folder.parent / "events.jsonl"
 
@@ -326,8 +333,12 @@ class Trials:
 
     def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
         """Mutant → the tests, with the seconds of each, that saw it last, and that pass without it, each by itself."""
-        variants = {name: [t for t in items if t.partition("[")[0] == hint] for name, hint in self.hints.items()}
-        distinct, sound = sorted({test for tests in variants.values() for test in tests}), dict[str, float]()
+        variants = {}
+        for name, hint in self.hints.items():
+            variants[name] = [t for t in items if t.partition("[")[0] == hint]
+
+        distinct = sorted({test for tests in variants.values() for test in tests})
+        sound = dict[str, float]()
         for test in distinct:
             # In a fork of its own, as with the bug: one that needs an earlier test would else fail by that alone.
             events = self._run([items[test]])
@@ -380,7 +391,8 @@ class Trials:
         hanging = [event["test"] for event in events[-1:] if event["event"] == "start"]
         assert failed or hanging or ended == len(ordered), f"the fork of mutant {mutant.name} ended by itself"
         result = self.results[mutant.name]
-        result.seen_by, result.hangs = next(iter(failed + hanging), ""), bool(hanging) and not failed
+        result.seen_by = next(iter(failed + hanging), "")
+        result.hangs = bool(hanging) and not failed
         result.seconds += time.perf_counter() - started
         outcome = f"seen by {result.seen_by}" if result.seen_by else f"none of {len(ordered)} tests sees it"
         print(f"{mutant.name}: {outcome} ({result.seconds:.1f} s)", flush=True)
@@ -489,14 +501,20 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     parser.add_argument("--json", type=Path, default=Path("runs/mutants.json"), help="keeps what each test calls")
     parser.add_argument("--page", type=Path, default=Path("docs/mutants.md"), help="ends with the table of results")
     options = parser.parse_args(arguments)
-    mutants, calls = read_mutants(root / "tools" / "mutants.yaml"), Calls.load(root / options.json)
+    mutants = read_mutants(root / "tools" / "mutants.yaml")
+    calls = Calls.load(root / options.json)
     if unknown := sorted(set(options.only) - {mutant.name for mutant in mutants}):
         parser.error(f"there is no mutant {', '.join(unknown)}")
     chosen = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
     page = root / options.page
     text, _, before = page.read_text().partition(MARK)
     rows = (ROW.fullmatch(line) for line in before.splitlines())
-    hints = {row[1]: f"tests/{row[2]}::{row[3]}" for row in rows if row}
+
+    hints = {}
+    for row in rows:
+        if row:
+            hints[row[1]] = f"tests/{row[2]}::{row[3]}"
+
     started = time.perf_counter()
     hints = {mutant.name: hints[mutant.name] for mutant in chosen if mutant.name in hints}
     results = try_all(chosen, calls, options.tests, hints, root=root)

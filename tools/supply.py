@@ -19,7 +19,8 @@ def lock(report: Path) -> Iterator[str]:
         ValueError: a package has no SHA-256.
     """
     for package in json.loads(report.read_text(encoding="utf-8"))["install"]:
-        origin, name = package["download_info"], package["metadata"]["name"]
+        origin = package["download_info"]
+        name = package["metadata"]["name"]
         if "dir_info" in origin:
             continue  # this project itself
         digest = origin.get("archive_info", {}).get("hashes", {}).get("sha256")
@@ -36,7 +37,8 @@ def sbom() -> dict[str, Any]:
 
 
 def _component(distribution: Distribution) -> dict[str, Any]:
-    name, version = distribution.name, distribution.version
+    name = distribution.name
+    version = distribution.version
     purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
     component = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     metadata = distribution.metadata

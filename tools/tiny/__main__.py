@@ -107,7 +107,8 @@ def edit_judge(
     from pacorl.models.policies.flux import TINY_FLUX
     from tools.tiny.pretrain_judge import edit_examples, pretrain_judge
 
-    vae, start = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float(), start or TINY_JUDGE
+    vae = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
+    start = start or TINY_JUDGE
     pretrain_judge(out / "edit-judge", vae=vae, teach=edit_examples, start=start, share=share, steps=steps, lr=lr)
 
 

@@ -162,7 +162,8 @@ def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
     """What speaks for the label; if all or nothing is shared, what is seen overrides the label."""
 
     def compared(name: str) -> str:
-        a, b = getattr(first, name), getattr(second, name)
+        a = getattr(first, name)
+        b = getattr(second, name)
         return f"Both show {a}." if a == b else f"The {name} differs: {a} and {b}."
 
     shared = shared_attributes(first, second)
@@ -214,7 +215,10 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
 
 def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
     """(N,): 1 for a comparison that a judge decides as people did, otherwise 0."""
-    questions = [Question(tuple(open_image(path) for path in pair.images), pair.question) for pair in comparisons]
+    questions = []
+    for compared in comparisons:
+        questions.append(Question(tuple(open_image(path) for path in compared.images), compared.question))
+
     verdicts = judge.verdicts(questions)
     errors = [verdict.error for verdict in verdicts if verdict.p_yes is None]
     if errors:

@@ -58,7 +58,10 @@ def before_and_after(run: Path) -> dict[str, dict[str, float]]:
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The seeds, the smallest change of each grade over them, and whether it reaches the goal."""
-    worst = {name: min(row["change"][name] for row in rows) for name in EDIT_GRADES}
+    worst = {}
+    for name in EDIT_GRADES:
+        worst[name] = min(row["change"][name] for row in rows)
+
     return {"seeds": rows, "worst": worst, "reached": worst["kept"] >= KEPT_GOAL and worst["followed"] >= 0}
 
 
@@ -66,14 +69,20 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
     """A line per seed, and one for the worst."""
     lines = []
     for row in summary["seeds"]:
-        grades = [f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}" for name in EDIT_GRADES]
+        grades = []
+        for name in EDIT_GRADES:
+            grades.append(f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}")
+
         lines.append(f"seed {row['seed']}: {', '.join(grades)}")
-    worst, words = summary["worst"], "reached" if summary["reached"] else "not reached"
+    worst = summary["worst"]
+    words = "reached" if summary["reached"] else "not reached"
     goals = f"kept {worst['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {worst['followed']:+.3f} (wanted no fall)"
     return [*lines, f"worst change: {goals}: {words}"]
 
 
-SHOWN, CELL, MARGIN = 8, 112, 8
+SHOWN = 8
+CELL = 112
+MARGIN = 8
 
 
 def draw_edits(run: PolicyConfig) -> Image.Image:
@@ -86,7 +95,8 @@ def draw_edits(run: PolicyConfig) -> Image.Image:
         # Each source is edited more than once; reversed, so that the first of a prompt's images stays.
         first = {line["prompt_id"]: line["image"] for line in reversed(read_jsonl(file))}
         rows[name] = [open_image(samples / first[prompt.id]) for prompt in prompts]
-    step, font = CELL + MARGIN, ImageFont.load_default(13)
+    step = CELL + MARGIN
+    font = ImageFont.load_default(13)
     canvas = Image.new("RGB", (60 + step * len(prompts), 44 + step * len(rows)), "white")
     pen = ImageDraw.Draw(canvas)
     for col, prompt in enumerate(prompts):

@@ -44,7 +44,8 @@ Texture = Callable[[random.Random, np.random.Generator], Image.Image]
 def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
     """Panels that a generator spoils when it is given one or two steps: those that the oracle finds invalid."""
     policy = FLUX.from_pretrained(checkpoint, max_sequence_length=TRAINED_WITH["max_sequence_length"])
-    cache, prompts = ConditioningCache(policy), characters.character_prompts("train", count)
+    cache = ConditioningCache(policy)
+    prompts = characters.character_prompts("train", count)
     panels = []
     for steps in (1, 2):
         sampler = Sampler(size=Size(64, 64), steps=steps)
@@ -57,9 +58,14 @@ def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
 
 def draw_negatives(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
     """Noise, flat and dark fields, blurs, shuffles and, for a third, half-denoised latents."""
-    rng, noise = random.Random(seed), np.random.default_rng(seed)
+    rng = random.Random(seed)
+    noise = np.random.default_rng(seed)
     makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
-    negatives = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
+
+    negatives = []
+    for _ in range(count * 2 // 3):
+        negatives.append(rng.choice(makers)(rng, noise))
+
     # All panels before the noise of any: a single loop would draw in another order, and a seed give other images.
     panels = [_panel(rng) for _ in range(count - len(negatives))]
     return negatives + [_half_denoised(panel, vae, rng) for panel in panels]
@@ -71,13 +77,15 @@ def _panel(rng: random.Random, size: int | None = None) -> Image.Image:
 
 def _noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     size = rng.choice(PANEL_SIZES)
-    mean, std = noise.uniform(0, 255, 3), noise.uniform(5, 120)
+    mean = noise.uniform(0, 255, 3)
+    std = noise.uniform(5, 120)
     return _image(noise.normal(mean, std, (size, size, 3)))
 
 
 def _flat(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     size = rng.choice(PANEL_SIZES)
-    start, end = noise.uniform(0, 255, 3), noise.uniform(0, 255, 3)
+    start = noise.uniform(0, 255, 3)
+    end = noise.uniform(0, 255, 3)
     ramp = np.linspace(0, rng.choice([0, 0, 1]), size)[:, None, None]
     return _image(np.broadcast_to(start + (end - start) * ramp, (size, size, 3)))
 
@@ -99,14 +107,23 @@ def _blurred(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _shuffled(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    pixels, side = np.asarray(_panel(rng)), rng.choice((4, 8))
-    blocks = [block for strip in np.split(pixels, side) for block in np.split(strip, side, axis=1)]
+    pixels = np.asarray(_panel(rng))
+    side = rng.choice((4, 8))
+
+    blocks = []
+    for strip in np.split(pixels, side):
+        for block in np.split(strip, side, axis=1):
+            blocks.append(block)
+
     rng.shuffle(blocks)
     return _image(np.concatenate([np.concatenate(blocks[i * side : (i + 1) * side], axis=1) for i in range(side)]))
 
 
 def _blended(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panels = [np.asarray(characters.draw(panel, 64), dtype=float) for panel in rng.sample(characters.all_panels(), 5)]
+    panels = []
+    for panel in rng.sample(characters.all_panels(), 5):
+        panels.append(np.asarray(characters.draw(panel, 64), dtype=float))
+
     return _image(np.mean(panels, axis=0)).resize((rng.choice(PANEL_SIZES),) * 2)
 
 
@@ -132,7 +149,8 @@ def to_images(pixels_B3HW: Tensor) -> Iterator[Image.Image]:
 
 def draw_textures(count: int, *, seed: int) -> list[Image.Image]:
     """`count` images: half of one texture, half of several laid over one another; most of them graded and blurred."""
-    rng, noise = random.Random(seed), np.random.default_rng(seed)
+    rng = random.Random(seed)
+    noise = np.random.default_rng(seed)
     return [_photographed(_scene(rng, noise), rng, noise) for _ in range(count)]
 
 
@@ -166,7 +184,8 @@ def _photographed(scene: Image.Image, rng: random.Random, noise: np.random.Gener
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 4.0)))
     if rng.random() < 0.4:
         side = rng.randint(SIDE // 3, SIDE)
-        left, top = rng.randint(0, SIDE - side), rng.randint(0, SIDE - side)
+        left = rng.randint(0, SIDE - side)
+        top = rng.randint(0, SIDE - side)
         image = image.crop((left, top, left + side, top + side))
     return image
 
@@ -212,13 +231,15 @@ def _marble(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 def _gradient(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     y, x = _axes()
     angle = rng.uniform(0, 2 * np.pi)
-    linear, radial = x * np.cos(angle) + y * np.sin(angle), np.hypot(x - rng.random(), y - rng.random())
+    linear = x * np.cos(angle) + y * np.sin(angle)
+    radial = np.hypot(x - rng.random(), y - rng.random())
     return _coloured(linear if rng.random() < 0.5 else radial, noise, colours=rng.choice((2, 3)))
 
 
 def _dots(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     image, pen = _canvas(noise.uniform(0, 255, 3))
-    fill, pitch = _rgb(noise.uniform(0, 255, 3)), SIDE / rng.choice((4, 6, 10, 16))
+    fill = _rgb(noise.uniform(0, 255, 3))
+    pitch = SIDE / rng.choice((4, 6, 10, 16))
     radius = pitch * rng.uniform(0.15, 0.45)
     for x in np.arange(pitch / 2, SIDE, pitch):
         for y in np.arange(pitch / 2, SIDE, pitch):
@@ -229,10 +250,12 @@ def _dots(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 def _dead_leaves(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     """Overlapping shapes of every size, whose statistics are those of natural scenes (doi 10.1023/A:1016083017292)."""
     image, pen = _canvas(np.zeros(3))
-    base, spread = noise.uniform(60, 190, 3), noise.normal(0, rng.uniform(20, 60), (3, 3))
+    base = noise.uniform(60, 190, 3)
+    spread = noise.normal(0, rng.uniform(20, 60), (3, 3))
     for _ in range(300):
         radius = SIDE * 0.5 / (1 + 8 * rng.expovariate(1))
-        x, y = rng.uniform(0, SIDE), rng.uniform(0, SIDE)
+        x = rng.uniform(0, SIDE)
+        y = rng.uniform(0, SIDE)
         fill = _rgb(base + noise.normal(0, 1, 3) @ spread)
         shape = rng.choice((pen.ellipse, pen.ellipse, pen.rectangle))
         below = radius if shape == pen.ellipse else radius * rng.uniform(-0.4, 1)
@@ -259,17 +282,20 @@ def _crowd(rng: random.Random, noise: np.random.Generator) -> Image.Image:
         x, y = noise.uniform(0, SIDE, 2)
         width, height = noise.uniform(0.4, 1.4, 2) * size
         shape = rng.choice((pen.ellipse, pen.rectangle))
-        fill, outline = _rgb(noise.uniform(0, 255, 3)), rng.choice(((30, 26, 30), None))
+        fill = _rgb(noise.uniform(0, 255, 3))
+        outline = rng.choice(((30, 26, 30), None))
         shape((x, y, x + width, y + height), fill=fill, outline=outline)
     return image
 
 
 def _bricks(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     image, pen = _canvas(noise.uniform(0, 255, 3))
-    colour, height = noise.uniform(0, 255, 3), SIDE // rng.choice((5, 8, 12))
+    colour = noise.uniform(0, 255, 3)
+    height = SIDE // rng.choice((5, 8, 12))
     for row in range(SIDE // height + 1):
         for column in range(-1, SIDE // (2 * height) + 1):
-            x, y = column * 2 * height + (row % 2) * height, row * height
+            x = column * 2 * height + (row % 2) * height
+            y = row * height
             box = (x + 1, y + 1, x + 2 * height - 1, y + height - 1)
             pen.rectangle(box, fill=_rgb(colour + noise.normal(0, 14, 3)))
     return image
@@ -320,7 +346,8 @@ def _axes() -> tuple[Array, Array]:
 def _coloured(values: Array, noise: np.random.Generator, *, colours: int) -> Image.Image:
     """Values → colours of a random scale."""
     scaled = (values - values.min()) / (np.ptp(values) + 1e-9)
-    scale, stops = noise.uniform(0, 255, (colours, 3)), np.linspace(0, 1, colours)
+    scale = noise.uniform(0, 255, (colours, 3))
+    stops = np.linspace(0, 1, colours)
     return _image(np.stack([np.interp(scaled, stops, scale[:, channel]) for channel in range(3)], axis=-1))
 
 

@@ -54,7 +54,11 @@ class Stage:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, warm_cosine)
         self.average = [p.detach().clone() for p in self.parameters]
-        self.ema, self.step, self.steps, self.log, self.started = ema, 0, steps, log, time.time()
+        self.ema = ema
+        self.step = 0
+        self.steps = steps
+        self.log = log
+        self.started = time.time()
         self.recent: list[float] = []
 
     def update(self, loss: Tensor, **metrics: float) -> None:
@@ -122,7 +126,8 @@ def panel_latents(vae: AutoencoderKL, size: int, panels: Sequence[Panel] | None 
 def tile(panels_BPCHW: Tensor) -> Tensor:
     """Four panels → one 2×2 grid: (B, 4, C, H, W) → (B, C, 2H, 2W); images and latents alike."""
     top_left, top_right, bottom_left, bottom_right = panels_BPCHW.unbind(1)
-    top, bottom = torch.cat([top_left, top_right], -1), torch.cat([bottom_left, bottom_right], -1)
+    top = torch.cat([top_left, top_right], -1)
+    bottom = torch.cat([bottom_left, bottom_right], -1)
     return torch.cat([top, bottom], -2)
 
 
@@ -134,7 +139,8 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 
     `share` scales the 1,800 steps, for a quick try.
     """
-    steps, batch = round(share * 1800), 8
+    steps = round(share * 1800)
+    batch = 8
     torch.manual_seed(0)
     out.mkdir(parents=True, exist_ok=True)
     vae = twins.tiny_vae().to(memory_format=torch.channels_last)
@@ -220,7 +226,8 @@ def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tens
     """The flow matching loss of whole grids, text encoders included."""
     batch, tokens, _ = clean_BNC.shape
     # Padding is attended to, so that guidance and length are part of what is learned.
-    side, length = math.isqrt(tokens), TRAINED_WITH["max_sequence_length"]
+    side = math.isqrt(tokens)
+    length = TRAINED_WITH["max_sequence_length"]
 
     def read(tokenizer: Any, max_length: int) -> Tensor:
         options = {"padding": "max_length", "max_length": max_length, "truncation": True, "return_tensors": "pt"}
@@ -287,7 +294,12 @@ def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, P
     while True:
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         start = edit.before if rng.random() < phase.ignore else edit.after
-        spoilt = {name: rng.choice(VALUES[name]) for name in edit.others if rng.random() < phase.spoil}
+
+        spoilt = {}
+        for name in edit.others:
+            if rng.random() < phase.spoil:
+                spoilt[name] = rng.choice(VALUES[name])
+
         yield edit, replace(start, **spoilt)
 
 
@@ -305,11 +317,16 @@ def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
     tokens = pack(panel_latents(pipeline.vae, PIXELS))
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     for phase in (FAULTLESS, UNRELIABLE):
-        steps, teacher = round(share * phase.steps), taught_edits(rng, phase)
+        steps = round(share * phase.steps)
+        teacher = taught_edits(rng, phase)
         stage = Stage([pipeline.transformer], lr=1.5e-3, steps=steps, log=out / "log.jsonl", ema=0.998)
         while stage.step < steps:
             edits, panels = zip(*(next(teacher) for _ in range(32)), strict=True)
-            read = {name: torch.cat([texts[edit.instruction][name] for edit in edits]) for name in ("tokens", "pooled")}
+
+            read = {}
+            for name in ("tokens", "pooled"):
+                read[name] = torch.cat([texts[edit.instruction][name] for edit in edits])
+
             conditioning = Conditioning({**read, "source": tokens[[index[edit.before] for edit in edits]]})
             velocity = partial(policy.velocity, conditioning=conditioning, size=Size(PIXELS, PIXELS))
             clean = tokens[[index[panel] for panel in panels]]

@@ -51,7 +51,8 @@ from tools.tiny.pretrain import (
 )
 
 NAME = "the tiny world of drawn characters"
-WIDTH, SIDE = 24, 32
+WIDTH = 24
+SIDE = 32
 """Channels of the first convolution; pixels of the copies it looks at, which are what the judge itself sees."""
 DECLINED_SHARE = 0.001
 """Share of the generated images, among those that were not learned from, that the threshold declines."""
@@ -69,10 +70,15 @@ def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, s
     generated, spoiled = world_images(generator, editor, seed=seed, share=share)
     random.Random(seed).shuffle(generated)
     # The threshold is set by what generators make: latents that are spoiled by hand lie farther out than any of it.
-    held_out, learned = generated[: len(generated) // 5], [*generated[len(generated) // 5 :], *spoiled]
+    held_out = generated[: len(generated) // 5]
+    learned = [*generated[len(generated) // 5 :], *spoiled]
     random.Random(seed).shuffle(learned)
     textures = draw_textures(round(18000 * share), seed=seed)
-    outside = [thumbnail(image, size=SIDE) for image in (*textures, *recoloured(learned[: round(800 * share)]))]
+
+    outside = []
+    for image in (*textures, *recoloured(learned[: round(800 * share)])):
+        outside.append(thumbnail(image, size=SIDE))
+
     net = fit(learned, outside, steps=round(12000 * share), log=out / "domain_log.jsonl", seed=seed)
     logits = Domain(net, NAME, SIDE, threshold=0.0).logits(held_out)
     Domain(net, NAME, SIDE, threshold=round(float(logits.quantile(1 - DECLINED_SHARE)), 3)).save(out)
@@ -83,7 +89,11 @@ def fit(
 ) -> DomainNet:
     """Trains the classifier; half of each batch is inside, and half of it is mirrored."""
     torch.manual_seed(seed)
-    groups = [torch.from_numpy(np.stack([np.asarray(image) for image in group])) for group in (inside, outside)]
+
+    groups = []
+    for group in (inside, outside):
+        groups.append(torch.from_numpy(np.stack([np.asarray(image) for image in group])))
+
     net = DomainNet(WIDTH)
     stage = Stage([net], lr=3e-3, steps=steps, log=log, ema=0.99)
     is_outside = torch.arange(2).repeat_interleave(batch // 2).float()
@@ -119,7 +129,12 @@ def world_images(
         early(vae, seed=seed, share=share),
         edited(editor, seed=seed, count=max(2, round(60 * share))),
     ]
-    generated = [thumbnail(handled(image, rng), size=SIDE) for images in kinds for image in images]
+
+    generated = []
+    for images in kinds:
+        for image in images:
+            generated.append(thumbnail(handled(image, rng), size=SIDE))
+
     spoiled = decoded(vae, rng, count=round(14000 * share))
     return generated, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
 
@@ -154,7 +169,8 @@ def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
 def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
     """What the autoencoder makes of latents between a drawn grid and noise, a grid or one of its panels each."""
     shown = rng.sample(characters.panels_of("train"), 400)
-    scale, shift = vae.config.scaling_factor, vae.config.shift_factor
+    scale = vae.config.scaling_factor
+    shift = vae.config.shift_factor
     clean = {size: panel_latents(vae, size, shown) for size in PANEL_SIZES}
     for _ in range(count // batch):
         latents = clean[rng.choice(PANEL_SIZES)]
@@ -181,7 +197,11 @@ def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
     for mix in MIXES:
         policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
         untrained = tiny_flux_transformer().state_dict()
-        mixed = {name: torch.lerp(untrained[name], w, mix) for name, w in policy.transformer.state_dict().items()}
+
+        mixed = {}
+        for name, w in policy.transformer.state_dict().items():
+            mixed[name] = torch.lerp(untrained[name], w, mix)
+
         policy.transformer.load_state_dict(mixed)
         yield from _grids(policy, seed=seed, count=2 * count)
 
@@ -242,7 +262,8 @@ def _grids(policy: Policy, *, seed: int, count: int, steps: int = 10) -> Iterato
 
 def _samples(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int, steps: int) -> Sequence[Image.Image]:
     seeds = range(1000 * seed, 1000 * seed + len(prompts))
-    sampler, cache = Sampler(size=Size(size, size), steps=steps), ConditioningCache(policy)
+    sampler = Sampler(size=Size(size, size), steps=steps)
+    cache = ConditioningCache(policy)
     return sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=12)
 
 

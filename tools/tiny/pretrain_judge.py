@@ -70,14 +70,22 @@ class ImageBank:
     def __init__(self, image_processor: Any, *, vae: AutoencoderKL, negatives: Sequence[Image.Image]) -> None:
         self.panels = characters.all_panels()
         self.number = {panel: number for number, panel in enumerate(self.panels)}
-        versions = [pixels for size in PANEL_SIZES for pixels in (panel_pixels(size), _reconstructed(vae, size))]
+
+        versions = []
+        for size in PANEL_SIZES:
+            for pixels in (panel_pixels(size), _reconstructed(vae, size)):
+                versions.append(pixels)
+
         images = [*(image for pixels in versions for image in to_images(pixels)), *negatives]
-        self.versions, self.negative_count = len(versions), len(negatives)
+        self.versions = len(versions)
+        self.negative_count = len(negatives)
         # In fp16 the 24,000 images take 0.3 GB.
-        prepared = [
-            image_processor(images=images[start : start + 256], return_tensors="pt")["pixel_values"].half()
-            for start in range(0, len(images), 256)
-        ]
+        prepared = []
+        for start in range(0, len(images), 256):
+            prepared.append(
+                image_processor(images=images[start : start + 256], return_tensors="pt")["pixel_values"].half()
+            )
+
         self.patches = torch.cat(prepared).unflatten(0, (len(images), -1))
 
     def of(self, panel: Panel, rng: random.Random) -> int:
@@ -143,7 +151,8 @@ def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank:
 
 
 def _negative_pair(first: Panel, question: str, rng: random.Random, bank: ImageBank) -> TrainingExample:
-    good, bad = bank.of(first, rng), bank.of_negative(rng)
+    good = bank.of(first, rng)
+    bad = bank.of_negative(rng)
     images, subject = rng.choice(
         [((bad, bad), "Both show"), ((bad, bank.of_negative(rng)), "Both show"),
          ((good, bad), "The second shows"), ((bad, good), "The first shows")]
@@ -153,15 +162,24 @@ def _negative_pair(first: Panel, question: str, rng: random.Random, bank: ImageB
 
 def _text_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
     shown = {name: getattr(panel, name) for name in VALUES}  # in the order in which a panel's text names them
-    image, draw = bank.of(panel, rng), rng.random()
-    text, answer = panel.text, f"Yes. It shows {panel.text}."
+    image = bank.of(panel, rng)
+    draw = rng.random()
+    text = panel.text
+    answer = f"Yes. It shows {panel.text}."
     words = tuple((value, draw >= 0.12) for value in shown.values())
     if draw < 0.12:
-        image, answer = bank.of_negative(rng), "No. It shows nothing."
+        image = bank.of_negative(rng)
+        answer = "No. It shows nothing."
     elif draw >= 0.55:
         said = changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
-        text, words = said.text, tuple((getattr(said, name), getattr(said, name) == shown[name]) for name in VALUES)
-        wrong = [f"The {name} is {shown[name]}." for name in VALUES if getattr(said, name) != shown[name]]
+        text = said.text
+        words = tuple((getattr(said, name), getattr(said, name) == shown[name]) for name in VALUES)
+
+        wrong = []
+        for name in VALUES:
+            if getattr(said, name) != shown[name]:
+                wrong.append(f"The {name} is {shown[name]}.")
+
         answer = f"No. {' '.join(wrong)}"
     return TrainingExample((image,), questions.shows_text(text), answer, words)
 
@@ -317,7 +335,9 @@ def _loss(
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
     inputs, answered, word_ends = collate(examples, bank, processor)
     output = model(**inputs, output_hidden_states=True)
-    logits, labels, answered = output.logits[:, :-1], inputs["input_ids"][:, 1:], answered[:, 1:]
+    logits = output.logits[:, :-1]
+    labels = inputs["input_ids"][:, 1:]
+    answered = answered[:, 1:]
     loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     decides = torch.tensor([example.decides for example in examples])
     first = answered & (answered.cumsum(1) == 1)  # the decision's token
@@ -345,13 +365,18 @@ def collate(
     answers = [processor.tokenizer(f"{example.answer}<|im_end|>").input_ids for example in examples]
     length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
     ids = torch.full((len(examples), length), processor.tokenizer.pad_token_id)
-    attended, answered = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    attended = torch.zeros_like(ids)
+    answered = torch.zeros_like(ids, dtype=torch.bool)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         end = len(prompt) + len(answer)
         ids[row, :end] = torch.tensor(prompt + answer)
         attended[row, :end] = 1
         answered[row, len(prompt) : end] = True
-    images = [index for example in examples for index in example.images]
+    images = []
+    for example in examples:
+        for index in example.images:
+            images.append(index)
+
     inputs = {
         "input_ids": ids,
         "attention_mask": attended,
@@ -371,7 +396,8 @@ def _chat(example: TrainingExample, processor: Any) -> tuple[list[int], list[int
     # Images of 32 px are 16 patches, merged by fours: what the processor would insert if it were given the image.
     text = text.replace("<|image_pad|>", "<|image_pad|>" * 4)
     tokens = processor.tokenizer(text, return_offsets_mapping=True)
-    word_ends, end = [], text.index('"') if example.words else 0
+    word_ends = []
+    end = text.index('"') if example.words else 0
     for word, _ in example.words:
         end = text.index(word, end) + len(word)
         word_ends.append(next(index for index, (_, stop) in enumerate(tokens.offset_mapping) if stop >= end))

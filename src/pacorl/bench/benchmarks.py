@@ -1,7 +1,7 @@
-"""The benchmarks: a table of specs, the options that all of them share, and what an entry brings.
+"""The benchmarks: a table of specs, their common options, and the contents of an entry.
 
 A new benchmark is one file with a `BenchmarkSpec`, and one line of `BENCHMARKS`: the command `pacorl benchmark NAME`,
-its help, its tables and the contract tests come from the entry. This file imports nothing heavy.
+its help, its tables and the contract tests come from the entry. This file imports no heavy package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(FrugalJudge):
-    """Options of every benchmark; one of a judge measures the judge itself."""
+    """Options of every benchmark; a benchmark of judges measures the judge itself."""
 
     panel: ClassVar[str] = "Run"
 
@@ -41,23 +41,23 @@ class BenchmarkOptions(FrugalJudge):
 
     @property
     def dealt(self) -> int:
-        """Items of a batch, by which processes share them."""
+        """Number of items dealt to a process at a time."""
         return self.batch
 
     @property
     def subject(self) -> str:
-        """The name of what is measured, for the tables."""
+        """Name of the measured model, for the tables."""
         return self.judge_name
 
     @property
     def subject_adapter(self) -> str:
-        """The adapter that is measured; the run whose folder it lies in must not have seen the items."""
+        """Measured adapter; its run must not have been trained on the items."""
         return self.judge_adapter
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
-    """Options of a benchmark that measures a generator, or images that are finished."""
+    """Options of a benchmark that measures a generator, or finished images."""
 
     panel: ClassVar[str] = "Generator"
 
@@ -89,16 +89,16 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 Options = TypeVar("Options", bound=BenchmarkOptions)
 Items = TypeVar("Items")
 Advance = Callable[[int, int], None]
-"""Is told how many are done, of how many."""
+"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkSpec(Generic[Options, Items]):
-    """What a benchmark's file brings.
+    """Entry of a benchmark.
 
     Example:
         PAIRS = BenchmarkSpec(
-            summary="Does a judge tell matching pairs from others?",
+            summary="Does a judge distinguish matching pairs?",
             data="A JSONL of pairs.",
             options=BenchmarkOptions,
             benchmark=PairAccuracy,
@@ -108,23 +108,23 @@ class BenchmarkSpec(Generic[Options, Items]):
     """
 
     summary: str
-    """The line of the command's help."""
+    """Line of the command's help."""
     data: str
-    """The help of the argument DATA."""
+    """Help of the argument DATA."""
     options: type[Options]
     benchmark: type[Benchmark]
-    """With the title, the columns and the published rows."""
+    """Class with the title, the columns and the published rows."""
     read: Callable[[Path, Options], Items]
-    """Reads and checks the published data, before anything heavy is loaded."""
+    """Reader of the published data, before anything heavy is loaded; it checks them."""
     build: Callable[[Items, Options, Any, Path], Benchmark]
-    """(items, options, the `PacoReward` or None if the options need no judge, the run's folder) → the benchmark."""
+    """(items, options, the `PacoReward` or None if no judge is needed, the run's folder) → the benchmark."""
     generate: Callable[[Items, Options, Path, Shard, Advance], object] | None = None
-    """Generates the images of a share that the run's folder lacks; None for benchmarks of judges."""
+    """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     example: Callable[[Path], tuple[Path, Options]] | None = None
-    """Writes at least three items in the published format into an empty folder, and returns DATA and the options to
-    measure them with. A judge that compares mean colours answers them rightly; `pacorl.testing` measures them."""
+    """Writer of at least three items in the published format into an empty folder; returns DATA and the options to
+    measure them. A judge that compares mean colours answers them correctly; `pacorl.testing` measures them."""
     all_spellings: bool = False
-    """Whether P(Yes) adds up every spelling of Yes and of No."""
+    """Whether P(Yes) sums every spelling of Yes and of No."""
 
 
 BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(

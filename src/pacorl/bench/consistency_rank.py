@@ -28,7 +28,9 @@ from pacorl.records.prompts import evenly_spread
 if TYPE_CHECKING:
     from pacorl.judge.paco_reward import PacoReward
 
-IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
+IMAGES = "images"
+PROMPTS = "prompt_data.jsonl"
+RANKS = "consistency_full_rank.jsonl"
 
 REWARD_OF = {"clip-i": "panel_clip_image", "dreamsim": "dreamsim"}
 """The paper's scorers → the rewards that they are."""
@@ -100,7 +102,8 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
 
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
-    folder, reference = row.get("folder"), row.get("ref_image", row.get("ref_img"))
+    folder = row.get("folder")
+    reference = row.get("ref_image", row.get("ref_img"))
     candidates, order = (_names(row, *keys) for keys in (("comp_images", "comparison_images"), ("rank_images",)))
     if not isinstance(folder, str) or not isinstance(reference, str) or candidates is None or order is None:
         raise ValueError(
@@ -154,7 +157,8 @@ class ConsistencyRank:
         return {item.key: [item.prompt] for item in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        items, cache = [self.data.items[key] for key in keys], ImageCache(self.data.source / IMAGES)
+        items = [self.data.items[key] for key in keys]
+        cache = ImageCache(self.data.source / IMAGES)
         return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True)]
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
@@ -205,7 +209,8 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
 
 def _example(folder: Path) -> tuple[Path, RankOptions]:
     """Three references in three folders, each with candidates that were ranked by how near their colours are."""
-    prompts, ranks = [], []
+    prompts = []
+    ranks = []
     for number, colour in enumerate(("red", "green", "blue")):
         name = f"{number:04d}"
         for file, share in {"0_0": 0.0, "0_1": 0.1, "1_1": 0.4, "2_1": 0.8}.items():

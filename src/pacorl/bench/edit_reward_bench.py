@@ -66,7 +66,11 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     """Reads the texts of the table. Raises ValueError listing rows that are none of its own, unless `skip_bad`."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
+
+    records = {}
+    for number, row in enumerate(texts):
+        records[f"{source}, row {number + 1}"] = (number, row)
+
     choices, refused = parse_records(records, _choice, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
@@ -76,7 +80,8 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
 
 def _choice(number: int, row: Mapping[str, Any]) -> Choice:
     check_filled(row, TEXTS, schema=SCHEMA)
-    key, dimension = row["key"], str(row["dimension"])
+    key = row["key"]
+    dimension = str(row["dimension"])
     if not isinstance(key, list) or len(key) != 2 or key[0] == key[1]:
         raise ValueError(f"'key' must name two outputs, got {key!r}")
     if dimension not in DIMENSIONS:
@@ -129,7 +134,8 @@ class EditRewardBench:
         answers = ask(self.judge.judge, questions)
         rows: list[Row] = []
         for key in keys:
-            followed, consistent = answers[key, "followed"], answers[key, "consistent"]
+            followed = answers[key, "followed"]
+            consistent = answers[key, "consistent"]
             if followed.p_yes is None or consistent.p_yes is None:
                 rows.append({"key": key, "error": followed.error or consistent.error})
             else:
@@ -137,7 +143,8 @@ class EditRewardBench:
         return rows
 
     def _images(self, choice: Choice, index: int, cache: ImageCache) -> tuple[Image, Image]:
-        row, where = self.data.source.row(choice.number), f"row {choice.number + 1}"
+        row = self.data.source.row(choice.number)
+        where = f"row {choice.number + 1}"
         outputs = row.get("output_images")
         if not isinstance(outputs, list) or len(outputs) != 2:
             raise BadItemError(f"{where}: 'output_images' must be two images")

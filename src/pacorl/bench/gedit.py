@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,7 +46,7 @@ TASK_TYPES = 11
 
 @dataclass(frozen=True, kw_only=True)
 class GeditOptions(GeneratorBenchmarkOptions):
-    """Which edits, and who rates them."""
+    """Selection of the edits, and their rater."""
 
     panel: ClassVar[str] = "Rating"
 
@@ -70,9 +71,9 @@ class Edit:
     """One row."""
 
     number: int
-    """Its index in the table."""
+    """Index in the table."""
     key: str
-    """`en/color_alter/1a2b`: the row's own key may serve both languages."""
+    """`en/color_alter/1a2b`; the row's own key may serve both languages."""
     instruction: str
     language: str
     task: str
@@ -80,18 +81,18 @@ class Edit:
 
     @property
     def file(self) -> str:
-        """Of its edit, in the layout of the published evaluation."""
+        """File of the edit, in the layout of the published evaluation."""
         language, task, name = self.key.split("/")
         return f"fullset/{task}/{language}/{name}.png"
 
     @property
     def source(self) -> str:
-        """The file of its input image, for the generator to read."""
+        """File of the input image, for the generator."""
         return f"sources/{self.key}.png"
 
     @property
     def subsets(self) -> tuple[str, ...]:
-        """The columns that it counts in."""
+        """Columns of the edit."""
         whole = self.language.upper()
         return (f"{whole}-I", whole) if self.intersection else (whole,)
 
@@ -99,7 +100,7 @@ class Edit:
 def read_edits(
     source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
 ) -> Dataset[Edit, Rows]:
-    """Reads the texts of the table. Raises ValueError listing rows that are none of its own, unless `skip_bad`."""
+    """Read the texts of the table. Raises ValueError listing rows of another form, unless `skip_bad`."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     keys: set[str] = set()
@@ -111,17 +112,20 @@ def read_edits(
         keys.add(edit.key)
         return edit
 
-    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
+    records = {}
+    for number, row in enumerate(texts):
+        records[f"{source}, row {number + 1}"] = (number, row)
     edits, refused = parse_records(records, parse, skip_bad=skip_bad)
-    edits = [edit for edit in edits if edit.language in languages]
-    if not edits:
+    selected = [edit for edit in edits if edit.language in languages]
+    if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset({edit.key: edit for edit in evenly_spread(edits, limit)}, refused, texts, rows)
+    return Dataset({edit.key: edit for edit in evenly_spread(selected, limit)}, refused, texts, rows)
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:
     check_filled(row, NEEDED, schema=SCHEMA)
-    language, task = str(row["instruction_language"]), safe_name(str(row["task_type"]))
+    language = str(row["instruction_language"])
+    task = safe_name(str(row["task_type"]))
     if language not in LANGUAGES:
         raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
     # `safe_name`: task and key become folders and files.
@@ -138,20 +142,20 @@ def _input(rows: Rows, edit: Edit) -> Image:
 
 @dataclass(eq=False)
 class GeditBench:
-    """The benchmark over the edits of a folder."""
+    """Benchmark over the edits of a folder."""
 
     data: Dataset[Edit, Rows]
     images: Path
-    """The folder that holds `fullset/`."""
+    """Folder with `fullset/`."""
     judge: PacoReward
     rubric: Rubric
     made_by: Mapping[str, Any]
-    """What names the images in the settings."""
+    """Description of the images in the settings."""
     workers: int
-    """Ratings at a time."""
+    """Number of concurrent ratings."""
 
     title = "GEdit-Bench"
-    columns = tuple(f"{subset} {figure}" for subset in SUBSETS for figure in FIGURES)
+    columns = tuple(f"{subset} {figure}" for subset, figure in product(SUBSETS, FIGURES))
     paper = paper_table("gedit")
 
     @property
@@ -177,8 +181,11 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache, images = ImageCache(self.images), []
-        for edit in (self.data.items[key] for key in keys):  # before the threads: the table is read forward
+        cache = ImageCache(self.images)
+        images = []
+        # Before the threads: the table is read forward.
+        for key in keys:
+            edit = self.data.items[key]
             if not (self.images / edit.file).is_file():
                 raise BadItemError(f"{self.images / edit.file} is missing")
             images.append((_input(self.data.source, edit), cache.open(edit.file)))
@@ -186,39 +193,43 @@ class GeditBench:
             return list(pool.map(self._rate, keys, images))
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
+        instruction = self.data.items[key].instruction
         try:
-            return {
-                "key": key,
-                **rate(self.judge.judge, self.rubric, *images, instruction=self.data.items[key].instruction),
-            }
+            return {"key": key, **rate(self.judge.judge, self.rubric, *images, instruction=instruction)}
         except UnratedError as fault:
             return {"key": key, "error": str(fault)}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        """SC, PQ, O of each subset: macro means over the task types that are there."""
-        edits = [self.data.items[row["key"]] for row in rows]
+        """SC, PQ, O of each subset: macro means over the task types present."""
+        keys = [row["key"] for row in rows]
+        edits = [self.data.items[key] for key in keys]
         figure_N3 = np.array([figures_of(row) for row in rows])
-        # Numbers in place of names: an interval computes the figures 2,000 times.
+
+        # Numbers instead of names: an interval computes the figures 2,000 times.
         task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
-        member_NS = np.array([[subset in edit.subsets for subset in SUBSETS] for edit in edits])
+        member_NS = np.zeros((len(edits), len(SUBSETS)), bool)
+        for index, edit in enumerate(edits):
+            for subset in edit.subsets:
+                member_NS[index, SUBSETS.index(subset)] = True
 
         def statistic(drawn: Indices) -> Floats:
             means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
             for subset in range(len(SUBSETS)):
                 rows_of = drawn[member_NS[drawn, subset]]
-                by_task = [figure_N3[rows_of][task_N[rows_of] == task].mean(0) for task in np.unique(task_N[rows_of])]
+                tasks = task_N[rows_of]
+                by_task = [figure_N3[rows_of][tasks == task].mean(0) for task in np.unique(tasks)]
                 if by_task:
                     means[subset] = np.stack(by_task).mean(0)
             return means.reshape(-1)
 
-        return bootstrap([row["key"] for row in rows], statistic)
+        return bootstrap(keys, statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
 def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
-    # A judge in this process takes one question at a time; only a server gains by several.
+    # A judge in this process answers one question at a time; only a server gains by several.
     remote = options.judge_model or options.judge.endswith((".yaml", ".yml"))
     return GeditBench(
         data,
@@ -231,22 +242,25 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
 
 
 def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
-    """Writes this shard's input images to `sources/` and generates the missing edits."""
-    source, edits = image_source(options, edits=True), list(data.items.values())
+    """Write this shard's input images to `sources/` and generate the missing edits."""
+    source = image_source(options, edits=True)
+    edits = list(data.items.values())
+
     # A generator reads files, and each image's recipe names them; the table holds bytes.
     for batch in shard.batches(edits, size=source.batch):
         for edit in batch:
             if not (out / edit.source).is_file():
                 write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
-    jobs = [
-        ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
-        for edit in edits
-    ]
+
+    jobs = []
+    for edit in edits:
+        prompt = Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,))
+        jobs.append(ImageJob(edit.key, prompt, edit.file))
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
 def _example(folder: Path) -> tuple[Path, GeditOptions]:
-    """Three edits in two languages that are finished, and keep the colour of their source."""
+    """Write three finished edits in two languages, in the colour of their source."""
     rows = []
     for number, colour in enumerate(("red", "green", "blue")):
         row = {

@@ -1,4 +1,4 @@
-"""The generator of a benchmark: not loaded before an image is missing, and named in each image's recipe."""
+"""The generator of a benchmark: loaded only if an image is missing, and named in each image's recipe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pacorl.io.files import digest
 from pacorl.io.quiet import quiet_loading
 
 PANEL = 512
-"""Side of a panel, in pixels, if neither the options nor a record say one."""
+"""Default side of a panel, in pixels."""
 
 
 def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL) -> ImageSource:
-    """The generator of a benchmark's images.
+    """Describe the generator of a benchmark's images.
 
     Args:
-        edits: whether it is to edit images, rather than to make sets.
-        panel: the side of a panel.
+        edits: whether it edits images, rather than generate sets.
+        panel: the side of a panel, in pixels.
 
     Raises:
-        ValueError: if the model does the other.
+        ValueError: the model has the other purpose.
     """
     from pacorl.models.policies import POLICIES, kind_of
 
@@ -45,7 +45,7 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
 
     from pacorl.generate.generator import Generator
 
-    # Under torchrun each process has a GPU of its own; without a rank, the usual choice.
+    # Under torchrun each process uses its own GPU; without a rank, the usual choice.
     rank = os.environ.get("LOCAL_RANK")
     device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
     generator = Generator.from_pretrained(
@@ -61,8 +61,8 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
 
 
 def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
-    """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
-    if options.images:  # nothing else is known of them
+    """Settings that change the images, for their recipes and the results; an adapter by its content."""
+    if options.images:  # finished images have no further description
         return {"images": str(options.images)}
     given_options = {name: value for name, value in options.policy_options.items() if value is not None}
     return {
@@ -77,7 +77,9 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
 
 
 def _adapter_digest(source: str) -> str:
-    """An adapter's content if it lies on the disk, else its name: a run writes new weights under the same path."""
+    """Digest of an adapter on the disk, else its name: a run writes new weights under the same path."""
+    if not source:
+        return source
     path = Path(source)
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if source and path.is_dir() else []
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return digest(files[0])[:16] if files else source

@@ -1,4 +1,4 @@
-"""Rating edits by a rubric, in words: any vision-language model that answers, over HTTP or in this process.
+"""Ratings of edits by a rubric, in words: any vision-language model, over HTTP or in this process.
 
 SC (semantic consistency) and PQ (perceptual quality) are each the lower of two scores; O = √(SC · PQ), as VIEScore
 (arXiv 2312.14867) has it and GEdit-Bench uses it.
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
 ATTEMPTS = 3
-"""Questions after which an answer that is no score is given up."""
+"""Number of questions before an unusable answer is given up."""
 
 
 class UnratedError(Exception):
-    """The model gave no answer that can be used."""
+    """No usable answer of the model."""
 
 
 class UnreadableError(Exception):
-    """An answer that holds no scores."""
+    """An answer without scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """The words by which a rater rates."""
+    """Wording of a rating."""
 
     semantics: str
     quality: str
@@ -47,7 +47,7 @@ class Rubric:
 
 
 def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is not usable."""
+    """Read `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is not usable."""
     content = read_text(path)
     document = parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
@@ -59,17 +59,18 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     scale = texts.get("scale", 10)
     if not isinstance(scale, int | float) or not scale > 0:
         raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
-    # Of the file's whole text: two wordings of a rubric are two benchmarks.
-    return Rubric(texts["semantics"], texts["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
+    # A digest of the whole file: two wordings of a rubric are two benchmarks.
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
 
 
 def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> dict[str, Any]:
-    """Asks for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
+    """Ask for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
 
     Raises:
         UnratedError: with the last fault.
     """
-    # Not `format`: a rubric shows the JSON that it asks for, braces and all.
+    # Not `format`: a rubric shows the requested JSON, braces and all.
     text = rubric.semantics.replace(INSTRUCTION, instruction)
     semantics, why_semantics = _ask(judge, Question((before, after), text), rubric.scale)
     quality, why_quality = _ask(judge, Question((after,), rubric.quality), rubric.scale)
@@ -77,18 +78,20 @@ def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instructi
 
 
 def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
-    """SC, PQ, O."""
-    semantic, perceptual = min(rating["semantics"]), min(rating["quality"])
+    """SC, PQ and O of a rating."""
+    semantic = min(rating["semantics"])
+    perceptual = min(rating["quality"])
     return semantic, perceptual, sqrt(semantic * perceptual)
 
 
 def _ask(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
-    text, fault = question.text, ""
+    text = question.text
+    fault = ""
     for _ in range(ATTEMPTS):
         try:
             return read_scores(judge.explain(Question(question.images, text)), scale=scale)
         except UnreadableError as error:
-            # At temperature 0 the same question would get the same answer, so the fault goes with it.
+            # At temperature 0 the same question would get the same answer, so add the fault.
             fault = str(error)
             text = f"{question.text}\nYour last answer could not be used: {fault}."
         except RuntimeError as error:  # no answer, after retries of its own
@@ -97,17 +100,18 @@ def _ask(judge: Judge, question: Question, scale: float) -> tuple[list[float], s
 
 
 def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
-    """Two scores, brought to 0 … 10, and the reasoning, from the JSON object in an answer.
+    """Read two scores, scaled to 0 … 10, and the reasoning, from the JSON object in an answer.
 
     Raises:
-        UnreadableError: there is no such object, or a score lies off the scale: a wrong score must not become a figure.
+        UnreadableError: there is no such object, or a score is off the scale: a wrong score must not become a figure.
     """
     try:
         document = object_within(answer)
     except ValueError as error:
         raise UnreadableError(str(error)) from None
     scores = document.get("score")
-    # By type: a bool is an int to Python, and no score.
-    if not isinstance(scores, list) or [type(s) in (int, float) and 0 <= s <= scale for s in scores] != [True, True]:
+    # Compare types: a bool is an int to Python, but no score.
+    usable = isinstance(scores, list) and len(scores) == 2
+    if not usable or not all(type(score) in (int, float) and 0 <= score <= scale for score in scores):
         raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]

@@ -137,7 +137,8 @@ def run_benchmark(
 
 def _shard(options: BenchmarkOptions) -> Shard:
     """Without --shard, torchrun's rank: one command then serves one process and many."""
-    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    rank = os.environ.get("RANK", "0")
+    world_size = os.environ.get("WORLD_SIZE", "1")
     return Shard.parse(options.shard) if options.shard else Shard(int(rank), int(world_size))
 
 
@@ -180,7 +181,8 @@ def run(
         ValueError: if `out` holds results of other settings, or another process writes this shard.
     """
     # Before judging, because it can fail and costs nothing.
-    trained_on, shard = _leaked(benchmark, options, notice), _shard(options)
+    trained_on = _leaked(benchmark, options, notice)
+    shard = _shard(options)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
     with _sole_writer(out / f".{shard.file}.lock"), progress("judging") as advance:
         journal = Journal(out / shard.file)
@@ -195,7 +197,8 @@ def run(
 def _claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Makes `out` the folder of these settings. Raises ValueError if it is another's, naming what differs."""
     # As JSON has them: a tuple or a path in memory would differ from what was stored of it.
-    path, requested = out / "settings.json", as_read_back(settings)
+    path = out / "settings.json"
+    requested = as_read_back(settings)
     if not path.is_file():
         write_json(path, requested)
         return
@@ -306,7 +309,8 @@ def read_results(out: Path) -> dict[str, Row]:
 def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
     """The figures of everything that all processes have measured; each item counts once."""
     # Read again, because other processes have measured in the meantime.
-    keys, row_of = list(benchmark.texts()), read_results(out)
+    keys = list(benchmark.texts())
+    row_of = read_results(out)
     rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
     errors = {row["key"]: str(row["error"]) for row in rows if "error" in row}

@@ -1,7 +1,7 @@
-"""Who scores for a benchmark: a judge, a reward such as CLIP-I or DreamSim, or a file of scores.
+"""Scorers of a benchmark: a judge, a reward such as CLIP-I or DreamSim, or a file of scores.
 
-A `PairScorer` says how well candidates fit a reference, a `TextScorer` how well images show texts; `settings` is what
-their scores depend on. Any reward may be either, by its name and `key=value` arguments, as a config has them.
+A `PairScorer` scores candidates against a reference, a `TextScorer` images against texts; `settings` lists the inputs
+of their scores. Any reward may be either, by its name and `key=value` arguments, as in a config.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ PAIR = Grid(1, 2)  # rewards take one image per prompt, so a pair is a grid
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well something fits, or why nobody can say."""
+    """Score of a pair or of an image, or the reason why there is none."""
 
     value: float | None
     error: str = ""
 
 
 def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
-    """A loaded reward from its name and `key=value` arguments, and what names both.
+    """Load a reward by its name and `key=value` arguments; return it and a name for both.
 
     Raises:
-        ValueError: if there is no such reward, or it takes other arguments.
+        ValueError: there is no such reward, or it has no such arguments.
     """
-    # Rewards bring torch; a command's help, which reads this file, must not.
+    # Rewards import torch; a command's help, which reads this file, must not.
     from pacorl.config.reward_section import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
@@ -69,7 +69,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 class _NoJudge:
-    """A scorer that is named as a reward has no judge; to ask a judge, the scorer is `judge`."""
+    """Judge of a reward scorer, which has none; to ask a judge, the scorer is `judge`."""
 
     def verdicts(self, questions: Any) -> Any:
         raise ValueError("this reward asks a judge; score with --scorer judge instead")
@@ -78,13 +78,15 @@ class _NoJudge:
 
 
 def score_of(value: float | None, name: str) -> Score:
-    """A score as `name` gave it: a number that is not finite is none."""
-    return Score(value) if value is not None and isfinite(value) else Score(None, f"{name} gave no score")
+    """Score of `name`; a number that is not finite is no score."""
+    if value is None or not isfinite(value):
+        return Score(None, f"{name} gave no score")
+    return Score(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A reference, its candidates, and the order that people gave them."""
+    """A reference, its candidates, and their order by people."""
 
     key: str
     folder: str
@@ -98,7 +100,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class JudgePairs:
-    """P(Yes) of (reference, candidate), in this order."""
+    """Scorer of (reference, candidate) by P(Yes), in this order."""
 
     judge: PacoReward
     wording: Wording = "reasons"
@@ -107,20 +109,29 @@ class JudgePairs:
         return {"judge": self.judge.name, "wording": self.wording}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        """All questions in one call."""
+        """Score all items in one call."""
+        images = []
+        for item in items:
+            images.append([open_image(name) for name in (item.reference, *item.candidates)])
         answers = ask_pairs(
             self.judge.judge,
-            [[open_image(item.reference), *map(open_image, item.candidates)] for item in items],
+            images,
             [self._texts(item) for item in items],
-            # The reference first, as the released evaluation asks: a judge's answers depend on the order.
+            # The reference first, as in the released evaluation: a judge's answers depend on the order.
             pairs=lambda count: [(0, candidate) for candidate in range(1, count)],
         )
-        verdicts = [[mean_over_dimensions(by_text) for by_text in pairs.values()] for pairs in answers]
-        return [[Score(verdict.p_yes, verdict.error) for verdict in of_item] for of_item in verdicts]
+
+        scores = []
+        for pairs in answers:
+            verdicts = [mean_over_dimensions(by_text) for by_text in pairs.values()]
+            scores.append([Score(verdict.p_yes, verdict.error) for verdict in verdicts])
+        return scores
 
     def _texts(self, item: Ranked) -> dict[Criterion, str]:
-        if self.wording != "criteria":
-            return {THEME: wordings.consistent() if self.wording == "reasons" else wordings.consistent_in_a_word()}
+        if self.wording == "reasons":
+            return {THEME: wordings.consistent()}
+        if self.wording == "word":
+            return {THEME: wordings.consistent_in_a_word()}
         texts = by_criterion(item.criteria, wordings.meets_criterion_in_a_word)
         if not texts:
             raise BadItemError(f"{item.key}: prompt_data.jsonl has no criteria for it; ask another wording")
@@ -129,7 +140,7 @@ class JudgePairs:
 
 @dataclass(frozen=True, slots=True)
 class RewardPairs:
-    """Any reward of pairs, on a grid of reference and candidate: `panel_clip_image` is CLIP-I, `dreamsim` DreamSim."""
+    """Scorer by any reward of pairs, on a grid of reference and candidate: `panel_clip_image`, `dreamsim`."""
 
     reward: Reward
     name: str
@@ -138,23 +149,28 @@ class RewardPairs:
         return {"reward": self.name}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        texts = [item.prompt for item in items for _ in item.candidates]
-        prompts = [Prompt(id=number, text=text, theme=text, grid=PAIR) for number, text in enumerate(texts)]
+        prompts = []
         images = []
         for item in items:
             reference = open_image(item.reference)
-            for candidate in map(open_image, item.candidates):
-                # A grid has panels of one size, and to resize one of the two would be to score another image.
+            for name in item.candidates:
+                candidate = open_image(name)
+                # A grid has panels of one size, and resizing would score another image.
                 if reference.size != candidate.size:
                     sizes = f"{reference.size} and {candidate.size}"
                     raise BadItemError(f"{item.key}: reference and candidate are {sizes} pixels")
+                prompts.append(Prompt(id=len(prompts), text=item.prompt, theme=item.prompt, grid=PAIR))
                 images.append(join([reference, candidate], PAIR))
+
         values = iter(self.reward(prompts, images))
-        return [[score_of(next(values), self.name) for _ in item.candidates] for item in items]
+        scores = []
+        for item in items:
+            scores.append([score_of(next(values), self.name) for _ in item.candidates])
+        return scores
 
 
 class ScoreFile:
-    """Scores that somebody has already: a JSONL of {folder, ref_image, comp_images, scores}, one line per item.
+    """Scorer by a file: a JSONL of {folder, ref_image, comp_images, scores}, one line per item.
 
     The results of the released evaluation are such a file.
     """
@@ -172,19 +188,23 @@ class ScoreFile:
         return {"scores": str(self.path)}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        return [self._of(item) for item in items]
-
-    def _of(self, item: Ranked) -> list[Score]:
-        # The released results name files without their folder, which is a key of its own.
-        scores = self._scores.get((item.folder, *(Path(name).name for name in (item.reference, *item.candidates))))
-        if scores is None:
-            return [Score(None, f"{self.path} has no scores of it")] * len(item.candidates)
-        return [score_of(value, str(self.path)) for value in scores]
+        source = str(self.path)
+        scores = []
+        for item in items:
+            # The released results name files without their folder, which is a separate key.
+            names = [Path(name).name for name in (item.reference, *item.candidates)]
+            values = self._scores.get((item.folder, *names))
+            if values is None:
+                scores.append([Score(None, f"{source} has no scores of it")] * len(item.candidates))
+            else:
+                scores.append([score_of(value, source) for value in values])
+        return scores
 
 
 def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], list[float]]:
     names = row.get("comp_images", row.get("comparison_images"))
-    reference, scores = row.get("ref_image", row.get("ref_img")), row.get("scores")
+    reference = row.get("ref_image", row.get("ref_img"))
+    scores = row.get("scores")
     if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
         raise ValueError(f"{where}: needs folder, ref_image and comp_images, it has {', '.join(row)}")
     if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
@@ -195,12 +215,12 @@ def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], 
 
 
 PairScorer = JudgePairs | RewardPairs | ScoreFile
-"""Scores every candidate of several items; higher fits better."""
+"""Scorer of every candidate of several items; higher fits better."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeTexts:
-    """VQA-style: a judge's P(Yes) to VQAScore's question."""
+    """Scorer of images and texts in VQA style: a judge's P(Yes) to VQAScore's question."""
 
     judge: PacoReward
 
@@ -208,13 +228,16 @@ class JudgeTexts:
         return {"alignment": f"judge {self.judge.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        questions = [Question((image,), wordings.figure_shows(text)) for image, text in zip(images, texts, strict=True)]
+        questions = []
+        for image, text in zip(images, texts, strict=True):
+            questions.append(Question((image,), wordings.figure_shows(text)))
+
         return [Score(verdict.p_yes, verdict.error) for verdict in self.judge.judge.verdicts(questions)]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardTexts:
-    """Any reward of (text, image): a service of one's own (`http`), CLIP, or an aesthetics predictor."""
+    """Scorer by any reward of (text, image): your own service (`http`), CLIP, or an aesthetics predictor."""
 
     reward: Reward
     name: str
@@ -223,10 +246,10 @@ class RewardTexts:
         return {"alignment": f"reward {self.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        # The text as the prompt and as its only panel: some rewards read the one, some the other.
+        # The text as the prompt and as its only panel, because rewards differ in the field they read.
         prompts = [Prompt(id=number, text=text, theme=text, panels=(text,)) for number, text in enumerate(texts)]
         return [score_of(value, self.name) for value in self.reward(prompts, images)]
 
 
 TextScorer = JudgeTexts | RewardTexts
-"""Scores each image and its text: how well it shows it."""
+"""Scorer of images with one text each."""

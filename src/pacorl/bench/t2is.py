@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
     from pacorl.judge.paco_reward import PacoReward
 
-CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"
+CASES = "T2IS-Bench.json"
+CRITERIA = "prompt_consistency.json"
+ALIGNMENT = "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
 PAIR_SIDE = 512
@@ -53,7 +55,8 @@ PAIR_SIDE = 512
 WEIGHTS = (0.2, 0.3, 0.5)
 """Of aesthetics, alignment and consistency."""
 
-TAB_3, GEMMA = paper_table("t2is"), paper_table("t2is_gemma")
+TAB_3 = paper_table("t2is")
+GEMMA = paper_table("t2is_gemma")
 # Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
 PAPER = PaperTable(
     TAB_3.source,
@@ -112,7 +115,11 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     """Reads and checks the three files. Raises ValueError listing cases that do not fit together, unless `skip_bad`."""
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
     cases, criteria, alignment = (read_object(folder / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
-    records = {name: (name, record, criteria.get(name), alignment.get(name)) for name, record in cases.items()}
+
+    records = {}
+    for name, record in cases.items():
+        records[name] = (name, record, criteria.get(name), alignment.get(name))
+
     items, refused = parse_records(records, _case, at=f"{folder / CASES}, case ", skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
@@ -123,7 +130,8 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
     if not isinstance(record, dict):
         raise ValueError(f"a case is an object, this is a {type(record).__name__}")
-    captions, count = record.get("sub_caption"), record.get("output_image_count")
+    captions = record.get("sub_caption")
+    count = record.get("output_image_count")
     if not isinstance(captions, list) or not captions or not all(isinstance(text, str) for text in captions):
         raise ValueError(f"'sub_caption' must be a list of texts, got {str(captions)[:60]!r}")
     if count is not None and count != len(captions):
@@ -150,7 +158,11 @@ def _criteria(record: Any) -> dict[str, dict[str, str]]:
         mapping = mapping[0] if isinstance(mapping, list) else mapping
         if not isinstance(mapping, dict):
             raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
-        texts = {str(key): text for key, text in mapping.items() if isinstance(text, str) and text}
+        texts = {}
+        for key, text in mapping.items():
+            if isinstance(text, str) and text:
+                texts[str(key)] = text
+
         criteria |= {dimension: texts} if texts else {}
     return criteria
 
@@ -247,7 +259,8 @@ class T2isBench:
     def _measure(self, case: Case) -> Row:
         images = self._open(case)
         try:
-            alignment, consistency = self._aligned(case, images), self._consistent(case, images)
+            alignment = self._aligned(case, images)
+            consistency = self._consistent(case, images)
             aesthetics = _values(self.aesthetics.scores(images, case.captions)) if self.aesthetics else []
             scaled = [value * self.aesthetics_scale for value in aesthetics]
             return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": scaled}
@@ -255,7 +268,8 @@ class T2isBench:
             return {"key": case.id, "error": str(fault)}
 
     def _open(self, case: Case) -> list[Image]:
-        cache, images = ImageCache(self.images), []
+        cache = ImageCache(self.images)
+        images = []
         for number in range(1, len(case.captions) + 1):
             stem = f"{case.id}_{number:04d}"
             # Finished images of others come in any format.
@@ -350,7 +364,8 @@ def _mean(column: Floats) -> float:
 
 def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
     """Prompt alignment by the judge, by nobody, by a scorer at a URL, or by a reward."""
-    kind, arguments = options.alignment, options.alignment_arg
+    kind = options.alignment
+    arguments = options.alignment_arg
     if kind == "none":
         return None
     if kind == "judge":
@@ -375,7 +390,9 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
 
 def _example(folder: Path) -> tuple[Path, T2isOptions]:
     """Three cases of two images in nearly one colour."""
-    cases, criteria, alignment = {}, {}, {}
+    cases = {}
+    criteria = {}
+    alignment = {}
     for number, colour in enumerate(("red", "green", "blue"), start=1):
         name = f"{number:04d}_0001"
         captions = [f"{colour} tiles by day", f"{colour} tiles by night"]

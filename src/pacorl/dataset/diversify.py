@@ -1,7 +1,7 @@
 """The step `pacorl dataset diversify`: texts → vectors → a selection, and a table that compares selections with chance.
 
-Of the embeddings, `tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or
-any sentence encoder.
+The embeddings `tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any
+sentence encoder.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ def diversify(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Selects prompts that differ: prompts.jsonl → diverse.jsonl.
+    """Select prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
-        method: one of SELECTIONS.
+        method: a key of SELECTIONS.
         embed: see `embedder`.
         per_category: gives every category an equal share.
 
     Returns:
         The spread of the selection, with its nearest pair by idx.
     """
-    source, target = folder / "prompts.jsonl", folder / "diverse.jsonl"
+    # Stop if the step is done.
+    source = folder / "prompts.jsonl"
+    target = folder / "diverse.jsonl"
     options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
     planned = {**options, "per_category": per_category}
     step = DatasetStep(folder, "diversify", inputs=[source], options=planned, seed=seed)
@@ -54,6 +56,8 @@ def diversify(
     records = read_prompts(source)
     if dry_run:
         return {"prompts": len(records), **options}
+
+    # Embed, select, measure.
     vectors = embedder(embed, seed=seed)([record.prompt.text for record in records])
     progress(1, 3)
     categories = [record.prompt.category for record in records] if per_category else ()
@@ -68,7 +72,7 @@ def diversify(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSelection:
-    """One selection, measured in one embedding; for chance, the mean and the extremes over its draws."""
+    """Selection measured in one embedding; for chance, the mean and the extremes over its draws."""
 
     selection: str
     selected_by: str
@@ -77,7 +81,7 @@ class MeasuredSelection:
     mean_nearest: float
     coverage: float
     best_nearest: float | None = None
-    """The largest over the draws; only for chance."""
+    """Largest value over the draws; only for chance."""
     best_mean_nearest: float | None = None
 
 
@@ -90,48 +94,65 @@ def compare(
     draws: int = 100,
     seed: int = 0,
 ) -> list[MeasuredSelection]:
-    """Every selection by each of `embeds`, measured in them and in `measures`, beside `draws` random choices."""
+    """Measure every selection by each of `embeds` in them and in `measures`, and `draws` random selections.
+
+    Fewer draws are the first of more: each draw has its own seed.
+    """
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
     texts = [record.prompt.text for record in records]
-    vectors = {name: embedder(name, seed=seed)(texts) for name in dict.fromkeys([*embeds, *measures])}
+    vectors = {}
+    for name in (*embeds, *measures):
+        if name not in vectors:
+            vectors[name] = embedder(name, seed=seed)(texts)
+
+    # Every selection in every embedding.
     rows = []
     for method, by in product(SELECTIONS, embeds):
         selected = select(vectors[by], Goal(number=number), method=method, seed=seed)
         for name, vectors_NC in vectors.items():
             measured = spread(vectors_NC, selected)
             rows.append(MeasuredSelection(method, by, name, measured.nearest, measured.mean_nearest, measured.coverage))
-    # Seeded one by one: fewer draws are the first of more.
-    draws_of = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
+
+    # Chance.
+    random_selections = []
+    for draw in range(draws):
+        random_selections.append(random.Random(f"{seed}-{draw}").sample(range(len(records)), number))
     for name, vectors_NC in vectors.items():
-        spreads = [spread(vectors_NC, selected) for selected in draws_of]
-        columns = zip(*((each.nearest, each.mean_nearest, each.coverage) for each in spreads), strict=True)
-        nearest, mean_nearest, coverage = columns
-        means = [float(np.mean(figures)) for figures in (nearest, mean_nearest, coverage)]
-        best = {"best_nearest": max(nearest), "best_mean_nearest": max(mean_nearest)}
-        rows.append(MeasuredSelection("random", "", name, *means, **best))
+        spreads = [spread(vectors_NC, selected) for selected in random_selections]
+        nearest = [each.nearest for each in spreads]
+        mean_nearest = [each.mean_nearest for each in spreads]
+        coverage = [each.coverage for each in spreads]
+        means = (float(np.mean(nearest)), float(np.mean(mean_nearest)), float(np.mean(coverage)))
+        rows.append(MeasuredSelection("random", "", name, *means, max(nearest), max(mean_nearest)))
     return rows
 
 
 def table(rows: Sequence[MeasuredSelection]) -> str:
-    """The rows for people: one line each."""
+    """Format the rows for people: one line each."""
     lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
     for row in rows:
-        nearest, mean_nearest = f"{row.nearest:.3f}", f"{row.mean_nearest:.3f}"
+        nearest = f"{row.nearest:.3f}"
+        mean_nearest = f"{row.mean_nearest:.3f}"
         if row.best_nearest is not None:
             nearest += f" ({row.best_nearest:.3f})"
             mean_nearest += f" ({row.best_mean_nearest:.3f})"
-        names = row.selection, row.selected_by or "–", row.measured_by
+        names = (row.selection, row.selected_by or "–", row.measured_by)
         lines.append((*names, nearest, mean_nearest, f"{row.coverage:.3f}"))
-    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
-    return "\n".join("".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+    # Pad every column to its longest cell.
+    widths = [max(len(cell) for cell in column) + 2 for column in zip(*lines, strict=True)]
+    padded = []
+    for line in lines:
+        padded.append("".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return "\n".join(padded)
 
 
 Embedder = Callable[[Sequence[str]], Vectors]
 
 DIMENSIONS = 128
 WORDS = 2048
-"""How many words `words` tells apart; bounds its vectors at 8 KiB."""
+"""Vocabulary of `words`; bounds its vectors at 8 KiB."""
 
 
 def embedder(name: str, *, seed: int = 0) -> Embedder:
@@ -149,7 +170,7 @@ def embedder(name: str, *, seed: int = 0) -> Embedder:
 
 
 def _occurrence(texts: Sequence[str]) -> Vectors:
-    """Which of the most frequent words occur, all alike: the plainest measure, for selections of other embeddings."""
+    """Occurrence of the most frequent words, all alike: the plainest measure, for selections of other embeddings."""
     from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
 
     counts = CountVectorizer(binary=True, max_features=WORDS, dtype=np.float32).fit_transform(texts)
@@ -162,20 +183,20 @@ def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     counts = TfidfVectorizer(sublinear_tf=True, max_features=200_000, **vectorizer).fit_transform(texts)
-    dimensions = min(DIMENSIONS, *(side - 1 for side in counts.shape))
+    dimensions = min(DIMENSIONS, counts.shape[0] - 1, counts.shape[1] - 1)
     if dimensions < 1:
         raise ValueError(f"{len(texts)} texts of {counts.shape[1]} words are too few to embed; two of each are needed")
     return unit(TruncatedSVD(dimensions, random_state=seed).fit_transform(counts))
 
 
 def unit(rows: NDArray[Any]) -> Vectors:
-    """Each row over its length; a row of zeros (a text without a known word) stays zero."""
+    """Divide each row by its length; a row of zeros (a text without a known word) remains zero."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
 class TransformerEmbedder:
-    """A CLIP text model, or a sentence encoder with the pooling that its own files name (else the mean)."""
+    """A CLIP text model, or a sentence encoder with the pooling of its own files (else the mean)."""
 
     def __init__(self, checkpoint: str, *, batch: int = 64) -> None:
         from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModelWithProjection
@@ -188,9 +209,10 @@ class TransformerEmbedder:
         self.tokenizer = pretrained(AutoTokenizer, checkpoint)
         positions = getattr(self.model.config, "max_position_embeddings", 512)
         # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
-        usable = positions - (2 if self.model.config.model_type == "roberta" else 0)
-        self.max_length = int(min(self.tokenizer.model_max_length, usable))
-        # sentence-transformers names its pooling in a file of its own, which other checkpoints lack.
+        if self.model.config.model_type == "roberta":
+            positions -= 2
+        self.max_length = int(min(self.tokenizer.model_max_length, positions))
+        # sentence-transformers stores its pooling in an additional file.
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         pooling = None if self.is_clip else cached_file(checkpoint, "1_Pooling/config.json", **quiet)
         self.pools_first = bool(pooling and read_object(Path(pooling)).get("pooling_mode_cls_token"))
@@ -198,9 +220,10 @@ class TransformerEmbedder:
     def __call__(self, texts: Sequence[str]) -> Vectors:
         # Longest first, so that a batch pads little; put back in order at the end.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        batches = [order[start : start + self.batch] for start in range(0, len(order), self.batch)]
-        rows = np.concatenate([self._embed([texts[i] for i in batch]) for batch in batches])
-        return unit(rows[np.argsort(order)])
+        rows = []
+        for start in range(0, len(order), self.batch):
+            rows.append(self._embed([texts[i] for i in order[start : start + self.batch]]))
+        return unit(np.concatenate(rows)[np.argsort(order)])
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
         import torch
@@ -210,6 +233,7 @@ class TransformerEmbedder:
             output = self.model(**inputs)
         if self.is_clip:
             return np.asarray(output.text_embeds.float().numpy())
-        hidden_BNC, mask_BN1 = output.last_hidden_state.float(), inputs["attention_mask"][..., None]
+        hidden_BNC = output.last_hidden_state.float()
+        mask_BN1 = inputs["attention_mask"][..., None]
         pooled = hidden_BNC[:, 0] if self.pools_first else (hidden_BNC * mask_BN1).sum(1) / mask_BN1.sum(1)
         return np.asarray(pooled.numpy())

@@ -1,6 +1,6 @@
-"""Reasons for labelled pairs, by a vision-language model that knows the label (`pacorl dataset explain`).
+"""Reasons for labelled pairs by a vision-language model that sees the label (`pacorl dataset explain`).
 
-The judge is trained to say Yes or No and then why. An explanation that argues for the other label is requested again,
+The judge learns to answer Yes or No and then why. An explanation that argues for the other label is requested again,
 then flagged and left out; the next call tries failed pairs again.
 """
 
@@ -25,7 +25,7 @@ from pacorl.judge.http.chat import ChatError, ChatModel
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)
-"""Of one pair, prompt (two images) and completion, for the estimate of a dry run."""
+"""Prompt (with two images) and completion tokens of one pair, for the estimate of a dry run."""
 
 
 class Explanation(BaseModel):
@@ -56,28 +56,35 @@ def explain(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Explains labelled pairs: pairs.jsonl → explanations.jsonl.
+    """Explain labelled pairs: pairs.jsonl → explanations.jsonl.
 
     Args:
         rule, question: see `export.label`.
-        attempts: how often a pair is asked for before it is flagged.
+        attempts: number of answers per pair before it is flagged.
         price: per million prompt and completion tokens.
 
     Returns:
-        How many are explained, flagged and failed, and what that cost.
+        The number of explained, flagged and failed pairs, and the cost.
     """
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
-    path = folder / "explanations.jsonl"
+
     # Opening a journal drops a torn line, which a dry run must not.
+    path = folder / "explanations.jsonl"
     journal = None if dry_run else Journal(path)
     rows = journal.items if journal else read_journal(path)
-    # A label may turn when more people rank: reasons for the old one are then asked for anew.
-    settled = {(key, row["consistent"]) for key, row in rows.items() if row["status"] != "failed"}
-    missing = [pair for pair in pairs if (pair.key, pair.consistent) not in settled]
+
+    # A label may change when more people rank: the pair then needs reasons for the new label.
+    missing = []
+    for pair in pairs:
+        row = rows.get(pair.key)
+        if row is None or row["status"] == "failed" or row["consistent"] != pair.consistent:
+            missing.append(pair)
     if journal is None:
         estimated = estimate(len(missing), TOKENS_PER_PAIR, price)
         return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
+
+    # Explain them, and count all pairs.
     answer = partial(explain_pair, folder, model, attempts=attempts)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[pair.key]["status"] for pair in pairs)
@@ -88,15 +95,15 @@ def explain(
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
-    """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
+    """Request one row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed`."""
     row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
     images = [_image_part(inside(folder, name)) for name in pair.images]
     messages = [{"role": "user", "content": [*images, {"type": "text", "text": request_text(pair)}]}]
     try:
-        # Each answer may itself be asked for again if it is malformed: at most attempts² requests.
+        # Each malformed answer may itself be requested again: at most attempts² requests.
         for _ in range(attempts):
             explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
-            # The model may say that the label is wrong. A reason for the other label would teach the judge a lie.
+            # The model may reject the label. A reason for the other label would teach the judge a lie.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
             model.count(contradicted=1)
@@ -107,7 +114,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts
 
 
 def request_text(pair: LabelledPair) -> str:
-    """The request for one pair, the label included."""
+    """Request for one pair, the label included."""
     verdict = "consistent" if pair.consistent else "not consistent"
     word = "Yes" if pair.consistent else "No"
     dimensions = ", ".join(f'"{name}": "<one or two sentences>"' for name in DIMENSIONS)
@@ -122,7 +129,7 @@ def request_text(pair: LabelledPair) -> str:
 
 
 def _image_part(path: Path) -> dict[str, Any]:
-    """An image file as a part of a chat message. Raises ValueError if it is missing."""
+    """Part of a chat message with an image file. Raises ValueError if the file is missing."""
     kind = IMAGE_TYPES.get(path.suffix.lower())
     if kind is None or not path.is_file():
         raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")

@@ -1,11 +1,11 @@
-"""Rankings → files that others train and test on (`pacorl dataset export`).
+"""Rankings → files for training and testing (`pacorl dataset export`).
 
     dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form       `sharegpt`
     comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
     data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
     benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
 
-The folder stands alone: images are linked into it, or copied if the file system has no links.
+The folder is self-contained: images are linked into it, or copied if the file system has no links.
 """
 
 from __future__ import annotations
@@ -29,32 +29,44 @@ from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
 ROWS_PER_GROUP = 100
-"""So many rows of a parquet file are in memory at a time, images included; the hub's viewer likes this size too."""
+"""Rows of a parquet file in memory at a time, images included; the hub's viewer likes this size too."""
 
 
 class Export:
     """The pairs and rankings to be written, by split."""
 
     def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Answer]) -> None:
-        self.folder, self.out, self.pairs, self.answers = folder, out, pairs, answers
+        self.folder = folder
+        self.out = out
+        self.pairs = pairs
+        self.answers = answers
         self.split_of: dict[str, str] = {}
 
     def assign_splits(self, shares: Mapping[str, float], *, seed: int) -> None:
-        """Sends every group to a split; groups that share an image stay together.
+        """Assign every group to a split; groups that share an image belong together.
 
-        So do those that share a theme, unless their file of rankings says what a group is.
+        So do groups that share a theme, unless their file of rankings names its groups.
         """
-        own_groups = {answer.group for answer in self.answers if answer.own_group}
-        ties = [(pair.group, image) for pair in self.pairs for image in pair.images]
         # Candidates between the best and the worst are in no pair, but in the benchmark's rankings.
-        ties += [(answer.group, image) for answer in self.answers for image in (answer.reference, *answer.candidates)]
+        ties = []
+        own_groups = set()
         for pair in self.pairs:
-            # A question without a theme is that of every group, and would tie all of them.
-            names_theme = pair.question != same_theme("") and pair.question.startswith(same_theme("").partition('"')[0])
+            ties += [(pair.group, image) for image in pair.images]
+        for answer in self.answers:
+            ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
+            if answer.own_group:
+                own_groups.add(answer.group)
+
+        # A question without a theme belongs to every group, and would tie all of them.
+        plain = same_theme("")
+        for pair in self.pairs:
+            names_theme = pair.question != plain and pair.question.startswith(plain.partition('"')[0])
             if names_theme and pair.group not in own_groups:
                 ties.append((pair.group, pair.question))
+
         self.split_of = split_groups(ties, shares=shares, seed=seed)
-        empty = [name for name, share in shares.items() if share > 0 and name not in self.split_of.values()]
+        assigned = set(self.split_of.values())
+        empty = [name for name, share in shares.items() if share > 0 and name not in assigned]
         if empty:
             raise ValueError(
                 f"nothing is left for {', '.join(empty)}: all {len(self.split_of)} groups hang together by themes or "
@@ -67,37 +79,40 @@ class Export:
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
 
     def benchmark(self) -> tuple[list[Answer], int]:
-        """One ranking of each instance of the test split, by mean rank; and how many are left out for ties."""
+        """One ranking per instance of the test split, by mean rank, and the number left out for ties."""
         return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
 
     def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
-        """Pairs as a judge's training data, their images brought into the export, and on the disk."""
-        comparisons = [
-            Comparison(
-                images=tuple(map(self.bring_image, pair.images)),
-                question=pair.question,
-                consistent=pair.consistent,
-                reasons=pair.reasons,
-                category=pair.category,
-                group=pair.group,
+        """Turn pairs into a judge's training data; bring their images into the export and onto the disk."""
+        comparisons = []
+        for pair in pairs:
+            comparisons.append(
+                Comparison(
+                    images=tuple(self.bring_image(image) for image in pair.images),
+                    question=pair.question,
+                    consistent=pair.consistent,
+                    reasons=pair.reasons,
+                    category=pair.category,
+                    group=pair.group,
+                )
             )
-            for pair in pairs
-        ]
+
         flush_all(self.out)  # one wait, before a file names them
         return comparisons
 
     def bring_image(self, name: str) -> Path:
-        """Links an image into the export; returns its path there."""
-        source, target = inside(self.folder, name), self.out / name
+        """Link an image into the export; return its path there."""
+        source = inside(self.folder, name)
+        target = self.out / name
         if not source.is_file():
-            path = self.folder / name
-            raise ValueError(f"{path} is missing, and the export needs it; put it back or drop its rankings")
+            missing = self.folder / name
+            raise ValueError(f"{missing} is missing, and the export needs it; put it back or drop its rankings")
         link_or_copy(source, target)
         return target
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target`, in a claimed folder, becomes the same file as `source`, or a copy; `flush_all` waits for the disk."""
+    """Make `target` in a claimed folder the same file as `source`, or a copy; `flush_all` waits for the disk."""
     if target.is_file() and target.samefile(source):
         return
     make_folder(target.parent, flush=False)
@@ -110,13 +125,15 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def write_sharegpt(export: Export) -> list[Path]:
-    """One JSON per split and dataset_info.json, as LLaMA-Factory reads them."""
-    comparisons = {f"consistency_{split}": export.comparisons(pairs) for split, pairs in export.splits()}
+    """Write one JSON per split and dataset_info.json, in LLaMA-Factory's form."""
+    comparisons = {}
+    for split, pairs in export.splits():
+        comparisons[f"consistency_{split}"] = export.comparisons(pairs)
     return save_sharegpt(comparisons, export.out)
 
 
 def write_comparisons(export: Export) -> list[Path]:
-    """The project's JSONL: one `Comparison` a line, images relative to the file."""
+    """Write the project's JSONL: one `Comparison` a line, images relative to the file."""
     written = []
     for split, pairs in export.splits():
         written.append(export.out / f"comparisons_{split}.jsonl")
@@ -125,24 +142,32 @@ def write_comparisons(export: Export) -> list[Path]:
 
 
 def write_parquet(export: Export) -> list[Path]:
-    """One parquet file per split, images inside, which `datasets.load_dataset(folder)` opens. Needs pyarrow."""
+    """Write one parquet file per split, images inside, for `datasets.load_dataset(folder)`. Needs pyarrow."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
-    schema, written = _parquet_schema(pa), []
+    schema = _parquet_schema(pa)
+
+    written = []
     for split, pairs in export.splits():
-        written.append(export.out / "data" / f"{split}-00000-of-00001.parquet")
-        with replacing(written[-1]) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        path = export.out / "data" / f"{split}-00000-of-00001.parquet"
+        written.append(path)
+        with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for start in range(0, len(pairs), ROWS_PER_GROUP):
-                rows = []
-                for pair in pairs[start : start + ROWS_PER_GROUP]:
-                    images = [{"bytes": inside(export.folder, name).read_bytes(), "path": name} for name in pair.images]
-                    row = {"image_1": images[0], "image_2": images[1], "consistent": pair.consistent}
-                    rows.append(row | {name: getattr(pair, name) for name in PARQUET_TEXTS})
+                rows = [_parquet_row(export.folder, pair) for pair in pairs[start : start + ROWS_PER_GROUP]]
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
+
+
+def _parquet_row(folder: Path, pair: LabelledPair) -> dict[str, Any]:
+    row: dict[str, Any] = {"consistent": pair.consistent}
+    for number, name in enumerate(pair.images[:2], 1):
+        row[f"image_{number}"] = {"bytes": inside(folder, name).read_bytes(), "path": name}
+    for name in PARQUET_TEXTS:
+        row[name] = getattr(pair, name)
+    return row
 
 
 PARQUET_TEXTS = ("question", "reasons", "category", "group")
@@ -150,25 +175,30 @@ PARQUET_TEXTS = ("question", "reasons", "category", "group")
 
 def _parquet_schema(pa: Any) -> Any:
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    columns = {
-        "image_1": (image, {"_type": "Image"}),
-        "image_2": (image, {"_type": "Image"}),
-        "consistent": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
-        **dict.fromkeys(PARQUET_TEXTS, (pa.string(), {"dtype": "string", "_type": "Value"})),
-    }
+    text = {"dtype": "string", "_type": "Value"}
+    columns = [("image_1", image), ("image_2", image), ("consistent", pa.bool_())]
+    columns += [(name, pa.string()) for name in PARQUET_TEXTS]
     # `datasets` takes the columns' features from this key; without it an image would be a struct of bytes.
-    features = {name: feature for name, (_, feature) in columns.items()}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    return pa.schema([(name, kind) for name, (kind, _) in columns.items()], metadata=metadata)
+    features = {
+        "image_1": {"_type": "Image"},
+        "image_2": {"_type": "Image"},
+        "consistent": {"dtype": "bool", "_type": "Value"},
+        **dict.fromkeys(PARQUET_TEXTS, text),
+    }
+    return pa.schema(columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write_consistency_rank(export: Export) -> list[Path]:
-    """ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; tied ones are left out."""
+    """Write ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; ties are left out."""
     root = export.out / "benchmark"
+    criteria = {}
     path = export.folder / "diverse.jsonl"
-    criteria = {str(row.get("idx")): row.get("criteria", {}) for row in read_jsonl(path)} if path.is_file() else {}
+    if path.is_file():
+        for record in read_jsonl(path):
+            criteria[str(record.get("idx"))] = record.get("criteria", {})
+
     prompts: dict[str, dict[str, Any]] = {}
-    rows: list[dict[str, Any]] = []
+    rows = []
     shown: dict[tuple[str, str], str] = {}
     rankings, _ = export.benchmark()
     folders = _benchmark_folders(rankings)
@@ -176,14 +206,17 @@ def write_consistency_rank(export: Export) -> list[Path]:
         folder = folders[answer.instance]
         texts = {"prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
         prompts[folder] = {"idx": folder, **texts}
-        # Candidates in the order of their names: the order in which they are listed must not give the answer away.
-        images = (answer.reference, *sorted(answer.candidates))
-        names = {image: _shown_name(shown, folder, image) for image in images}
-        for image, name in names.items():
-            link_or_copy(export.bring_image(image), root / "images" / folder / name)
+
+        # List candidates by name: the order of the list must not reveal the answer.
+        names = {}
+        for image in (answer.reference, *sorted(answer.candidates)):
+            names[image] = _shown_name(shown, folder, image)
+            link_or_copy(export.bring_image(image), root / "images" / folder / names[image])
         reference, *candidates = names.values()
-        row = {"folder": folder, "ref_image": reference, "comp_images": candidates}
-        rows.append(row | {"rank_images": [names[image] for image in answer.candidates]})
+        ranked = [names[image] for image in answer.candidates]
+        rows.append({"folder": folder, "ref_image": reference, "comp_images": candidates, "rank_images": ranked})
+
+    # One wait for all images, before the lists name them.
     flush_all(root)
     write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
@@ -191,7 +224,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
 
 
 def _shown_name(shown: dict[tuple[str, str], str], folder: str, image: str) -> str:
-    """An image's name in a folder of the benchmark; those of one name from several folders get their whole path."""
+    """Name of an image in a folder of the benchmark; its whole path if another image has the same name."""
     name = Path(image).name
     if shown.setdefault((folder, name), image) != image:
         name = image.replace("/", "__")
@@ -200,7 +233,7 @@ def _shown_name(shown: dict[tuple[str, str], str], folder: str, image: str) -> s
 
 
 def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
-    """instance → its folder in the benchmark: its group's, or, for a group with several themes, one for each."""
+    """instance → its folder in the benchmark: the group, or one folder per theme if the group has several."""
     texts: dict[str, list[object]] = {}
     folders = {}
     for answer in rankings:
@@ -222,7 +255,7 @@ FORMATS: dict[str, Callable[[Export], list[Path]]] = {
 
 
 class LabelledData(NamedTuple):
-    """The pairs and rankings of people and imports."""
+    """Pairs and rankings of people and imports."""
 
     pairs: list[LabelledPair]
     answers: list[Answer]
@@ -236,11 +269,11 @@ def label(
     question: str = "theme",
     dry_run: bool = False,
 ) -> LabelledData:
-    """Labels pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
+    """Label pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
 
     Args:
-        rule: how a ranking becomes votes, one of RULES.
-        question: what the judge is asked, one of QUESTIONS.
+        rule: turns a ranking into votes, a key of RULES.
+        question: the question to the judge, a key of QUESTIONS.
     """
     answers = collect_answers(folder, dry_run=dry_run)
     imported_files = sorted(folder.glob("imported/*/*.jsonl"))
@@ -249,15 +282,22 @@ def label(
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
-    answers += [answer for path in imported_files if path.name == "rankings.jsonl" for answer in read_answers(path)]
+
+    # Imported rankings are labelled as the folder's own; imported pairs have labels already.
+    imported = []
+    for path in imported_files:
+        if path.name == "rankings.jsonl":
+            answers += read_answers(path)
+        elif path.name == "pairs.jsonl":
+            imported += read_pairs(path)
     pairs, balance = label_pairs(answers, rule=rule, question=question)
-    imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
-    labelled = LabelledData([*pairs, *imported], answers, counts)
+    labelled = LabelledData(pairs + imported, answers, counts)
+
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
-        # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
+        # A separate step: `explain` and `export` both label, and the second must not rewrite the file.
         step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
             write_records(folder / "pairs.jsonl", labelled.pairs)
@@ -277,7 +317,7 @@ def export(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Writes labelled pairs and a held-out benchmark in every format of `formats`.
+    """Write labelled pairs and a held-out benchmark in every format of `formats`.
 
     Args:
         shares: split → its share of the groups.
@@ -289,16 +329,21 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
+    # Label the pairs and split the groups.
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)
+
+    # Count: all that a dry run does.
     counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
     if "consistency_rank" in formats:
         ranked, tied = bundle.benchmark()
         counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
     if dry_run:
         return counts
+
+    # Write the formats, then delete files of an earlier export.
     claim_folder(bundle.out)
     written = []
     for done, name in enumerate(formats, 1):
@@ -313,26 +358,32 @@ def export(
 
 
 def _remove_earlier(outputs: Mapping[str, str], bundle: Export, written: Sequence[Path]) -> None:
-    """Delete the files of an earlier export to the same folder, so that no old split lies beside the new ones.
+    """Delete the files of an earlier export to the same folder, so that no old split is mixed with the new files.
 
     Args:
-        outputs: path → SHA-256, as the manifest has them. A file that was changed since stays.
-        bundle: what is exported.
-        written: what is not deleted.
+        outputs: path → SHA-256 of the manifest. Changed files are kept.
+        bundle: the new export.
+        written: the new files, which are kept.
     """
     new = {path.resolve() for path in written}
     for name, sha256 in outputs.items():
-        path = (bundle.folder / name).resolve()  # a manifest may be anybody's
+        path = (bundle.folder / name).resolve()  # a manifest is untrusted input
         is_made_here = path.is_relative_to(bundle.out.resolve()) and path.is_file() and digest(path) == sha256
         if is_made_here and path not in new:
             path.unlink()
 
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
-    """The pairs with their reasons from explanations.jsonl, unless these argue for the other label."""
-    rows = read_journal(folder / "explanations.jsonl").values()
-    reasons = {(row["key"], row["consistent"]): row["reasons"] for row in rows if row["status"] == "explained"}
-    return [replace(pair, reasons=reasons.get((pair.key, pair.consistent), pair.reasons)) for pair in pairs]
+    """Add the reasons of explanations.jsonl to pairs with the same label."""
+    explained = []
+    reasons = {}
+    for row in read_journal(folder / "explanations.jsonl").values():
+        if row["status"] == "explained":
+            reasons[row["key"], row["consistent"]] = row["reasons"]
+    for pair in pairs:
+        text = reasons.get((pair.key, pair.consistent), pair.reasons)
+        explained.append(replace(pair, reasons=text))
+    return explained
 
 
 def _split_counts(pairs: Sequence[LabelledPair]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The records of a dataset folder: prompts in the T2IS form, instances to rank, rankings and labelled pairs.
+"""Records of a dataset folder: prompts in the T2IS form, instances to rank, rankings and labelled pairs.
 
 Rankings come from the database of the annotation page (`pacorl.studio.annotate`), which may be read while it serves.
 """
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -28,24 +29,25 @@ from pacorl.types import Prompt
 
 Record = TypeVar("Record")
 DATABASE = "annotations.db"
-ADMINISTRATOR, ADJUDICATOR = 1, 2
-"""Values of the database's `people.is_admin`, which is 0 for those who rank: it was a truth value before there were
+ADMINISTRATOR = 1
+ADJUDICATOR = 2
+"""Values of the database's `people.is_admin`. Annotators have 0: the column was a truth value before there were
 adjudicators, and databases of that time are still read."""
 # People number their groups and ids, and JSON then has numbers.
 RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
 def _no_text(names: Any) -> Any:
-    if isinstance(names, str):  # whose letters would be taken for names
+    if isinstance(names, str):  # a text is a sequence too, of letters
         raise ValueError(f"a list of images, not {names!r}")
     return tuple(names) if isinstance(names, list) else names  # strict validation makes no tuple behind a validator
 
 
 class PromptRecord(NamedTuple):
-    """One line of prompts.jsonl: the prompt, and the whole T2IS record with the keys that nothing here reads."""
+    """One line of prompts.jsonl: the prompt, and the whole T2IS record with its unused keys."""
 
     idx: str
-    """Names the prompt's folder of images, and is its group in every split."""
+    """Folder name of the prompt's images, and its group in every split."""
     prompt: Prompt
     row: Mapping[str, Any]
 
@@ -59,7 +61,7 @@ class Instance:
 
     id: str
     group: str
-    """The prompt; no split may cut through it."""
+    """Prompt of the instance; all instances of a group belong to one split."""
     reference: str
     candidates: Annotated[tuple[str, ...], BeforeValidator(_no_text)]
     theme: str = ""
@@ -67,13 +69,13 @@ class Instance:
     task: str = ""
     criteria: Criteria | None = None
     must: tuple[tuple[StrictInt, StrictInt], ...] = ()
-    """Only control questions have these: (better, worse) candidates whose order is known."""
+    """(better, worse) indices of candidates with a known order; only for control questions."""
 
     def __post_init__(self) -> None:
         count = len(self.candidates)
         if count < 2 or len(set(self.candidates)) < count:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
-        if any(not 0 <= index < count for pair in self.must for index in pair):
+        if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
             raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
         order = TopologicalSorter[int]()
         for better, worse in self.must:
@@ -101,26 +103,28 @@ class Answer:
     theme: str = ""
     category: str = ""
     ranks: tuple[int, ...] = ()
-    """The candidates' ranks from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty if none are."""
+    """Ranks of the candidates from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty without ties."""
     criteria: Criteria = Field(default_factory=dict)
-    """What the candidates were ranked by, if that was written down."""
+    """Criteria of the ranking, if they were recorded."""
     adjudicated: bool = False
-    """Whether it is an adjudicator's decision about what people disagreed on: it stands in the place of theirs."""
+    """Whether it is an adjudicator's decision, which replaces the rankings of its instance."""
     own_group: bool = False
-    """Whether the ranking's file names its group; then a theme that other groups share is no tie between them."""
+    """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
 
     @property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """Best first; the candidates of one tier are tied."""
+        """Tiers of candidates, best first; the candidates of one tier are tied."""
         ranks = self.ranks or range(len(self.candidates))
-        ranked = zip(ranks, self.candidates, strict=True)
-        return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda entry: entry[0]))
+        tiers = []
+        for _, tier in groupby(zip(ranks, self.candidates, strict=True), key=itemgetter(0)):
+            tiers.append(tuple(name for _, name in tier))
+        return tuple(tiers)
 
     @classmethod
     def to(
         cls, question: Instance, best_first: tuple[str, ...], *, annotator: str, adjudicated: bool = False
     ) -> Answer:
-        """Somebody's ranking of a question."""
+        """Ranking of a question by one person."""
         return cls(
             question.id,
             annotator,
@@ -138,7 +142,7 @@ class LabelledPair:
     """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
 
     key: str
-    """Names the pair whatever its order."""
+    """Name of the pair, the same in both orders."""
     group: str
     images: tuple[str, ...]
     consistent: bool
@@ -150,7 +154,7 @@ class LabelledPair:
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
-    """Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder."""
+    """Read prompts. Raises ValueError as `load_prompts`, and if an idx is missing, repeated or no file name."""
     prompts = iter(load_prompts(path))
 
     def parse(**row: Any) -> PromptRecord:
@@ -164,17 +168,17 @@ def read_prompts(path: Path) -> list[PromptRecord]:
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """Raises ValueError with file and record if one is malformed or its id is taken."""
+    """Read instances. Raises ValueError with file and record if one is malformed or repeats an id."""
     return _read(path, Instance, "a ranking instance", "id {0.id!r} is already taken by an earlier record")
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Raises ValueError with file and record if one is malformed, or a person answers an instance twice."""
+    """Read rankings. Raises ValueError with file and record if one is malformed or a person's second of an instance."""
     return _read(path, Answer, "a ranking", "{0.annotator} has already ranked {0.instance}")
 
 
 def read_pairs(path: Path) -> list[LabelledPair]:
-    """Raises ValueError with file and record if one is malformed or its key is taken."""
+    """Read labelled pairs. Raises ValueError with file and record if one is malformed or repeats a key."""
     return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
 
 
@@ -183,7 +187,7 @@ def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair
 
 
 def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
-    """The records of a JSONL file; `repeated` is the fault of one that an earlier record rules out."""
+    """Read the records of a JSONL file; `repeated` is the message of the fault that two records share an id."""
     records: dict[str, Record] = {}
     for number, row in enumerate(read_jsonl(path), 1):
         with blamed_on(f"{path}, record {number}"):
@@ -191,7 +195,7 @@ def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> 
                 record = kind(**row)
             except ValidationError as error:
                 raise ValueError(f"not {name} ({faults_of(error)})") from None
-            # The fault spells out what has to be unique, so it is the key of that too.
+            # The fault names the identifying fields, so it serves as their key.
             fault = repeated.format(record)
             if records.setdefault(fault, record) is not record:
                 raise ValueError(fault)
@@ -202,8 +206,9 @@ def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> 
 
 
 def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
-    """The rankings of a folder, control questions aside: its database's, written to rankings.jsonl, or that file's."""
-    database, path = folder / DATABASE, folder / "rankings.jsonl"
+    """Rankings of a folder without control questions: from its database (stored in rankings.jsonl) or that file."""
+    database = folder / DATABASE
+    path = folder / "rankings.jsonl"
     if not database.is_file():
         return read_answers(path) if path.is_file() else []
     with closing(connect(database, read_only=dry_run)) as db:
@@ -216,17 +221,17 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
 def connect(
     database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
 ) -> sqlite3.Connection:
-    """Opens a database of annotations for any thread; `read_only` leaves the folder as it is, to the byte.
+    """Open a database of annotations for any thread; `read_only` leaves the folder unchanged, to the byte.
 
     Raises:
-        ValueError: it is none, or damaged (`check`); the message names it.
+        ValueError: it is no such database or damaged (`check`); the message names it.
     """
     address = f"file:{quote(str(database))}"
     if read_only:
-        # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.
+        # Without a log there is no writer. Then `immutable` keeps SQLite from creating one, as mode=ro would.
         is_written = database.with_name(f"{database.name}-wal").exists()
         address += "?mode=ro" if is_written else "?immutable=1"
-    # isolation_level=None: transactions begin where the store says so, not where the module guesses.
+    # isolation_level=None: the store begins transactions itself.
     db = sqlite3.connect(address, uri=True, timeout=10, check_same_thread=False, isolation_level=None)
     try:
         db.executescript(setup)
@@ -239,7 +244,7 @@ def connect(
 
 
 def _check(db: sqlite3.Connection) -> None:
-    """Raises whatever reading a damaged database raises: now, and not when somebody ranks."""
+    """Raise any fault of a damaged database at the start rather than during a ranking."""
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise ValueError(" ".join(verdict.split()))
@@ -255,37 +260,40 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
-    """Every ranking as it stands, best first; with `controls`, only those of control questions."""
-    # In the order of the answers, so that rankings.jsonl is the same file each time.
+    """All rankings in their latest form, best first; with `controls`, only control questions."""
+    # Ordered by answer, so that rankings.jsonl is the same file each time.
     rows = db.execute(
         "SELECT b.person, b.ranking, i.content, p.is_admin FROM answers b JOIN instances i ON i.id = b.instance "
         "JOIN people p ON p.name = b.person "
         "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
         (controls,),
     )
-    # Many people rank one instance, and there are few orders: reading 40,000 answers anew took 1.6 s of a start.
-    instance_of, order_of = cache(stored_instance), cache(parse_json)
+    # Many people rank one instance, and orders repeat: parsing 40,000 answers anew took 1.6 s of a start.
+    instance_of = cache(stored_instance)
+    order_of = cache(parse_json)
+
     answers = []
     for person, ranking, content, role in rows:
         shown = instance_of(content)
-        candidates = tuple(shown.candidates[index] for index in stored_ranking(ranking, shown, read=order_of))
+        order = stored_ranking(ranking, shown, read=order_of)
+        candidates = tuple(shown.candidates[index] for index in order)
         answers.append(Answer.to(shown, candidates, annotator=person, adjudicated=role == ADJUDICATOR))
     return answers
 
 
 def final_answers(answers: Sequence[Answer]) -> list[Answer]:
-    """What counts: of an instance that was adjudicated the decision alone, of the others every ranking."""
+    """Rankings that count: only the decision for an adjudicated instance, otherwise every ranking."""
     decided = {answer.instance for answer in answers if answer.adjudicated}
     return [answer for answer in answers if answer.adjudicated or answer.instance not in decided]
 
 
 def stored_instance(content: str) -> Instance:
-    """The instance of a row of the database."""
+    """Instance of a row of the database."""
     return typed(parse_json(content), Instance)
 
 
 def stored_ranking(text: str, instance: Instance, *, read: Callable[[str], Any] = parse_json) -> list[int]:
-    """The candidates of a ranking in the database, best first."""
+    """Indices of the candidates of a stored ranking, best first."""
     order = read(text)
     if sorted(order) != list(range(len(instance.candidates))):
         raise ValueError(f"a ranking of {instance.id} is {text[:60]}")

@@ -1,7 +1,7 @@
-"""Grids of every prompt are generated (`pacorl dataset generate`), cut and combined into questions (`pair`).
+"""Generate grids of every prompt (`pacorl dataset generate`), cut and combine them into questions (`pair`).
 
-The engine's image queue generates: every grid carries its recipe, an interrupted call goes on, and several processes
-may share the prompts; the last to finish lists the grids.
+The image queue generates: every grid carries its recipe, an interrupted call continues, and several processes may
+share the prompts; the last to finish lists the grids.
 
 For every sub-figure of every grid as the reference, and for every other position, the candidates are the sub-figures
 at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids of 2×2 give 16 × 3 = 48 instances, and
@@ -46,11 +46,11 @@ def generate(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Generates the grids that this shard lacks; lists all in grids.jsonl as soon as none is missing.
+    """Generate the missing grids of this shard; list all in grids.jsonl as soon as none is missing.
 
     Returns:
-        How many grids there are to be, how many were generated, and how many other shards still owe. Of a dry run: how
-        many would be generated, and how many finished ones would be sampled again to repeat their batches.
+        The number of grids in all, generated now, and missing (of other shards). For a dry run: the number to
+        generate, and the number of finished grids to sample again to repeat their batches.
     """
     jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
     if dry_run:
@@ -60,7 +60,8 @@ def generate(
         return {"grids": len(jobs), "to_generate": missing, "to_repeat": repeated}
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
     missing = len(missing_jobs(jobs, folder, source))
-    if not missing:  # of all shards: the last process to finish lists them
+    # Only the last process to finish lists the grids of all shards.
+    if not missing:
         write_jsonl(folder / "grids.jsonl", [_grid_row(folder, job, seed=source.seed_of(job)) for job in jobs])
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
@@ -79,10 +80,11 @@ def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list
     jobs = []
     for record in records:
         for number in range(grids):
-            # Of (seed, prompt, number) alone: the same noise whatever the other prompts, shards and batches.
+            # A hash of (seed, prompt, number): the same noise whatever the other prompts, shards and batches.
             hashed = sha256(f"{seed}\n{record.idx}\n{number}".encode()).digest()
             # 56 bits, which torch's generators take and JSON keeps.
-            key, own_seed = f"{record.idx}/{number}", int.from_bytes(hashed[:7], "big")
+            key = f"{record.idx}/{number}"
+            own_seed = int.from_bytes(hashed[:7], "big")
             jobs.append(ImageJob(key, record.prompt, f"grids/{key}.png", own_seed))
     return jobs
 
@@ -100,30 +102,40 @@ def image_source(
     seed: int = 0,
     **options: Any,
 ) -> ImageSource:
-    """A generator by any name, described but not loaded.
+    """Describe a generator by any name, without loading it.
 
     Args:
         checkpoint: a diffusers folder, a hub name, or "tiny".
-        kind: of POLICIES; found out from the checkpoint if empty.
-        adapter: a LoRA in any form; a recipe names it by its content.
+        kind: a key of POLICIES; detected from the checkpoint if empty.
+        adapter: a LoRA in any form; a recipe identifies it by its content.
         size: for every prompt; None for the records' own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
-        memory: as of `Generator.from_pretrained`.
+        memory: see `Generator.from_pretrained`.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
     from pacorl.models.lora.formats import adapter_file
     from pacorl.models.policies import POLICIES, kind_of
     from pacorl.types import TINY
 
+    # Resolve the defaults of the kind.
     kind = kind or kind_of(checkpoint)
-    dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
+    if not dtype:
+        dtype = "float32" if checkpoint == TINY else "bfloat16"
     settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
-    defaults = ("guidance_scale", "max_sequence_length")
-    recorded = {name: getattr(settings, name) for name in defaults if hasattr(settings, name)}
-    recorded |= {name: value for name, value in options.items() if value is not None}
-    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **recorded, "dtype": dtype}
-    description |= packed_form(memory) | ({"size": str(size)} if size else {})
-    description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
+
+    # Describe the settings that change an image.
+    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps}
+    for name in ("guidance_scale", "max_sequence_length"):
+        if hasattr(settings, name):
+            description[name] = getattr(settings, name)
+    for name, value in options.items():
+        if value is not None:
+            description[name] = value
+    description |= {"dtype": dtype, **packed_form(memory)}
+    if size:
+        description["size"] = str(size)
+    if adapter:
+        description["adapter"] = digest(adapter_file(adapter))
 
     def load() -> GenerateImages:
         from pacorl.generate.generator import Generator
@@ -132,7 +144,7 @@ def image_source(
         generator = Generator.from_pretrained(
             checkpoint, kind=kind, adapter=adapter, dtype=dtype, memory=memory, **options
         )
-        # Not in the recipe: each image has a seed of its own, so a batch changes speed and at most last bits.
+        # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
         generator.batch = batch
         return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
 
@@ -140,13 +152,14 @@ def image_source(
 
 
 def panel_path(group: str, grid: int, position: int) -> str:
-    """Where sub-figure `position` of grid `grid` lies, relative to the dataset (the released benchmark's naming)."""
+    """Path of sub-figure `position` of grid `grid` in the dataset folder (the released benchmark's naming)."""
     return f"images/{group}/{grid}_{position}.png"
 
 
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
-    """Every instance of one prompt: `grids` × positions × (positions − 1)."""
-    prompt, positions = record.prompt, record.prompt.grid.count
+    """Yield every instance of one prompt: `grids` × positions × (positions − 1)."""
+    prompt = record.prompt
+    positions = prompt.grid.count
     if grids < 2 or positions < 2:
         few = f"{record.idx}: {grids} grids of {prompt.grid}"
         raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
@@ -167,11 +180,12 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
 def pair(
     folder: Path, *, prompts: str = "diverse.jsonl", dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
-    """Cuts every grid that grids.jsonl lists, and writes instances.jsonl.
+    """Cut every grid of grids.jsonl, and write instances.jsonl.
 
     Raises:
-        ValueError: for a prompt without grids, or a grid that is missing, changed, no image, or too small to cut.
+        ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
+    # Read the grids of all prompts.
     records = read_prompts(folder / prompts)
     grids = grids_of(folder)
     absent = [record.idx for record in records if record.idx not in grids]
@@ -179,27 +193,37 @@ def pair(
         raise ValueError(
             f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
         )
-    instances = [instance for record in records for instance in instances_of(record, grids=len(grids[record.idx]))]
-    panels = sum(len(grids[record.idx]) * record.prompt.grid.count for record in records)
+
+    # Combine their sub-figures.
+    instances: list[Instance] = []
+    panels = 0
+    for record in records:
+        count = len(grids[record.idx])
+        instances += instances_of(record, grids=count)
+        panels += count * record.prompt.grid.count
     counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
-    target = folder / "instances.jsonl"
+
+    # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
-    # The manifest vouches for the instances, not for the panels, which a copied folder may lack: these are looked for.
     references = {instance.reference for instance in instances}
     if dry_run or (step.counts_if_done() == counts and all((folder / name).is_file() for name in references)):
         return counts
+
+    # Cut the grids, and wait for the disk once before the manifest names the panels.
     for done, record in enumerate(records, 1):
         for number, name in enumerate(grids[record.idx]):
             cut(folder, name, record, number)
         progress(done, len(records))
-    flush_all(folder / "images")  # before the manifest vouches for them; a wait for each would be most of the time
+    flush_all(folder / "images")
+    target = folder / "instances.jsonl"
     write_records(target, instances)
     return step.finish(outputs=[target], counts=counts)
 
 
 def grids_of(folder: Path) -> dict[str, list[str]]:
-    """group → its grids' files in order, as grids.jsonl lists them."""
-    path, files_of = folder / "grids.jsonl", dict[str, dict[int, str]]()
+    """Group → the files of its grids in order, as listed in grids.jsonl."""
+    path = folder / "grids.jsonl"
+    files_of = dict[str, dict[int, str]]()
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
         if not {"group", "number", "file", "sha256"} <= row.keys():
@@ -212,19 +236,20 @@ def grids_of(folder: Path) -> dict[str, list[str]]:
         if row["number"] in files:
             raise ValueError(f"{where}: grid {row['number']} of {row['group']!r} is already taken by an earlier record")
         files[row["number"]] = row["file"]
-    return {group: [files[number] for number in sorted(files)] for group, files in files_of.items()}
+    return {group: [file for _, file in sorted(files.items())] for group, files in files_of.items()}
 
 
 def cut(folder: Path, name: str, record: PromptRecord, number: int) -> None:
-    """Writes the sub-figures of one grid; equal ones on the disk stay untouched.
+    """Write the sub-figures of one grid; equal files on the disk remain untouched.
 
-    They may be on the disk only later: one that is torn or empty after a power cut is not equal, and is written again.
+    They may reach the disk later: a panel torn by a power cut is not equal, and is written again.
     """
     image = open_image(folder / name)
     with blamed_on(folder / name):
         panels = split(image, record.prompt.grid)
     for position, panel in enumerate(panels):
-        path, content = folder / panel_path(record.idx, number, position), png_bytes(panel)
-        # Rewriting an equal panel would change its time stamp, and with it what a backup or a server copies again.
+        path = folder / panel_path(record.idx, number, position)
+        content = png_bytes(panel)
+        # Rewriting an equal panel would change its time stamp, and so the next backup would copy it again.
         if not path.is_file() or path.read_bytes() != content:
             write_atomic(path, content, flush=False)

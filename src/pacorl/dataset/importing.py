@@ -1,7 +1,7 @@
-"""Published data and rankings of one's own come into a dataset folder (`pacorl dataset import`).
+"""Bring published data and own rankings into a dataset folder (`pacorl dataset import`).
 
 Each import is a folder `imported/NAME/` with its images and either rankings.jsonl or pairs.jsonl; `export` reads
-them beside the folder's own.
+them with the folder's own records.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from pacorl.records.rankings import Ranking, load_rankings
 
 
 class Import:
-    """One source, a folder or a file beside its images, on its way into `FOLDER/imported/NAME`."""
+    """Source of an import, a folder or a file above its images, on its way into `FOLDER/imported/NAME`."""
 
     def __init__(self, folder: Path, source: Path, name: str) -> None:
-        self.source, self.name = source, safe_name(name)
+        self.source = source
+        self.name = safe_name(name)
         self.root = source.parent if source.is_file() else source
-        """Image paths are relative to it."""
+        """Root of the image paths."""
         self.target = folder / "imported" / name
         self.images: dict[str, Path] = {}
-        """Inner name → file, of every image that the records show."""
+        """Inner name → file, of every image in the records."""
         self.inputs: list[Path] = []
-        """The files that hold the records."""
+        """Files of the records."""
 
     def add_input(self, path: Path) -> Path:
-        """Adds a file of records to what the import was made of."""
+        """Add a file of records to the import's inputs."""
         if not path.is_file():
             raise ValueError(f"{path} is missing; is this the right folder and kind?")
         self.inputs.append(path)
         return path
 
     def add_image(self, relative: str) -> str:
-        """Adds an image to be brought in; returns its path relative to the dataset folder."""
+        """Add an image to the import; return its path relative to the dataset folder."""
         path = inside(self.root, relative)
         if not path.is_file():
             raise ValueError(f"the image {self.root / relative} is missing")
@@ -57,20 +58,25 @@ class Import:
 
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
-    """ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
+    """Read ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
     prompts = read_keyed(bundle.add_input(bundle.source / "prompt_data.jsonl"), key="idx")
-    path, seen = bundle.add_input(bundle.source / "consistency_full_rank.jsonl"), set()
+    path = bundle.add_input(bundle.source / "consistency_full_rank.jsonl")
+    seen = set()
     for number, row in enumerate(read_jsonl(path), 1):
         with blamed_on(f"{path}, record {number}"):
-            group, order = str(_required(row, "folder")), _required(row, "rank_images")
+            group = str(_required(row, "folder"))
+            order = _required(row, "rank_images")
             if sorted(order) != sorted(_required(row, "comp_images")):
                 raise ValueError("rank_images are not an order of comp_images")
             images = []
             for name in (_required(row, "ref_image"), *order):
-                # The released loader joins images/FOLDER with a bare name; some copies carry the folder in the name.
-                folders = "" if name.startswith("images/") else "images/"
-                folders += "" if name.startswith(("images/", f"{group}/")) else f"{group}/"
-                images.append(bundle.add_image(folders + name))
+                # The released loader joins images/FOLDER with a bare name; some copies have the folder in the name.
+                prefix = f"images/{group}/"
+                if name.startswith("images/"):
+                    prefix = ""
+                elif name.startswith(f"{group}/"):
+                    prefix = "images/"
+                images.append(bundle.add_image(prefix + name))
             reference, *candidates = images
             if (reference, *sorted(candidates)) in seen:
                 raise ValueError("the same reference and candidates as an earlier record")
@@ -86,17 +92,17 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
 
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
-    """LLaMA-Factory's sharegpt JSON beside a dataset_info.json: PaCo-Dataset's folder, or one of our exports."""
+    """Read LLaMA-Factory's sharegpt JSON and its dataset_info.json: PaCo-Dataset's folder, or an export of ours."""
     for path in sharegpt_files(bundle.source):
         bundle.add_input(path)
     for entry in sharegpt_names(bundle.source):
         for number, comparison in enumerate(load_sharegpt(bundle.source, entry), 1):
             with blamed_on(f"{bundle.source}:{entry}, record {number}"):
-                # LLaMA-Factory's form has room for any number, the judge compares two.
+                # LLaMA-Factory's form allows any number of images, the judge compares two.
                 if len(comparison.images) != 2:
                     raise ValueError(f"a pair shows two images, this has {len(comparison.images)}")
                 names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
-                images = tuple(map(bundle.add_image, names))
+                images = tuple(bundle.add_image(name) for name in names)
             yield LabelledPair(
                 key=pair_key(*images) + question_suffix(comparison.question),
                 group=f"{bundle.name}:{comparison.group or Path(names[0]).parent.as_posix()}",
@@ -109,13 +115,14 @@ def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
 
 
 def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
-    """ShareGPT-4o-Image's text_and_image_to_image.json: an edit keeps what it should, so the label is Yes.
+    """Read ShareGPT-4o-Image's text_and_image_to_image.json: an edit keeps the rest, so the label is Yes.
 
-    The paper took 5,695 of them after checking each by hand; `verified.txt` beside the JSON, one record number
-    (from 1) a line, names those to take.
+    The paper took 5,695 of them after checking each by hand. `verified.txt` in the folder selects records: one number
+    (from 1) a line.
     """
     path = bundle.add_input(bundle.source / "text_and_image_to_image.json")
-    verified, checked = None, bundle.source / "verified.txt"
+    verified = None
+    checked = bundle.source / "verified.txt"
     if checked.is_file():
         with blamed_on(f"{checked}: record numbers, one a line"):
             verified = {int(line) for line in read_text(bundle.add_input(checked)).split()}
@@ -123,11 +130,14 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
         if verified is not None and number not in verified:
             continue
         with blamed_on(f"{path}, record {number}"):
-            shown = [_required(row, key) for key in ("input_image", "output_image")]
-            sources, edits = ([name] if isinstance(name, str) else list(name) for name in shown)
+            shown = []
+            for key in ("input_image", "output_image"):
+                files = _required(row, key)
+                shown.append([files] if isinstance(files, str) else list(files))
+            sources, edits = shown
             if len(sources) != 1 or len(edits) != 1:
                 continue  # several sources: not a pair
-            images = tuple(map(bundle.add_image, (sources[0], edits[0])))
+            images = (bundle.add_image(sources[0]), bundle.add_image(edits[0]))
             instruction = str(_required(row, "input_prompt"))
         yield LabelledPair(
             key=pair_key(*images) + question_suffix(instruction),
@@ -148,23 +158,27 @@ def _required(row: Any, key: str) -> Any:
 def import_rankings(
     bundle: Import, *, load: Callable[[Path], list[Ranking]] = load_rankings, form: str = ".csv or .jsonl"
 ) -> Iterator[Answer]:
-    """One's own rankings: a CSV or JSONL (`records/rankings.py`), or what `load` reads.
+    """Read own rankings: a CSV or JSONL (`records/rankings.py`), or another form that `load` reads.
 
-    Rankings of one reference are a group, unless the file says what a group is. Copies of an image count as that image,
+    Rankings of one reference are a group, unless the file names its groups. Copies of an image count as that image,
     so that no split can part them.
     """
     if not bundle.source.is_file():
         fault = "is a folder" if bundle.source.is_dir() else "is missing"
         raise ValueError(f"{bundle.source} {fault}; rankings come from a {form} file above its images: name it")
     bundle.inputs.append(bundle.source)
+    # Read the file and find its images, each image once.
     rankings = load(bundle.source)
     stored = _stored_images(bundle, rankings)
+
+    # Number the instances in the order of the file.
     instances: dict[object, str] = {}
     lines: dict[tuple[str, str], int] = {}
     for ranking in rankings:
         location = f"{bundle.source}:{ranking.line}"
         _check_distinct(ranking, stored, location=location)
-        reference, candidates = stored[ranking.reference], tuple(stored[name] for name in ranking.candidates)
+        reference = stored[ranking.reference]
+        candidates = tuple(stored[name] for name in ranking.candidates)
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
         annotator = ranking.annotator or bundle.name
@@ -172,10 +186,11 @@ def import_rankings(
         if line != ranking.line:
             fix = "take one out, or name an 'annotator' in each if two people did"
             raise ValueError(f"{location}: ranks what {annotator} has ranked in line {line}; {fix}")
+        group = _folder_name(ranking.group or Path(ranking.reference).with_suffix("").as_posix())
         yield Answer(
             instance=instance,
             annotator=annotator,
-            group=f"{bundle.name}:{_folder_name(ranking.group or Path(ranking.reference).with_suffix('').as_posix())}",
+            group=f"{bundle.name}:{group}",
             reference=reference,
             candidates=candidates,
             theme=ranking.theme,
@@ -195,11 +210,12 @@ def _check_distinct(ranking: Ranking, stored: Mapping[str, str], *, location: st
 
 
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
-    """Every image that the rankings name → its path in the dataset folder; copies of an image have one."""
+    """Every image of the rankings → its path in the dataset folder; copies of an image have one path."""
     lines: dict[str, int] = {}
     for ranking in rankings:
         for name in (ranking.reference, *ranking.candidates):
             lines.setdefault(name, ranking.line)
+    # Collect the missing images, so that one error lists them.
     missing = []
     for name, line in lines.items():
         try:
@@ -207,21 +223,27 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
         except ValueError as error:
             raise ValueError(f"{bundle.source}:{line}: {error}; move the file to a folder above its images") from None
         if not path.is_file():
-            tie = " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
-            hint = " (write folders with /)" if "\\" in name else tie
+            hint = ""
+            if "\\" in name:
+                hint = " (write folders with /)"
+            elif "=" in name:
+                hint = " (a tie is written with spaces: a.png = b.png)"
             missing.append(f"line {line}: {name}{hint}")
     if missing:
         fault = f"{len(missing)} image(s) missing; paths are relative to {bundle.root}"
         raise ValueError(f"{bundle.source}: {fault}:{listed(missing)}")
+
+    # Compare by content: a copy under another name in another split would leak.
     check_readable(bundle.root / name for name in lines)
     first: dict[str, str] = {}
-    # By content: a copy under another name in another split would leak.
-    originals = {name: first.setdefault(digest(bundle.root / name), name) for name in lines}
-    return {name: bundle.add_image(original) for name, original in originals.items()}
+    stored = {}
+    for name in lines:
+        stored[name] = bundle.add_image(first.setdefault(digest(bundle.root / name), name))
+    return stored
 
 
 def _folder_name(text: str) -> str:
-    """A group's name as that of a folder. Two names that become one are kept together, which leaks nothing."""
+    """Turn a group's name into a folder name. Two groups with one folder name become one group, which is no leak."""
     short = re.sub(r"[^\w.-]+", "-", text).strip("-.")
     return short if 0 < len(short) <= 80 else f"{short[:60]}-{pair_key(text, '')[:8]}"
 
@@ -238,48 +260,59 @@ SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
 def import_folder(
     folder: Path, source: Path, *, kind: str, name: str = "", dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
-    """Brings a source (of a kind of SOURCES) in as `imported/NAME`; returns how many rankings or pairs and images came.
+    """Import a source of a kind of SOURCES as `imported/NAME`; return the numbers of rankings or pairs and images.
 
     Raises:
-        ValueError: for an unknown kind, a name that another source has, or with file and record for what is malformed
-            or missing; then nothing has been written.
+        ValueError: the kind is unknown, another source has the name, or a record is malformed or missing (with file
+            and record); then no file has been written.
     """
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
-    bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
+    if not name:
+        name = _folder_name(source.stem) if source.is_file() else source.resolve().name
+    bundle = Import(folder, source, name)
     records = list(SOURCES[kind](bundle))
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=bundle.inputs, options=options)
     _check_source(step)
+
+    # Count the records, which are all rankings or all pairs.
     rankings = [record for record in records if isinstance(record, Answer)]
     pairs, counts = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
     if rankings:
-        people, groups = ({getattr(answer, name) for answer in rankings} for name in ("annotator", "group"))
-        counts = {"rankings": len(rankings), "groups": len(groups), "annotators": len(people)}
+        groups = {answer.group for answer in rankings}
+        annotators = {answer.annotator for answer in rankings}
+        counts = {"rankings": len(rankings), "groups": len(groups), "annotators": len(annotators)}
     counts["images"] = len(bundle.images)
     if dry_run:
         return counts
+
+    # Bring the images in, then write the records.
     for done, (inner, path) in enumerate(bundle.images.items(), 1):
         link_or_copy(path, bundle.target / "files" / inner)
         progress(done, len(bundle.images))
-    flush_all(bundle.target)  # one wait, before a file names them
+    flush_all(bundle.target)  # one wait for all images, before a file names them
     path = bundle.target / ("rankings.jsonl" if rankings else "pairs.jsonl")
     write_records(path, rankings or pairs)
     return step.finish(outputs=[path], counts=counts)
 
 
 def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[LabelledPair], dict[str, int]]:
-    """Each pair once, without those that have both labels (dropped as ties are), and the counts of them."""
+    """Keep each pair once, drop pairs with both labels as ties, and count them."""
     first: dict[str, LabelledPair] = {}
-    torn = {pair.key for pair in pairs if first.setdefault(pair.key, pair).consistent != pair.consistent}
+    torn = set()
+    for pair in pairs:
+        if first.setdefault(pair.key, pair).consistent != pair.consistent:
+            torn.add(pair.key)
     agreed = [pair for key, pair in first.items() if key not in torn]
-    lost = {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
-    return agreed, {"pairs": len(agreed), "yes": sum(pair.consistent for pair in agreed), **lost}
+    counts = {"pairs": len(agreed), "yes": sum(pair.consistent for pair in agreed)}
+    return agreed, counts | {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
 
 
 def _check_source(step: DatasetStep) -> None:
-    """Raises ValueError if another source has the name; the same files may come in again, from elsewhere too."""
-    last, mine = step.last().get("plan"), step.plan()
+    """Raise ValueError if another source has the name; the same files may be imported again, even from elsewhere."""
+    last = step.last().get("plan")
+    mine = step.plan()
     if last is None or last["options"] == mine["options"]:
         return
     same_files = sorted(last["inputs"].values()) == sorted(mine["inputs"].values())

@@ -1,16 +1,17 @@
-"""Rankings to and from Label Studio: its Ranker orders a List of candidates beside the reference.
+"""Rankings to and from Label Studio: its Ranker orders a List of candidates with the reference above them.
 
     pacorl dataset tasks SET --out tasks                                     tasks.json, config.xml and the images
-    pacorl dataset import SET export.json --kind label_studio                what people ranked there
+    pacorl dataset import SET export.json --kind label_studio                the rankings made there
 
 Label Studio shows the images from its local storage, whose root is the folder of the tasks. An item's id is its image's
-path, so that an export (JSON; JSON_MIN is not enough) says which image came where.
+path, so that an export (JSON; JSON_MIN is not enough) identifies the images.
 """
 
 from __future__ import annotations
 
 import html
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from pacorl.io.files import claim_folder, flush_all, inside, write_atomic
 from pacorl.records.rankings import Ranking
 
 LOCAL = "/data/local-files/?d="
-"""What Label Studio's local storage is reached by."""
-RANKER, LIST = "rank", "candidates"
+"""Prefix of the paths in Label Studio's local storage."""
+RANKER = "rank"
+LIST = "candidates"
 CONFIG = f"""<View>
   <Header value="$theme"/>
   <Image name="reference" value="$reference"/>
@@ -35,43 +37,66 @@ CONFIG = f"""<View>
 
 
 def write_tasks(folder: Path, out: Path) -> dict[str, int]:
-    """Writes what a dataset folder has to rank, and how it was ranked, as Label Studio's tasks.
+    """Write the instances of a dataset folder, and their rankings, as Label Studio's tasks.
 
     Returns:
-        How many tasks, rankings and images there are, and how many rankings are left out since the Ranker has no ties.
+        The number of tasks, rankings and images, and of rankings left out because the Ranker has no ties.
 
     Raises:
-        ValueError: if the folder has neither instances nor rankings, or an image is missing.
+        ValueError: the folder has neither instances nor rankings, or an image is missing.
     """
-    path = folder / "instances.jsonl"
-    instances = {item.id: item for item in (read_instances(path) if path.is_file() else []) if not item.is_control}
     answers = collect_answers(folder, dry_run=True)
-    answers += [answer for file in sorted(folder.glob("imported/*/rankings.jsonl")) for answer in read_answers(file)]
-    for answer in answers:
-        # By name, since the order of a ranking would show in the order of the candidates.
-        names = tuple(sorted(answer.candidates))
-        shown = Instance(answer.instance, answer.group, answer.reference, names, answer.theme, answer.category)
-        instances.setdefault(answer.instance, shown)
+    for file in sorted(folder.glob("imported/*/rankings.jsonl")):
+        answers += read_answers(file)
+    instances = _instances(folder, answers)
     if not instances:
         raise ValueError(f"{folder} has nothing to rank; make instances.jsonl with `pacorl dataset pair` first")
+
+    # Copy their images.
     claim_folder(out)
-    images = {name for item in instances.values() for name in (item.reference, *item.candidates)}
+    images = set[str]()
+    for item in instances.values():
+        images |= {item.reference, *item.candidates}
     for name in sorted(images):
         link_or_copy(inside(folder, name), out / name)
     flush_all(out)
-    untied = [answer for answer in answers if not answer.ranks]
-    tasks = [_task(item, [a for a in untied if a.instance == item.id]) for item in instances.values()]
+
+    # Write the tasks with their rankings.
+    untied: dict[str, list[Answer]] = defaultdict(list)
+    tied = 0
+    for answer in answers:
+        if answer.ranks:
+            tied += 1
+        else:
+            untied[answer.instance].append(answer)
+    tasks = [_task(item, untied[item.id]) for item in instances.values()]
     write_atomic(out / "tasks.json", json.dumps(tasks, indent=1, ensure_ascii=False) + "\n")
     write_atomic(out / "config.xml", CONFIG)
-    counts = {"tasks": len(tasks), "rankings": len(untied), "images": len(images)}
-    return counts | {"left out as tied": len(answers) - len(untied)}
+    counts = {"tasks": len(tasks), "rankings": len(answers) - tied, "images": len(images)}
+    return counts | {"left out as tied": tied}
+
+
+def _instances(folder: Path, answers: list[Answer]) -> dict[str, Instance]:
+    """Instances of the folder and of its rankings, by id; without control questions."""
+    instances = {}
+    path = folder / "instances.jsonl"
+    if path.is_file():
+        for item in read_instances(path):
+            if not item.is_control:
+                instances[item.id] = item
+    for answer in answers:
+        # By name, because the order of the candidates would reveal the ranking.
+        names = tuple(sorted(answer.candidates))
+        shown = Instance(answer.instance, answer.group, answer.reference, names, answer.theme, answer.category)
+        instances.setdefault(answer.instance, shown)
+    return instances
 
 
 def _task(instance: Instance, answers: list[Answer]) -> dict[str, Any]:
-    items = [
-        {"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'}
-        for number, name in enumerate(instance.candidates, 1)
-    ]
+    items = []
+    for number, name in enumerate(instance.candidates, 1):
+        items.append({"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'})
+
     texts = {"theme": instance.theme, "group": instance.group, "category": instance.category}
     data = {"id": instance.id, "reference": LOCAL + instance.reference, "items": items, **texts}
     return {"data": data, "annotations": [_annotation(answer) for answer in answers]}
@@ -84,10 +109,10 @@ def _annotation(answer: Answer) -> dict[str, Any]:
 
 
 def load_label_studio(path: Path) -> list[Ranking]:
-    """The rankings of an export (JSON) of tasks that `write_tasks` wrote, or that have their form.
+    """Read the rankings of an export (JSON) of tasks in the form of `write_tasks`.
 
     Raises:
-        ValueError: that names file, task, fault and fix.
+        ValueError: the message names file, task, fault and fix.
     """
     tasks = read_json(path)
     if not isinstance(tasks, list):
@@ -107,6 +132,7 @@ def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
     data = task["data"]
     for annotation in task["annotations"]:
         orders = [row["value"]["ranker"] for row in annotation["result"] if row.get("type") == "ranker"]
+
         if annotation.get("was_cancelled") or not orders:
             continue
         # A Ranker without buckets saves one list, under its own name or bare.

@@ -1,4 +1,4 @@
-"""A dataset step's questions to a language model: their cost, and the journal that keeps their answers."""
+"""Requests of a dataset step to a language model: their cost, and the journal of the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
-    """The tokens and the cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
+    """Tokens and cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
     usage = Usage(prompt_tokens=count * tokens[0], completion_tokens=count * tokens[1]).with_cost(price)
     return {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "cost")}
 
@@ -27,19 +27,20 @@ def fill_journal(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Adds the answer about each item to the journal as it comes, `workers` at a time; None is left out.
+    """Add the answer for each item to the journal as it arrives, `workers` at a time; None is left out.
 
-    What `answer` raises ends it at once.
+    An exception of `answer` ends it at once.
     """
     with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(answer, item) for item in items]
         try:
             for done, future in enumerate(as_completed(running), 1):
-                # Written by this thread alone: a journal's lines must not run into each other.
-                if (row := future.result()) is not None:
+                # Only this thread writes: the lines of a journal must not be interleaved.
+                row = future.result()
+                if row is not None:
                     journal.add(row)
                 progress(done, len(items))
         except BaseException:
-            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
+            # A refused key or Ctrl-C: each waiting request would cost time and money in vain.
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,7 +1,7 @@
-"""The manifest of a step: whether its work is done, and on which inputs.
+"""The manifest of a step, which proves that its work is done, and on which inputs.
 
-A step is done when its manifest names the same inputs (by content), options and seed, and its outputs are still what
-it wrote. Versions are recorded and not compared: a new release does not undo finished work.
+A step is done if its manifest names the same inputs (by content), options and seed, and its outputs are unchanged.
+Versions are recorded and not compared: a new release does not undo finished work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pacorl.io.versions import versions
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
-# These decide what a model computes; all of pip's list would differ on every machine and tell nothing.
+# The packages that decide a model's output; all of pip's list would differ on every machine.
 RECORDED = ("pacorl", "numpy", "pillow", "torch", "transformers", "diffusers")
 
 
 def silent(done: int, total: int) -> None:
-    """A `Progress` that shows nothing."""
+    """`Progress` without a display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,19 @@ class DatasetStep:
         return self.folder / "manifests" / f"{self.name}.json"
 
     def counts_if_done(self) -> dict[str, Any] | None:
-        """The counts of the finished step, or None if there is work to do."""
+        """Counts of the finished step, or None if there is work to do."""
         last = self.last()
         if not last or last["plan"] != self.plan():
             return None
-        outputs = {self.folder / name: sha256 for name, sha256 in last["outputs"].items()}
-        # By content: a copied folder has new time stamps.
-        stand = all(path.is_file() and digest(path) == sha256 for path, sha256 in outputs.items())
-        return dict(last["counts"]) if stand else None
+        # Compare by content: a copied folder has new time stamps.
+        for name, sha256 in last["outputs"].items():
+            path = self.folder / name
+            if not path.is_file() or digest(path) != sha256:
+                return None
+        return dict(last["counts"])
 
     def last(self) -> dict[str, Any]:
-        """The manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
+        """Manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
         if not self.path.is_file():
             return {}
         try:
@@ -69,8 +71,8 @@ class DatasetStep:
         return manifest
 
     def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the manifest; returns the counts."""
-        # Comes last: a step that is killed has no new manifest, and is done again.
+        """Write the manifest and return the counts."""
+        # The last act of a step: a killed step has no new manifest, and runs again.
         manifest = {
             "step": self.name,
             "plan": self.plan(),
@@ -83,13 +85,13 @@ class DatasetStep:
         return dict(counts)
 
     def plan(self) -> dict[str, Any]:
-        """What this step is to do, in the form of the manifest."""
+        """Planned work of this step, in the form of the manifest."""
         plan = {
             "inputs": {self._name(path): digest(path) for path in self.inputs},
             "options": dict(self.options),
             "seed": self.seed,
         }
-        # Compared with what a file says, in which tuples are lists.
+        # Compared with a stored manifest, in which tuples are lists.
         return dict(as_read_back(plan))
 
     def _name(self, path: Path) -> str:

@@ -1,7 +1,7 @@
-"""Writes T2IS records, balanced over a taxonomy (`pacorl dataset prompts`).
+"""Write T2IS records, balanced over a taxonomy (`pacorl dataset prompts`).
 
-A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) gives orders; a writer turns
-an order (subcategory, layout, number) into a record. `llm_writer` asks a language model; `tiny_writer` makes the
+A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) yields orders. A writer turns
+an order (subcategory, layout, number) into a record. `llm_writer` asks a language model. `tiny_writer` writes the
 prompts of the tiny world and needs no network.
 """
 
@@ -45,7 +45,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """One prompt to be written."""
+    """Order of one prompt."""
 
     key: str
     subject: Subject
@@ -55,7 +55,7 @@ class PromptOrder:
 
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
-    """The subjects of a taxonomy. Raises ValueError for what is not `category: {subcategory: [dimensions]}`."""
+    """Read the subjects of a taxonomy. Raises ValueError unless it is `category: {subcategory: [dimensions]}`."""
     subjects = []
     for category, entries in _checked_mapping(read_yaml(path), path).items():
         for name, dimensions in _checked_mapping(entries, f"{path}: {category}").items():
@@ -75,11 +75,12 @@ def _checked_mapping(entries: Any, location: object) -> dict[Any, Any]:
 
 
 def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
-    """`count` orders: categories share equally, and subcategories within them; layouts take turns."""
+    """Plan `count` prompts: categories share equally, and subcategories within them; layouts take turns."""
     by_category: dict[str, list[Subject]] = {}
     for subject in subjects:
         by_category.setdefault(subject.category, []).append(subject)
     categories = list(by_category.values())
+
     planned: list[PromptOrder] = []
     for number in range(count):
         lap, category = divmod(number, len(categories))
@@ -95,13 +96,13 @@ def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) ->
 
 Record = dict[str, Any]
 Writer = Callable[[PromptOrder, Sequence[str]], Record]
-"""(order, themes that exist already) → a T2IS record without its idx. Raises ChatError if there is no usable answer."""
+"""(order, existing themes) → a T2IS record without its idx. Raises ChatError if there is no usable answer."""
 
 COUNT_WORDS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 REMEMBERED_THEMES = 12
-"""So many of a subcategory's themes are named to the model, as not to be repeated."""
+"""Number of a subcategory's latest themes in the request, which the model must not repeat."""
 TOKENS_PER_RECORD = (600, 900)
-"""Of one record, prompt and completion, for the estimate of a dry run."""
+"""Prompt and completion tokens of one record, for the estimate of a dry run."""
 
 Text = Annotated[str, Field(min_length=8, max_length=2000)]
 
@@ -112,26 +113,33 @@ class Draft(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     theme: Text
-    """The instruction that a person would give."""
+    """The instruction, in a person's words."""
     shared: Text
-    """What all panels have in common."""
+    """The content that all panels share."""
     panels: list[Text]
     criteria: dict[str, dict[str, Text]]
-    """dimension → name → what must hold over all panels."""
+    """dimension → name → the requirement over all panels."""
 
 
 def compose(draft: Draft, order: PromptOrder) -> Record:
-    """A draft as a T2IS record. Raises ValueError if it does not fit its order, or would be read back otherwise."""
-    grid, dimensions = order.grid, order.subject.dimensions
+    """Turn a draft into a T2IS record. Raises ValueError if it does not fit its order or cannot be parsed back."""
+    grid = order.grid
+    dimensions = order.subject.dimensions
     if len(draft.panels) != grid.count:
         raise ValueError(f"a {grid} layout needs {grid.count} panels, got {len(draft.panels)}")
     if set(draft.criteria) != set(dimensions) or not all(draft.criteria.values()):
         raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}, got {sorted(draft.criteria)}")
+
+    # Write the text in the form of the published prompts.
     panels = [sentence(panel) for panel in draft.panels]
-    tagged = " ".join(f"{tag}:{panel}" for tag, panel in zip(panel_tags(grid), panels, strict=True))
-    word = COUNT_WORDS[grid.count] if grid.count < len(COUNT_WORDS) else str(grid.count)
-    text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)} {tagged}"
-    # Readers find panels by their tags: a model's own capitals before a colon would be taken for one.
+    word = str(grid.count)
+    if grid.count < len(COUNT_WORDS):
+        word = COUNT_WORDS[grid.count]
+    text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)}"
+    for tag, panel in zip(panel_tags(grid), panels, strict=True):
+        text += f" {tag}:{panel}"
+
+    # Readers find panels by their tags, and capitals before a colon look like a tag.
     if list(panel_texts(text)) != panels or parse_layout(text) != grid:
         raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
     return {
@@ -148,20 +156,24 @@ def compose(draft: Draft, order: PromptOrder) -> Record:
 
 
 def sentence(text: str) -> str:
-    """The text on one line, ending as a sentence does."""
+    """Put a text on one line that ends as a sentence does."""
     line = " ".join(text.split())
-    return line if line.endswith((".", '"', "!", "?")) else line + "."
+    if not line.endswith((".", '"', "!", "?")):
+        line += "."
+    return line
 
 
 def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
-    """Asks a language model for one record at a time."""
-    used_themes, lock = set[str](), Lock()
+    """Writer that asks a language model for one record at a time."""
+    used_themes = set[str]()
+    lock = Lock()
 
     def write(order: PromptOrder, themes: Sequence[str]) -> Record:
+        # Another thread's answer may have the same theme, so the check and its note share a lock.
         def check(draft: Draft) -> None:
             compose(draft, order)
             theme = draft.theme.casefold()
-            with lock:  # another thread's answer may be the same
+            with lock:
                 if theme in used_themes | {theme.casefold() for theme in themes}:
                     raise ValueError("this theme exists already")
                 used_themes.add(theme)
@@ -173,12 +185,12 @@ def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
 
 
 def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
-    """The request for one record."""
-    subject, count = order.subject, order.grid.count
+    """Request for one record."""
+    subject = order.subject
+    count = order.grid.count
     dimensions = ", ".join(subject.dimensions)
     example = ", ".join(f'"{dimension}": {{"<short name>": "<what must hold>"}}' for dimension in subject.dimensions)
-    avoid = "".join(f"\n- {theme}" for theme in themes[-REMEMBERED_THEMES:])
-    return (
+    request = (
         f"Write one request for a set of {count} images that belong together.\n"
         f"Kind: {subject.category}, {subject.name}. What the set must keep: {dimensions}.\n"
         "Be concrete and visual: name the subject, its looks, the style, the light. The panels must differ in what "
@@ -187,13 +199,17 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
         f'{{"theme": "<the request in one or two sentences>", "shared": "<what all images have in common>", '
         f'"panels": [<exactly {count} texts, one per image>], "criteria": {{{example}}}}}\n'
         "Two or three criteria per dimension, each a full sentence."
-        + (f"\nThese exist already; write something else:{avoid}" if avoid else "")
     )
+    if themes:
+        request += "\nThese exist already; write something else:"
+    for theme in themes[-REMEMBERED_THEMES:]:
+        request += f"\n- {theme}"
+    return request
 
 
 def tiny_writer(*, count: int, seed: int = 0) -> Writer:
-    """Prompts of the tiny world; the oracle can read every panel."""
-    # All of a layout at once: characters take turns over the list, so a prompt depends on those before it.
+    """Writer of the tiny world's prompts, whose every panel the oracle can read."""
+    # Draw all prompts of a layout at once: characters take turns over the list.
     prompts_of = cache(lambda grid: character_prompts("train", count, seed=seed, grid=grid))
 
     def write(order: PromptOrder, themes: Sequence[str]) -> Record:
@@ -212,7 +228,7 @@ def tiny_writer(*, count: int, seed: int = 0) -> Writer:
 
 
 def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> Writer:
-    """The writer of a name: `llm`, which needs `chat`, or `tiny`."""
+    """Writer by name: `llm`, which needs `chat`, or `tiny`."""
     if name == "tiny":
         return tiny_writer(count=count, seed=seed)
     if name != "llm":
@@ -237,17 +253,18 @@ def write_all(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Fills prompts.jsonl with `count` records, going on where an earlier call stopped.
+    """Fill prompts.jsonl with `count` records; a later call continues an interrupted one.
 
     Args:
-        options: names the writer in the manifest.
-        tokens: of one record, prompt and completion, for the estimate of a dry run.
-        price: per million of them.
+        options: the writer's name and settings, for the manifest.
+        tokens: prompt and completion tokens per record, for the estimate of a dry run.
+        price: per million tokens, prompt and completion.
 
     Returns:
-        How many records there are, how many of each category, and the faults of those that `failed`: the next call
-        tries them again.
+        The number of records, the number per category, and order → fault of the `failed` records, which the next call
+        tries again.
     """
+    # Stop if the step is done, or if only an estimate is asked for.
     planned = orders(subjects, count=count, grids=grids)
     plan = {"count": count, "grids": [str(grid) for grid in grids], **options}
     step = DatasetStep(folder, "prompts", options=plan, seed=seed)
@@ -259,19 +276,31 @@ def write_all(
         done = read_journal(path)
         missing = sum(order.key not in done for order in planned)
         return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
+
+    # Write the missing records into the journal.
     journal = Journal(path)
     failed = _write_missing(writer, planned, journal, workers=workers, progress=progress)
-    written = {order.number: journal.items[order.key]["record"] for order in planned if order.key in journal}
-    write_jsonl(folder / "prompts.jsonl", [{"idx": f"{number:04d}", **record} for number, record in written.items()])
-    by_category = Counter(record["category"] for record in written.values())
+
+    # List all records in the order of the plan.
+    written = []
+    by_category: Counter[str] = Counter()
+    for order in planned:
+        if order.key in journal:
+            record = journal.items[order.key]["record"]
+            written.append({"idx": f"{order.number:04d}", **record})
+            by_category[record["category"]] += 1
+    write_jsonl(folder / "prompts.jsonl", written)
+
     counts = {"records": len(written), "failed": failed, "by_category": dict(sorted(by_category.items()))}
-    return counts if failed else step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
+    if failed:
+        return counts
+    return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
 
 
 def write_sentences(
     folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Fill prompts.jsonl with one record per line of `source`, each a sentence that asks for several images.
+    """Fill prompts.jsonl with one record per line of `source`, each the request of a set of images.
 
     The template writer (`generate.panels`) writes the panels.
     """
@@ -279,6 +308,7 @@ def write_sentences(
     finished = step.counts_if_done()
     if finished is not None:
         return finished
+    # A fault of the template writer names the line.
     lines = list(text_lines(source, fix="name a file of sentences, one a line"))
     prompts = []
     for number, line in lines:
@@ -287,6 +317,7 @@ def write_sentences(
             prompt = prompt_from("", theme=draft.theme, panels=draft.panels, criteria=draft.criteria, number=number)
         prompts.append(prompt)
         progress(len(prompts), len(lines))
+
     counts = {"records": len(prompts)}
     if dry_run:
         return counts
@@ -297,16 +328,20 @@ def write_sentences(
 def _write_missing(
     writer: Writer, planned: Sequence[PromptOrder], journal: Journal, *, workers: int, progress: Progress
 ) -> dict[str, str]:
-    """Writes the records that the journal lacks; returns key → fault of those that could not be written."""
+    """Write the records that the journal lacks; return key → fault of the failed orders."""
     failed: dict[str, str] = {}
-    themes: dict[Subject, list[str]] = {order.subject: [] for order in planned}
+    themes: dict[Subject, list[str]] = {}
+    missing = []
     for order in planned:
+        subject_themes = themes.setdefault(order.subject, [])
         if order.key in journal:
-            themes[order.subject].append(journal.items[order.key]["record"]["theme"])
+            subject_themes.append(journal.items[order.key]["record"]["theme"])
+        else:
+            missing.append(order)
 
     def write(order: PromptOrder) -> dict[str, Any] | None:
         try:
-            # Read when a thread is free, so that it holds all themes so far.
+            # Read the themes when a thread is free, so that all themes so far are excluded.
             record = writer(order, tuple(themes[order.subject]))
         except ChatError as error:
             failed[order.key] = str(error)
@@ -314,6 +349,5 @@ def _write_missing(
         themes[order.subject].append(record["theme"])
         return {"key": order.key, "record": record}
 
-    missing = [order for order in planned if order.key not in journal]
     fill_journal(journal, missing, write, workers=workers, progress=progress)
     return failed

@@ -1,14 +1,14 @@
 """Selections of prompts that differ: a similarity graph over text embeddings, then a choice on it.
 
-The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. Three
-well-founded ones are offered, all deterministic:
+The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. There are
+three well-founded algorithms, all deterministic:
 
     independent_set    greedy maximal independent set of the graph "closer than d", fewest neighbours first: no two
                        selected prompts are closer than d, and none can be added (Halldórsson & Radhakrishnan 1997)
-    farthest_point     always the prompt farthest from all selected ones: their nearest pair is at least half as far
+    farthest_point     always the prompt farthest from all selected ones: the nearest pair is at least half as far
                        apart as in the best selection (Gonzalez 1985)
-    facility_location  lazy greedy: each prompt should have a selected one that is like it; at least 1 − 1/e of the best
-                       coverage on the k-nearest-neighbour graph (Nemhauser et al. 1978, Minoux 1978)
+    facility_location  lazy greedy: each prompt should be like a selected one; at least 1 − 1/e of the best coverage
+                       on the k-nearest-neighbour graph (Nemhauser et al. 1978, Minoux 1978)
 
 Distance is 1 − cosine. N prompts, C dimensions, K neighbours, M selected.
 """
@@ -36,7 +36,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """When a selection is complete: at a number of prompts, or when none is `distance` from all selected ones."""
+    """End of a selection: a number of prompts, or no prompt at `distance` from all selected prompts."""
 
     number: int | None = None
     distance: float | None = None
@@ -51,15 +51,17 @@ class Goal:
 
 
 def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -> tuple[Vectors, Indices]:
-    """The `count` nearest others of each vector: cosine similarities and indices, both (N, K), nearest first."""
+    """Nearest neighbours of each vector: cosine similarities and indices, both (N, K), nearest first."""
     size = len(vectors_NC)
     count = min(count, size - 1)
     searched = _search_index(vectors_NC, seed)
     searched.add(vectors_NC)
     similarity, index = searched.search(vectors_NC, count + 1)
-    # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
-    missing, next_N1 = index < 0, (np.arange(size)[:, None] + 1) % size
-    similarity, index = np.where(missing, -1, similarity), np.where(missing, next_N1, index)
+    # An inverted file that finds too few returns −1: let that be any vector, at the least similarity.
+    missing = index < 0
+    next_N1 = (np.arange(size)[:, None] + 1) % size
+    similarity = np.where(missing, -1, similarity)
+    index = np.where(missing, next_N1, index)
     # A vector finds itself, but not always first: duplicates are as near.
     is_other = index != np.arange(size)[:, None]
     is_other[is_other.all(1), -1] = False
@@ -78,13 +80,15 @@ def _search_index(vectors_NC: Vectors, seed: int) -> Any:
     cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
     index = faiss.IndexIVFFlat(exact, width, cells, faiss.METRIC_INNER_PRODUCT)
     # faiss trains on 256 points a cell by default and asks for 39 at least: 64 are a quarter of that work.
-    index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
+    index.cp.seed = seed + 1
+    index.cp.max_points_per_centroid = 64
+    index.nprobe = max(8, cells // 32)
     index.train(vectors_NC)
     return index
 
 
 def nearest_selected(vectors_NC: Vectors, selected: Sequence[int]) -> Vectors:
-    """(M,): the exact distance of each selected prompt to its nearest other selected one."""
+    """(M,) exact distance of each selected prompt to its nearest neighbour in the selection."""
     selected_MC = vectors_NC[np.asarray(selected)]
     nearest_M = np.empty(len(selected_MC), np.float32)
     for start in range(0, len(selected_MC), BLOCK):
@@ -99,10 +103,11 @@ def nearest_selected(vectors_NC: Vectors, selected: Sequence[int]) -> Vectors:
 
 
 def farthest_point(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
-    """Starts at the prompt nearest to the mean of all, then always takes the one farthest from those taken."""
-    del seed  # nothing is drawn: the argument is there for the table's sake
+    """Start at the prompt nearest to the mean, then repeatedly add the prompt farthest from the selection."""
+    del seed  # no draws: all selections of the table share one signature
     first = int(np.argmax(vectors_NC @ vectors_NC.mean(0)))
-    selected, distance_N = [first], 1 - vectors_NC @ vectors_NC[first]
+    selected = [first]
+    distance_N = 1 - vectors_NC @ vectors_NC[first]
     while len(selected) < min(goal.number or len(vectors_NC), len(vectors_NC)):
         distance_N[selected[-1]] = -np.inf
         farthest = int(np.argmax(distance_N))
@@ -114,28 +119,33 @@ def farthest_point(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[in
 
 
 def independent_set(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
-    """A maximal set of prompts no two of which are closer than a distance; for a number, the distance is searched."""
+    """Select a maximal set without two prompts closer than a distance; for a number, search the distance."""
     similarity_NK, _ = neighbours(vectors_NC, seed=seed)
     if goal.distance is not None:
         return _independent(vectors_NC, _crowding(similarity_NK, goal.distance), goal.distance)
     number = min(goal.number or 0, len(vectors_NC))
-    low, high = 0.0, 2.0
+    low = 0.0
+    high = 2.0
     best = list(range(len(vectors_NC)))
-    # 24 halvings of [0, 2] fix the distance to 1e-7, below what float32 cosines tell apart.
+    # 24 halvings of [0, 2] give the distance to 1e-7, below the resolution of float32 cosines.
     for _ in range(24):
         middle = (low + high) / 2
         selected = _independent(vectors_NC, _crowding(similarity_NK, middle), middle, stop_at=number)
-        low, high, best = (middle, high, selected) if len(selected) >= number else (low, middle, best)
+        if len(selected) >= number:
+            low = middle
+            best = selected
+        else:
+            high = middle
     return best[:number]
 
 
 def _crowding(similarity_NK: Vectors, distance: float) -> Indices:
-    """The order of visits: prompts with the fewest neighbours within `distance` first, then by their own order."""
+    """Order of visits: prompts with the fewest neighbours within `distance` first, then by their own order."""
     return np.argsort((similarity_NK > 1 - distance).sum(1), kind="stable")
 
 
 def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_at: int | None = None) -> list[int]:
-    """Visits in `order` and selects what is at least `distance` from all selected so far; every comparison is exact."""
+    """Visit in `order` and select each prompt at least `distance` from the selection; all comparisons are exact."""
     selected_MC = np.empty((len(order), vectors_NC.shape[1]), np.float32)
     selected: list[int] = []
     for start in range(0, len(order), BLOCK):
@@ -154,21 +164,24 @@ def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_a
 
 
 def facility_location(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
-    """Maximises Σ_i max_{j selected} similarity(i, j) over the k-nearest-neighbour graph by lazy greedy choice."""
+    """Maximise Σ_i max_{j selected} similarity(i, j) over the k-nearest-neighbour graph by lazy greedy choice."""
     if goal.number is None:
         raise ValueError("facility_location selects a number of prompts; for a minimum distance use independent_set")
+    # Edges of the graph, each prompt to itself included.
     similarity_NK, index_NK = neighbours(vectors_NC, seed=seed)
     size, count = index_NK.shape
     member = np.concatenate([np.repeat(np.arange(size), count), np.arange(size)])
     facility = np.concatenate([index_NK.ravel(), np.arange(size)])
     weight = np.concatenate([np.maximum(similarity_NK.ravel(), 0), np.ones(size, np.float32)])
-    order = np.argsort(facility, kind="stable")
+
     # One stable sort groups the edges by their facility; `bounds` are the ends of the groups.
+    order = np.argsort(facility, kind="stable")
     bounds = np.searchsorted(facility[order], np.arange(1, size))
-    # For each prompt, whom it is among the nearest of, and how similar (itself included).
+    # Per prompt: the prompts that have it among their nearest, and the similarities.
     reach = list(zip(np.split(member[order], bounds), np.split(weight[order], bounds), strict=True))
     covered_N = np.zeros(len(vectors_NC), np.float32)
-    # (−gain, prompt): a stale gain is an upper bound, so the first whose fresh gain stays on top is the best.
+
+    # (−gain, prompt): a stale gain is an upper bound, so the first whose fresh gain is still on top is the best.
     queue = [(-float(similarity.sum()), prompt) for prompt, (_, similarity) in enumerate(reach)]
     heapq.heapify(queue)
     selected: list[int] = []
@@ -195,7 +208,7 @@ SELECTIONS: dict[str, Callable[..., list[int]]] = {
 def select(
     vectors_NC: Vectors, goal: Goal, *, method: str = "independent_set", categories: Sequence[str] = (), seed: int = 0
 ) -> list[int]:
-    """The selected prompts' indices, ascending.
+    """Indices of the selected prompts, ascending.
 
     Args:
         method: one of SELECTIONS.
@@ -207,22 +220,26 @@ def select(
         raise ValueError(f"{len(vectors_NC)} prompts are too few to select from; at least two are needed")
     if not categories:
         return sorted(SELECTIONS[method](vectors_NC, goal, seed=seed))
-    members = {name: np.flatnonzero(np.asarray(categories) == name) for name in sorted(set(categories))}
+
+    # Divide the number over the categories.
+    category_N = np.asarray(categories)
+    members = {name: np.flatnonzero(category_N == name) for name in sorted(set(categories))}
     goals = dict.fromkeys(members, goal)
     if goal.number is not None:
         quotas = equal_quotas({name: len(rows) for name, rows in members.items()}, goal.number)
         goals = {name: Goal(number=quota) for name, quota in quotas.items() if quota}
+
     selected: list[int] = []
     for name, category_goal in goals.items():
         rows = members[name]
-        # Selections look for neighbours, which a prompt alone has not.
+        # Selections search neighbours, and a single prompt has none.
         indices = SELECTIONS[method](vectors_NC[rows], category_goal, seed=seed) if len(rows) > 1 else [0]
         selected += rows[indices].tolist()
     return sorted(selected)
 
 
 def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
-    """As equal shares of `total` as the categories can fill; what a small one cannot take goes to the others."""
+    """Divide `total` over the categories as equally as they can fill; large categories take the rest of small ones."""
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
         open_names = [name for name in available if quotas[name] < available[name]]
@@ -232,35 +249,37 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far apart selected prompts are, and how well they stand for all. Distances are 1 − cosine."""
+    """Distances between selected prompts, and their coverage of all prompts. Distances are 1 − cosine."""
 
     kept: int
     nearest: float
-    """Between the nearest two."""
+    """Distance of the nearest pair."""
     mean_nearest: float
-    """Mean over the selected of the distance to their nearest other."""
+    """Mean over the selection of the distance to the nearest neighbour in it."""
     coverage: float
-    """Mean over all prompts of the similarity to the most similar selected one."""
+    """Mean over all prompts of the similarity to the most similar selected prompt."""
     farthest: float
-    """From any prompt to its nearest selected one, at most."""
+    """Largest distance from any prompt to its nearest selected prompt."""
     pair: tuple[int, int]
-    """The nearest two."""
+    """Indices of the nearest pair."""
 
 
 def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
-    """Measures a selection, exactly."""
+    """Measure a selection, exactly."""
     if len(selected) < 2:
         raise ValueError(
             f"{len(selected)} prompts are selected, and a spread needs two; raise the number or lower the distance"
         )
+    selected_MC = vectors_NC[np.asarray(selected)]
+    similar_N = np.empty(len(vectors_NC), np.float32)
+    for start in range(0, len(vectors_NC), BLOCK):
+        similar_N[start : start + BLOCK] = (vectors_NC[start : start + BLOCK] @ selected_MC.T).max(1)
+
+    # The nearest pair: the prompt with the nearest neighbour, and that neighbour.
     nearest_M = nearest_selected(vectors_NC, selected)
     first = int(np.argmin(nearest_M))
-    selected_MC = vectors_NC[np.asarray(selected)]
     to_first = selected_MC @ selected_MC[first]
     to_first[first] = -np.inf
-    similar_N = np.concatenate(
-        [(vectors_NC[start : start + BLOCK] @ selected_MC.T).max(1) for start in range(0, len(vectors_NC), BLOCK)]
-    )
     return Spread(
         kept=len(selected),
         nearest=float(nearest_M.min()),

@@ -98,7 +98,8 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
 
 def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    path, suffix = Path(source), Path(source).suffix.lower()
+    path = Path(source)
+    suffix = Path(source).suffix.lower()
     if source.startswith(TINY):
         return _tiny_comparisons(source, scratch)
     if suffix == ".jsonl":
@@ -195,12 +196,14 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
     check_keys(record, KEYS)
-    consistent, answer = record.get("consistent"), text_field(record, "answer")
+    consistent = record.get("consistent")
+    answer = text_field(record, "answer")
     if not isinstance(consistent, bool):
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
     if answer and _decision(answer)[0] != consistent:
         raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer says {answer[:40]!r}")
-    images, question = _images(record.get("images"), folder), text_field(record, "question")
+    images = _images(record.get("images"), folder)
+    question = text_field(record, "question")
     if not question.strip():
         raise ValueError("'question' is missing or empty; give what the judge is to be asked")
     _check_tags(question, images, tags_required=False)
@@ -224,7 +227,8 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     if entry.formatting != "sharegpt":  # LLaMA-Factory takes an entry that does not say for alpaca's
         raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form, which is what is read")
     path = inside(folder, entry.file_name)
-    columns, tags = COLUMNS | entry.columns, TAGS | entry.tags
+    columns = COLUMNS | entry.columns
+    tags = TAGS | entry.tags
     records = read_json(path, fix=f"give {SOURCES}")
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
@@ -286,7 +290,12 @@ def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
     if not (folder / INFO).is_file() and name.endswith(".json"):
         return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
     info = _info(folder)
-    matching = {key: entry for key, entry in info.items() if name in ("", key, entry.file_name)}
+
+    matching = {}
+    for key, entry in info.items():
+        if name in ("", key, entry.file_name):
+            matching[key] = entry
+
     if len(matching) != 1:
         fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
         raise ValueError(f"{folder / INFO}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")

@@ -139,7 +139,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder: Path) -> Prompt:
-    text, image = row["instruction"], row["image"]
+    text = row["instruction"]
+    image = row["image"]
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{location}: the instruction is missing or empty")
     data = image.get("bytes") if isinstance(image, Mapping) else None

@@ -158,7 +158,11 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     names, is not there: what cannot be compared must not count as clean.
     """
     learned = {plain(text) for text in _trained_texts(run)} - {""}
-    shared = {item: next((text for text in of_item if plain(text) in learned), "") for item, of_item in texts.items()}
+
+    shared = {}
+    for item, of_item in texts.items():
+        shared[item] = next((text for text in of_item if plain(text) in learned), "")
+
     return {item: text[:80] for item, text in shared.items() if text}
 
 
@@ -208,7 +212,11 @@ def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     family_of: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         # One edit of two sources joins the families of both.
-        joined = {id(family_of[key]): family_of[key] for key in _keys(prompt) if key in family_of}
+        joined = {}
+        for key in _keys(prompt):
+            if key in family_of:
+                joined[id(family_of[key])] = family_of[key]
+
         family = [member for members in joined.values() for member in members] + [prompt]
         for member in family:
             family_of.update(dict.fromkeys(_keys(member), family))
@@ -224,7 +232,8 @@ class _Resembling:
     """Finds the prompt that shares most word triples with another, by an index of them."""
 
     def __init__(self, prompts: Sequence[Prompt], least: float) -> None:
-        self.prompts, self.least = prompts, least
+        self.prompts = prompts
+        self.least = least
         self.shingles = [_shingles(prompt.text) for prompt in prompts]
         self.holders: dict[str, list[int]] = defaultdict(list)
         for number, shingles in enumerate(self.shingles):

@@ -122,7 +122,8 @@ def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
 
 def _prompt(record: Record, number: int) -> Prompt:
     check_keys(record, KEYS, foreign=True)
-    text, layout = text_field(record, "prompt"), text_field(record, "layout")
+    text = text_field(record, "prompt")
+    layout = text_field(record, "layout")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")
     panels = record.get("panels", list(panel_texts(text)))

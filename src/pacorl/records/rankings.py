@@ -205,7 +205,11 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
     else:
         separator = next((mark for mark in SEPARATORS if mark in row["candidates"]), SEPARATORS[0])
         tiers = [tier.strip() for tier in row["candidates"].split(separator) if tier.strip()]
-    criteria = [criterion.strip() for criterion in row.get("criteria", "").split("|") if criterion.strip()]
+    criteria = []
+    for criterion in row.get("criteria", "").split("|"):
+        if criterion.strip():
+            criteria.append(criterion.strip())
+
     row.pop("", None)
     return {**row, "criteria": criteria, "candidates": [[name.strip() for name in TIE.split(tier)] for tier in tiers]}
 

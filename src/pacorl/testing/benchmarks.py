@@ -67,7 +67,12 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
 
     right = _figures(spec, items, options, folder, ColourJudge())
     wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
-    compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
+
+    compared = []
+    for column in right:
+        if math.isfinite(right[column]) and math.isfinite(wrong[column]):
+            compared.append(column)
+
     assert compared, "no figure of the example is a number"
 
     worse = [column for column in compared if right[column] < wrong[column]]

@@ -14,7 +14,9 @@ STD = 0.3
 """Of the stochastic step."""
 SIGMA = 0.6
 """The noise level of endpoints."""
-BETTER, WORSE, NEUTRAL = 0, 1, 2
+BETTER = 0
+WORSE = 1
+NEUTRAL = 2
 """Rows of the batch, whose advantages are 1, −1 and 0."""
 ADVANTAGE_B = (1.0, -1.0, 0.0)
 
@@ -63,7 +65,8 @@ def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
     # A range of 1 has no lower bound, since a ratio is never below 0.
     options = options.model_copy(update={name: min(float(value), 0.2) for name, value in ranges.items()})
     target = _target(spec)
-    towards, away = torch.lerp(_old_prediction(), target, 0.5), torch.lerp(_old_prediction(), target, -0.5)
+    towards = torch.lerp(_old_prediction(), target, 0.5)
+    away = torch.lerp(_old_prediction(), target, -0.5)
 
     gradient = _gradient(spec, options, towards)
     assert not gradient[BETTER].any(), "a sample of advantage 1 beyond the clip range is still made likelier"
@@ -114,7 +117,8 @@ def _taken(mean: Tensor) -> Tensor:
 def _target(spec: ObjectiveSpec) -> Tensor:
     """The prediction under which all three samples are likeliest."""
     if spec.needs == "endpoint":
-        clean, noisy = _noise(1), _noise(2)
+        clean = _noise(1)
+        noisy = _noise(2)
         return (noisy - clean) / SIGMA
     return _taken(_old_prediction())
 
@@ -134,7 +138,8 @@ def _gradient(spec: ObjectiveSpec, options: ObjectiveOptions, prediction: Tensor
 def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
     """The batch that training hands to the loss, if the trained policy predicts that mean or velocity."""
     dtype = prediction.dtype
-    old, advantage_B = _old_prediction().to(dtype), torch.tensor(ADVANTAGE_B, dtype=dtype)
+    old = _old_prediction().to(dtype)
+    advantage_B = torch.tensor(ADVANTAGE_B, dtype=dtype)
     if spec.needs == "endpoint":
         return Endpoint(
             _noise(1).to(dtype),
@@ -146,7 +151,8 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
             advantage_clip=5.0,
             used_B=torch.tensor([True, True, False]),
         )
-    sampled, transition = _taken(old), Transition(prediction, STD)
+    sampled = _taken(old)
+    transition = Transition(prediction, STD)
     return Step(
         transition,
         log_prob_B=log_prob(sampled, transition),

@@ -134,14 +134,16 @@ def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
 
 def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     """Check that `idle_layers` are the linear layers on which no image depends."""
-    adapted, image_size = copy.copy(policy), policy.size_of(prompt, size)
+    adapted = copy.copy(policy)
+    image_size = policy.size_of(prompt, size)
     adapted.transformer = copy.deepcopy(policy.transformer)
     linear = [name for name, module in adapted.transformer.named_modules() if isinstance(module, nn.Linear)]
     add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
 
     conditioning = adapted.collate(adapted.encode([prompt], image_size))
     idle = check_adapter(adapted, conditioning, image_size, targets=())
-    undeclared, wrong = sorted(idle - policy.idle_layers), sorted(policy.idle_layers - idle)
+    undeclared = sorted(idle - policy.idle_layers)
+    wrong = sorted(policy.idle_layers - idle)
     assert not undeclared, f"no image depends on {undeclared[0]}; add it to idle_in_last_block"
     assert not wrong, f"images depend on {wrong[0]}, which is declared idle"
 
@@ -168,7 +170,8 @@ def run_pipeline(
     policy: PipelinePolicy, prompt: Prompt, size: Size, *, output_type: str, seed: int = 0
 ) -> tuple[Any, Tensor]:
     """What the diffusers pipeline makes of a prompt: packed latents (1, N, C) or images, and its sigmas."""
-    image_size, pipeline = policy.size_of(prompt, size), _untouched(policy.pipeline)
+    image_size = policy.size_of(prompt, size)
+    pipeline = _untouched(policy.pipeline)
     settings: dict[str, Any] = {
         **policy.options.model_dump(),
         "height": image_size.height,

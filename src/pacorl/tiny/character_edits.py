@@ -99,10 +99,11 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
     """
     # The nearest panel whatever its distance: a source is a drawing, and its file may have been resized or compressed.
     sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
-    rows = [
-        _grade(edit_of(prompt, before), shown)
-        for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True)
-    ]
+
+    rows = []
+    for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True):
+        rows.append(_grade(edit_of(prompt, before), shown))
+
     return {name: float(np.mean([row[name] for row in rows])) for name in EDIT_GRADES}
 
 

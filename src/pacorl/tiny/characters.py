@@ -163,10 +163,12 @@ def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
 
 
 def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
-    x, lift = 96, 34 if panel.pose == "jumping" else 0
+    x = 96
+    lift = 34 if panel.pose == "jumping" else 0
     boxes = {"round": (50, 100, 200), "square": (50, 104, 200), "pointed": (62, 92, 200), "tall": (30, 80, 200)}
     half_width, top, bottom = boxes[panel.shape]
-    top, bottom = top - lift, bottom - lift
+    top = top - lift
+    bottom = bottom - lift
     middle = (top + bottom) // 2
     pen.ellipse((x - 40 + lift // 2, 222, x + 40 - lift // 2, 236), fill=INK)  # a shadow, smaller under a jump
     for side in (-1, 1):
@@ -185,7 +187,8 @@ def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
 
 
 def _draw_body(pen: ImageDraw.ImageDraw, panel: Panel, box: tuple[int, int, int, int]) -> None:
-    fill, (left, top, right, bottom) = COLOURS[panel.colour], box
+    fill = COLOURS[panel.colour]
+    (left, top, right, bottom) = box
     match panel.shape:
         case "round":
             pen.ellipse(box, fill=fill, outline=INK, width=6)
@@ -243,7 +246,11 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
 
 def set_of(subject: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
     """`count` panels of one subject (values of KEPT) in different scenes, which repeat only if there are too few."""
-    scenes = [scene for _ in range(-(-count // len(SCENES))) for scene in rng.sample(SCENES, len(SCENES))]
+    scenes = []
+    for _ in range(-(-count // len(SCENES))):
+        for scene in rng.sample(SCENES, len(SCENES)):
+            scenes.append(scene)
+
     return [Panel(*subject, *scene) for scene in scenes[:count]]  # type: ignore[call-arg]
 
 
@@ -256,7 +263,11 @@ def write_prompt(number: int, panels: Sequence[Panel], grid: Grid, *, subject: s
     assert subject or len({panel.subject for panel in panels}) == 1
     # What the panels share comes first: CLIP reads 77 tokens of a prompt and nothing beyond.
     subject = subject or panels[0].subject
-    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(panel_tags(grid), panels, strict=True)]
+
+    scenes = []
+    for tag, panel in zip(panel_tags(grid), panels, strict=True):
+        scenes.append(f"{tag}: {panel.text}.")
+
     return Prompt(
         id=number,
         text=" ".join([f"{grid} grid layout of {subject}.", *scenes]),

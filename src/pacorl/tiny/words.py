@@ -32,10 +32,11 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
         ValueError: if words are unknown, attributes missing, or the layout is another than 2x2.
     """
     shared = attributes_in(theme, where="the theme", required=KEPT)
-    described = [
-        Panel(**{**shared, **attributes_in(text, where=f"panel {position}", required=SCENE)})
-        for position, text in enumerate(panels, 1)
-    ]
+
+    described = []
+    for position, text in enumerate(panels, 1):
+        described.append(Panel(**{**shared, **attributes_in(text, where=f"panel {position}", required=SCENE)}))
+
     # Last: a word that is not understood is the likelier mistake, and the one to mend first.
     if grid != GRID or len(panels) != GRID.count:
         raise ValueError(
