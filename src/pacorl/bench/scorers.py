@@ -149,8 +149,8 @@ class RewardPairs:
         return {"reward": self.name}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        prompts = []
-        images = []
+        prompts: list[Prompt] = []
+        images: list[Image] = []
         for item in items:
             reference = open_image(item.reference)
             for name in item.candidates:
