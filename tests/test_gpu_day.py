@@ -209,6 +209,7 @@ def test_a_part_s_records_are_in_the_results_and_on_the_page(tmp_path: Path) -> 
     assert "## Rates" in out.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_command_of_the_product_leaves_its_last_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -98,6 +98,7 @@ for words in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("a.png", "b.png"):

@@ -157,6 +157,7 @@ def test_a_sentence_without_a_list_is_named_and_own_panels_win(no_weights):
     assert (json.loads(own.stdout)["panels"], own.stderr) == (["reads", "waves"], "")
 
 
+@pytest.mark.slow
 def test_a_layout_decides_how_many_panels_a_sentence_has(no_weights):
     words = ("Generate four images of a fox", "--model", "some/model", "--dry-run", "--json")
     assert len(json.loads(run(*words, "--layout", "1x3").stdout)["panels"]) == 3

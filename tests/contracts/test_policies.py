@@ -396,6 +396,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     assert any(value.any() for name, value in state.items() if ".lora_B." in name), "nothing was trained"
 
 
+@pytest.mark.slow
 @FEW_ROLES
 def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
     run = [

@@ -457,6 +457,7 @@ def test_the_kind_is_found_out(tmp_path):
         kind_of(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
     (edit, *_) = character_edits("test", 1)
     (prompt,) = prompts_from(str(write_edits(tmp_path, [edit], name="one", pixels=32)), limit=None)

@@ -125,6 +125,7 @@ def ratio_cases() -> Iterator[Any]:
     yield pytest.param("cpu", "streamed", 8, True, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "form", "batch", "concurrent"), list(ratio_cases()))
 def test_the_ratio_is_one_before_an_update(
     device: str, form: str, batch: int, concurrent: bool, judges: dict[str, LocalJudge]

@@ -173,6 +173,7 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) ->
     assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.transformer).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "images"), [pytest.param(True, 2 + 2 + 2, marks=pytest.mark.slow), (False, 2 + 1)])
 def test_the_trained_adapter_is_scored_beside_its_average(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
@@ -327,6 +328,7 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
     assert len(metrics(cut, "epoch")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(served=("paco",)).running() as server:

@@ -161,6 +161,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Cou
         return undisturbed(tmp_path_factory.mktemp("whole") / "run")
 
 
+@pytest.mark.slow
 def test_a_judge_that_comes_back_in_time_changes_nothing(
     tmp_path: Path, whole: Whole, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,6 +360,7 @@ def test_another_config_does_not_take_what_was_sampled_with_the_first(
     assert not (run / "pending").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_images_and_not_the_state(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:

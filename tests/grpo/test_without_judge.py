@@ -81,6 +81,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- a whole run -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller: list[str], own: Path) -> None:
     """The judge of the config does not answer, and nothing minds."""
     rewards = f"rewards=[{JPEG}, {{name: '{own}:redness', weight: 10}}]"
@@ -239,6 +240,7 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
     assert [one.key for one in found.absences] == ["evaluation.judge.adapter"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named",
     [
@@ -259,6 +261,7 @@ def test_the_doctor_finds_a_run_without_a_judge_fine(
     assert texts["rewards"] == "jpeg_size scores a trial image"
 
 
+@pytest.mark.slow
 def test_the_doctor_tries_no_reward_of_one_s_own_without_its_judge(
     tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_photographs_are_outside(domain: Domain, measure: ModuleType) -> None:
     assert sum(outside) / len(outside) >= 0.97, f"{sum(outside)} of {len(outside)}"
 
 
+@pytest.mark.slow
 def test_textures_are_outside(domain: Domain, measure: ModuleType) -> None:
     declined = {name: sum(domain.outside(images)) for name, images in measure.textures(6, seed=1)}
     assert len(declined) == 10

@@ -42,6 +42,7 @@ def found(result: Result, severity: str) -> list[tuple[str, str]]:
     return [(row["topic"], row["text"]) for row in json.loads(result.stdout)["findings"] if row["severity"] == severity]
 
 
+@pytest.mark.slow
 def test_a_run_that_would_run_is_fine(tiny: list[str]) -> None:
     result = run(*tiny, "--json")
     assert result.exit_code == 0, result.output
@@ -117,6 +118,7 @@ def test_a_judge_that_does_not_judge_deserves_a_look(tiny: list[str]) -> None:
         assert "problem" in alone.stdout
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_a_folder_with_a_run_deserve_a_look(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolic
     assert torch.equal(samples.rollouts[0].final_BNC, plain.rollouts[0].final_BNC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gradients"),
     [

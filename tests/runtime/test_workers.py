@@ -56,6 +56,7 @@ def test_what_has_not_begun_is_cancelled() -> None:
     assert going.result(10)
 
 
+@pytest.mark.slow
 def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
     code = (
         "import threading; from pacorl.runtime.workers import Workers; "

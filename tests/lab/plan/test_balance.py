@@ -38,6 +38,7 @@ def balance(*overrides: str, world: int = 1) -> Balance:
     return balanced
 
 
+@pytest.mark.slow
 def test_the_balance_follows_the_questions_and_the_forwards() -> None:
     alone = balance()
     more = balance("rewards=[{name: consistency}, {name: panel_match}]")

@@ -115,6 +115,7 @@ def train_for_real(config: PolicyConfig) -> None:
         average.follow(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
     config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")

@@ -358,10 +358,9 @@ class PipelinePolicy:
         # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
         # poison a judge.
         together = len(codes_BCHW) if codes_BCHW.device.type == "cpu" else 1
-        images: list[Image] = []
-        for batch in codes_BCHW.split(together):
-            pixels = self.decode_codes(batch)
-            images += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        decoded = [self.decode_codes(batch) for batch in codes_BCHW.split(together)]
+        # One copy to the host for the whole batch: the host waits for each.
+        images: list[Image] = self.pipeline.image_processor.postprocess(torch.cat(decoded).float(), output_type="pil")
         return images
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
