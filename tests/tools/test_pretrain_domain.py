@@ -39,14 +39,14 @@ def test_textures_come_again_with_their_seed() -> None:
     assert {image.mode for image in first} == {"RGB"}
 
 
-@pytest.mark.parametrize("texture", set(TEXTURES), ids=lambda texture: texture.__name__)
+@pytest.mark.parametrize("texture", dict.fromkeys(TEXTURES), ids=lambda texture: texture.__name__)
 def test_a_texture_is_an_image_that_is_not_flat(texture: Texture) -> None:
     image = texture(random.Random(0), np.random.default_rng(0))
     assert image.size == (128, 128)
     assert np.asarray(image).std() > 3
 
 
-@pytest.mark.parametrize("spoil", set(SPOILERS), ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("spoil", dict.fromkeys(SPOILERS), ids=lambda spoil: spoil.__name__)
 def test_spoiled_latents_keep_their_shape(spoil: pretrain_domain.Spoiler) -> None:
     torch.manual_seed(0)
     latents = torch.randn(4, 8, 16, 16)
