@@ -117,14 +117,29 @@ class Watched:
         self.patch.setattr(owner, name, within)
 
 
-def move(self: Turns, device: torch.device) -> None:
-    """`Turns` move the generator; a parameter of the meta device takes no data of the host's, as a real card's does."""
-    for module in self.generator.modules():
-        for name, parameter in module._parameters.items():
+def move(module: torch.nn.Module, device: torch.device) -> None:
+    """Move frozen weights by new parameters: one of the meta device, unlike a card's, takes no data of the host's."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
             if parameter is not None and not parameter.requires_grad:
-                module._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else buffer.to(device)
+                part._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.to(device)
+
+
+@contextmanager
+def lent_to(self: Turns, models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """`Turns.lent_to` in its own order, without pinned memory: the pretended card has none."""
+    host = torch.device("cpu")
+    move(self.generator, host)
+    for model in models:
+        model.to(self.device)
+    try:
+        yield
+    finally:
+        for model in models:
+            model.to(host)
+        move(self.generator, self.device)
 
 
 def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]]) -> Callable[[], ExitStack]:
@@ -151,7 +166,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
         patch.setattr(LimitedCall, "result", partialmethod(at_once, LimitedCall.result))
-        patch.setattr(Turns, "_move_generator", move)
+        patch.setattr(Turns, "lent_to", lent_to)
         watched = Watched(card, patch)
         watched.around(WeightStream, "_send", card.streaming)
         watched.before(card.begin_steps, rollout, "integrate")

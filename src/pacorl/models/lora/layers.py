@@ -178,7 +178,7 @@ def stack_weight(layer: Any, device: str | torch.device) -> Tensor:
     stack[: base.out_features].copy_(base.weight.data)
     # The base's weight becomes a view, so that the stack replaces its memory.
     base.stack = stack
-    base.weight.data = stack[: base.out_features]
+    base.weight = nn.Parameter(stack[: base.out_features], requires_grad=False)
     return stack
 
 
