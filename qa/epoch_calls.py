@@ -1,7 +1,7 @@
 """The project's functions that one toy epoch calls, by file: `python -m qa.epoch_calls`.
 
-A measure of how much a reader must hold in mind to follow an epoch from its prompts to its optimizer steps. Functions of
-worker threads count, comprehensions and lambdas do not.
+A measure of how much a reader must hold in mind to follow an epoch from its prompts to its optimizer steps. Functions
+of worker threads count, comprehensions and lambdas do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = str(Path(pacorl.__file__).parent)
 
 
 def functions_of_an_epoch(folder: Path) -> dict[str, set[str]]:
-    """Run an epoch of the toy world, without evaluation and saving; returns the functions of each file that it called."""
+    """Run an epoch of the toy world, without evaluation and saving; returns the functions called, by file."""
     called: dict[str, set[str]] = defaultdict(set)
 
     def note(frame: FrameType, event: str, _: Any) -> None:
