@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -48,3 +49,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        _pass_on_records_of_torch()
+
+
+def _pass_on_records_of_torch() -> None:
+    """Let torch's loggers propagate: pytest would add its handlers to each of these 60 six times a test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.startswith("torch."):
+            logger.propagate = True
