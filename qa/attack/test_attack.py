@@ -35,7 +35,7 @@ from qa.attack.size_servers import Moment
 
 ROOMS = (documents, images, tables, weights, commands, checkpoints)
 TARGETS = {target.name: target for room in ROOMS for target in room.targets()}
-INPUTS = {"documents": 8, "images": 60, "tables": 15, "weights": 8}
+INPUTS = {"documents": 5, "images": 40, "tables": 8, "weights": 4}
 
 
 def good(target: Target, folder: Path) -> Path:

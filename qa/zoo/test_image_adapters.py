@@ -83,6 +83,11 @@ class Zoo:
         return Adapter(model, self.pipeline_with(self.fresh()), RANK, alpha, targets)
 
     @cache  # noqa: B019
+    def plain(self) -> Tensor:
+        """The output without an adapter."""
+        return self.output(self.fresh())
+
+    @cache  # noqa: B019
     def truth(self, adapter: Adapter, *, merged: bool) -> Tensor:
         """What PEFT makes of the adapter; `merged` into the weights, as ComfyUI does it."""
         model = copy.deepcopy(adapter.model)
@@ -176,14 +181,21 @@ SPLIT_AT_FULL_WIDTH = ("kohya", "diffusion_model")
 files hold the double blocks alone here, and tests/models/lora/test_formats.py reads single blocks at FLUX.1's width."""
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "tool"),
+    [
+        # Where PEFT reads a form only when it is converted, one shows it.
+        pytest.param(form, tool, marks=pytest.mark.slow if (form, tool) in DOES_NOT_READ and form != "kohya" else [])
+        for form in FORMS
+        for tool in TOOLS
+    ],
+)
 def test_the_output_is_that_of_the_adapter_as_it_was_made(zoo: Zoo, form: str, tool: str, tmp_path: Path) -> None:
     whole = zoo.adapter()
     is_split = isinstance(zoo.base, FluxTransformer2DModel) and form in SPLIT_AT_FULL_WIDTH
     adapter = zoo.adapter("transformer_blocks") if is_split else whole
     truth = zoo.truth(adapter, merged=tool == "comfy")
-    assert (truth - zoo.output(zoo.fresh())).abs().max() > 0.05, "the adapter changes nothing, so nothing is compared"
+    assert (truth - zoo.plain()).abs().max() > 0.05, "the adapter changes nothing, so nothing is compared"
     path = FORMS[form](adapter, tmp_path / "adapter")
     flux2 = isinstance(zoo.base, Flux2Transformer2DModel)
     if (form, tool) in (DOES_NOT_READ | DOES_NOT_READ_OF_FLUX2 if flux2 else DOES_NOT_READ):

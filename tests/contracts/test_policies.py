@@ -140,7 +140,10 @@ def test_an_unknown_option_is_refused_by_name(kind: str) -> None:
 
 
 @ROLES
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static shift", "dynamic shift"])
+@pytest.mark.parametrize(
+    "dynamic",
+    [pytest.param(False, id="static shift", marks=pytest.mark.slow), pytest.param(True, id="dynamic shift")],
+)
 def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bool) -> None:
     policy = copy.copy(job.policy)
     config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
@@ -228,7 +231,7 @@ def nothing_idle(policy: Any) -> None:
         ("qwen_edit", True, without_norm, "from the pipeline's latents"),
         ("flux", False, of_any_length, "from the pipeline's latents"),
         pytest.param("flux", False, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
-        ("qwen_edit", True, thousandfold, "from the pipeline's latents"),
+        pytest.param("qwen_edit", True, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
         ("qwen_edit", True, nothing_idle, "no image depends on transformer_blocks"),
     ],
 )

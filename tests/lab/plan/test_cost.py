@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ TINY = [
     "rewards=[{name: consistency}]",
 ]
 H100 = CARDS[-1]
-LARGE = "evaluation={size: [128, 128], steps: 6, every: 5}"
+LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
 PAPER = Cost(
     image=300e12,
     judged=30e12,
@@ -42,12 +43,13 @@ PAPER = Cost(
 )
 
 
+@cache
 def planned(*overrides: str) -> Plan:
     return plan_policy(load(PolicyConfig, None, [*TINY, *overrides]), world=1)
 
 
 def cost(*overrides: str) -> Cost:
-    counted = planned("epochs=11", *overrides).cost
+    counted = planned(*overrides).cost
     assert counted
     return counted
 
