@@ -276,7 +276,7 @@ def test_noise_depends_on_its_seed_alone(kind: str) -> None:
     assert not torch.equal(pair[0], pair[1])
 
 
-@ROLES
+@FEW_ROLES
 def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) -> None:
     (image,) = job.policy.decode(job.policy.noise([0], job.size), job.size)
     assert Size(image.height, image.width) == job.size
@@ -331,7 +331,14 @@ def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
 # --- without weights -------------------------------------------------------------------------------------------
 
 
-@KINDS
+@pytest.mark.parametrize(
+    "kind",
+    # Kinds that share a transformer's class with another.
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("kontext", "qwen_image", "qwen_edit_plus") else [])
+        for kind in POLICIES
+    ],
+)
 def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     spec = POLICIES[kind]
     policy = spec.on_meta(spec.options())
