@@ -56,7 +56,7 @@ def cost(*overrides: str) -> Cost:
 
 def test_evaluations_are_counted() -> None:
     """Before the first epoch, after the fifth, the tenth and the last; the trained adapter in all but the first."""
-    first, *later = cost(LARGE).evaluations
+    first, *later = cost(*LARGE).evaluations
     assert len(later) == 3
     assert len(set(later)) == 1
     assert later[0] > first
@@ -80,7 +80,7 @@ def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: t
 
 
 def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
-    counted = cost(LARGE)
+    counted = cost(*LARGE)
     assert counted.judges_here
     assert counted.epoch == counted.samples * (counted.image + counted.judged)
     assert counted.total == 11 * counted.epoch + sum(counted.evaluations)
@@ -88,7 +88,7 @@ def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
 
 
 def test_the_share_of_evaluation_is_printed_and_noted_above_a_tenth() -> None:
-    plan = planned(LARGE)
+    plan = planned(*LARGE)
     assert plan.cost
     console = PlainConsole(width=300, file=io.StringIO())
     print_plan(plan, console)
