@@ -36,7 +36,7 @@ from qa.attack.size_servers import Moment
 ROOMS = (documents, images, tables, weights, commands, checkpoints)
 TARGETS = {target.name: target for room in ROOMS for target in room.targets()}
 LARGE = ("size/yaml", "size/jsonl", "size/weights", "size/images")
-INPUTS = {"documents": 5, "images": 40, "tables": 8, "weights": 4}
+INPUTS = {"documents": 8, "images": 40, "tables": 15, "weights": 8}
 
 
 def good(target: Target, folder: Path) -> Path:

@@ -65,7 +65,7 @@ def grid_questions(images: list[Image.Image]) -> list[Question]:
 def test_p_yes_is_the_plain_forwards(
     processor: ImageTextProcessor, family: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    model, asked = build(family, processor).to(dtype), pairs(10)
+    model, asked = build(family, processor).to(dtype), pairs(20)
     plain = [plain_p_yes(model, processor, question) for question in asked]
     for name, options in WAYS.items():
         judge = LocalJudge(model, processor, **options)
