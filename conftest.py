@@ -1,6 +1,9 @@
 """What holds for every test."""
 
+import ast
+import functools
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -18,6 +21,14 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # a closed file still raises OSError
         patch.setattr(os, "sync", lambda: None, raising=False)  # Windows has none
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sources_are_parsed_once() -> Iterator[None]:
+    """Nine tests look through all of src/pacorl, whose syntax trees they only read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ast, "parse", functools.lru_cache(maxsize=512)(ast.parse))
         yield
 
 
@@ -48,3 +59,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        _pass_on_records_of_torch()
+
+
+def _pass_on_records_of_torch() -> None:
+    """Let torch's loggers propagate: pytest would add its handlers to each of these 60 six times a test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.startswith("torch."):
+            logger.propagate = True

@@ -14,7 +14,7 @@ from pacorl.generate import panels, storyboard
 from pacorl.records import comparisons, leaks, rankings
 from pacorl.tiny import words
 
-LENGTH, SECONDS = 20_000, 0.5
+LENGTH, SECONDS = 12_000, 0.5
 """A quadratic one takes seconds for LENGTH characters, a linear one milliseconds."""
 UNITS = (
     *("1", "a", " ", ". ", '"', '"a', "'", "'a ", "“", "‘", "「", "{", "<|", "=", " = ", "?a", "&a", "-", "_", "1x"),

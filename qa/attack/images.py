@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -253,10 +253,15 @@ def prepare(folder: Path) -> None:
     (folder / "x.png").write_bytes(png(8, 8))
 
 
+@cache
+def materials() -> tuple[list[tuple[str, bytes]], list[tuple[str, bytes]]]:
+    """Return images to damage and decompression bombs, both by name; a process makes them once."""
+    return list(corpus()), [(name, make()) for name, make in BOMBS.items()]
+
+
 def targets() -> list[Target]:
-    # Made once for all inputs, in the process that forks.
-    made, bombs = list(corpus()), [(name, make()) for name, make in BOMBS.items()]
-    damage = partial(mutate, corpora=made, bombs=bombs)
+    def damage(folder: Path, draw: random.Random) -> str:
+        return mutate(folder, draw, *materials())
 
     def target(by: str) -> Target:
         run = partial(opened, by=by)

@@ -99,7 +99,9 @@ def raising(measure: Any, rows: Any) -> Any:
     raise RuntimeError("not measured")
 
 
-@each
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("gedit", "t2is") else []) for name in BENCHMARKS]
+)
 @pytest.mark.parametrize(
     ("method", "change", "said"),
     [

@@ -140,7 +140,10 @@ def test_an_unknown_option_is_refused_by_name(kind: str) -> None:
 
 
 @ROLES
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static shift", "dynamic shift"])
+@pytest.mark.parametrize(
+    "dynamic",
+    [pytest.param(False, id="static shift", marks=pytest.mark.slow), pytest.param(True, id="dynamic shift")],
+)
 def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bool) -> None:
     policy = copy.copy(job.policy)
     config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
@@ -228,7 +231,7 @@ def nothing_idle(policy: Any) -> None:
         ("qwen_edit", True, without_norm, "from the pipeline's latents"),
         ("flux", False, of_any_length, "from the pipeline's latents"),
         pytest.param("flux", False, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
-        ("qwen_edit", True, thousandfold, "from the pipeline's latents"),
+        pytest.param("qwen_edit", True, thousandfold, "from the pipeline's latents", marks=pytest.mark.slow),
         ("qwen_edit", True, nothing_idle, "no image depends on transformer_blocks"),
     ],
 )
@@ -273,7 +276,7 @@ def test_noise_depends_on_its_seed_alone(kind: str) -> None:
     assert not torch.equal(pair[0], pair[1])
 
 
-@ROLES
+@FEW_ROLES
 def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) -> None:
     (image,) = job.policy.decode(job.policy.noise([0], job.size), job.size)
     assert Size(image.height, image.width) == job.size
@@ -328,7 +331,14 @@ def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
 # --- without weights -------------------------------------------------------------------------------------------
 
 
-@KINDS
+@pytest.mark.parametrize(
+    "kind",
+    # Kinds that share a transformer's class with another.
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("kontext", "qwen_image", "qwen_edit_plus") else [])
+        for kind in POLICIES
+    ],
+)
 def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     spec = POLICIES[kind]
     policy = spec.on_meta(spec.options())

@@ -164,6 +164,12 @@ def test_impossible_shards():
         Shard.parse("1")
 
 
+def test_the_tiny_generator_makes_grids(folder):
+    assert generate(folder, image_source("tiny", size=Size(64, 64), steps=2), grids=1)["generated"] == 3
+    assert {open_image(path).size for path in (folder / "grids").rglob("*.png")} == {(64, 64)}
+
+
+@pytest.mark.slow
 def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
     from pacorl.tiny.characters import Oracle
 

@@ -97,7 +97,7 @@ class Work:
 @pytest.mark.parametrize(
     ("overrides", "forwards"),
     [
-        ([], (4, 2, 0)),
+        pytest.param([], (4, 2, 0), marks=pytest.mark.slow),
         pytest.param(["objective.name=grpo_guard"], (4, 2, 0), marks=pytest.mark.slow),
         pytest.param(["objective.name=diffusion_nft"], (4, 2, 2), marks=pytest.mark.slow),
         pytest.param(["objective.name=awm"], (4, 2, 0), marks=pytest.mark.slow),

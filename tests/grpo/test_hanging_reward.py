@@ -133,7 +133,7 @@ def test_a_reward_that_hangs_ends_the_run_saved(
         ("later batch", signal.SIGTERM),
         pytest.param("later batch", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("evaluation", signal.SIGTERM, marks=pytest.mark.slow),
-        ("evaluation", signal.SIGINT),
+        pytest.param("evaluation", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_the_first_signal_ends_the_wait_for_a_reward(

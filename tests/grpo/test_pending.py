@@ -318,7 +318,9 @@ def test_a_second_outage_loses_nothing_either(tmp_path: Path, whole: Whole) -> N
 @pytest.mark.parametrize(
     ("harm", "note"),
     [
-        ("a byte", "update-00001.safetensors is damaged: it is not what was written"),
+        pytest.param(
+            "a byte", "update-00001.safetensors is damaged: it is not what was written", marks=pytest.mark.slow
+        ),
         pytest.param("a file", "update-00001.safetensors is missing", marks=pytest.mark.slow),
         pytest.param("the mark", "pending.json", marks=pytest.mark.slow),
         pytest.param(

@@ -45,12 +45,12 @@ def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list
 def test_it_is_made_every_so_many_epochs_and_changes_nothing_else(tmp_path: Path) -> None:
     runs = {
         every: train_policy(
-            toy_config(tmp_path / str(every), *CHEAP, "epochs=5", f"sampling.suffix.check_every={every}")
+            toy_config(tmp_path / str(every), *CHEAP, "epochs=3", f"sampling.suffix.check_every={every}")
         )
         for every in (0, 2)
     }
     checked, unchecked = line(runs[2]), line(runs[0])
-    assert [SUFFIX_CORRELATION in epoch for epoch in checked] == [True, False, True, False, True]
+    assert [SUFFIX_CORRELATION in epoch for epoch in checked] == [True, False, True]
     assert all(-1 <= epoch.get(SUFFIX_CORRELATION, 0) <= 1 for epoch in checked)
     assert [{k: v for k, v in epoch.items() if k != SUFFIX_CORRELATION} for epoch in checked] == unchecked
     last = [load_file(checkpoints(run / "checkpoints")[-1] / "adapter.safetensors") for run in runs.values()]

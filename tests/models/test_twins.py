@@ -1,7 +1,10 @@
 """Twins of the released models: their tokenizers are the same in every call, their widths are what is asked for."""
 
+import pytest
+import torch
+
 from pacorl.models.policies.flux import TINY_FLUX
-from pacorl.models.twins import clip_tokenizer_of, qwen_tokenizer_of, tiny_clip
+from pacorl.models.twins import TINY, clip_tokenizer_of, model_on_meta, qwen_tokenizer_of, tiny_clip
 from pacorl.tiny.characters import vocabulary
 
 
@@ -23,3 +26,8 @@ def test_clips_tokenizer_reads_as_the_committed_one() -> None:
 def test_clip_is_as_wide_as_asked() -> None:
     clip = tiny_clip(clip_tokenizer_of(["a hero"]), width=32, architectures=["CLIPTextModelWithProjection"])
     assert (clip.config.hidden_size, clip.config.projection_dim, clip.text_projection.out_features) == (32, 32, 32)
+
+
+def test_a_model_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda *_, **__: pytest.fail("weights were drawn"))
+    assert model_on_meta(TINY["vae"], dtype=torch.float32).device.type == "meta"

@@ -14,6 +14,7 @@ from pacorl.io.files import digest
 from pacorl.io.images import open_image
 from pacorl.records.edits import load_gedit, save_edits
 from pacorl.records.prompts import load_prompts, prompts_from
+from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 from pacorl.tiny.characters import EDITS, VALUES, Oracle, Panel, draw, split_of
 from pacorl.types import Grid, Prompt
@@ -104,10 +105,16 @@ def test_written_edits_come_back_and_are_graded(tmp_path: Path, oracle: Oracle) 
     assert blank == {"kept": 0.0, "followed": 0.0, "edited_well": 0.0, "valid": 0.0}
 
 
-def test_grades_count_attributes(tmp_path: Path, oracle: Oracle) -> None:
+def test_grades_count_attributes(tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     edit = Edit(PANEL, "hat", "cap")
     prompts = load_prompts(write_edits(tmp_path, [edit], name="one"))
     half = Panel("blue", "round", "cap", "night", "waving", "tree")
+
+    # A world of two dozen panels: templates of all take seconds.
+    few = (half, edit.before, edit.after, *characters.all_panels()[::230])
+    monkeypatch.setattr(characters, "all_panels", lambda: few)
+    monkeypatch.setattr(characters, "_templates", characters._templates.__wrapped__)
+
     grades = grade_edits(prompts, [draw(half, 64)], oracle=oracle)
     assert grades == {"kept": pytest.approx(3 / 5), "followed": 1.0, "edited_well": 0.0, "valid": 1.0}
 

@@ -123,6 +123,12 @@ def running(tmp_path: Path) -> Path:
     return folder
 
 
+def test_pages_of_one_config_read_it_once(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = write_report(running).read_text()
+    monkeypatch.setattr("pacorl.report.folder.parse_yaml", lambda *_, **__: pytest.fail("it was read again"))
+    assert write_report(running).read_text() == page
+
+
 def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
     config = running / "config.yaml"
     config.write_text("epochs: 5\nrewards:\n- name: http\n  args: {api_key: mine, url: 'http://me:pass@host/x'}\n")

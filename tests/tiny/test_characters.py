@@ -28,6 +28,7 @@ from pacorl.tiny.characters import (
     evenness,
     grade,
     majority,
+    panels_of,
     redrawn,
     split_of,
 )
@@ -44,6 +45,11 @@ def oracle() -> Oracle:
 
 def some_panels(count: int) -> list[Panel]:
     return random.Random(0).sample(all_panels(), count)
+
+
+def test_panels_of_a_split_are_listed_once() -> None:
+    assert panels_of("dev") is panels_of("dev")
+    assert {split_of(panel) for panel in panels_of("dev")} == {"dev"}
 
 
 def test_every_panel_is_there_once() -> None:

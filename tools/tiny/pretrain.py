@@ -173,7 +173,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
     """Endless (prompt text, panels) of training characters, as a teacher shows them who redraws attributes."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
-    subjects = sorted({panel.kept for panel in characters.panels_of("train")})
+    subjects = characters.subjects_of("train")
     while True:
         panels = characters.set_of(rng.choice(subjects), GRID.count, rng)
         prompt = characters.write_prompt(0, panels, GRID)

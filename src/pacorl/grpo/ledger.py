@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import pacorl
-from pacorl.config import base as configs
 from pacorl.core.metric_names import HELD_OUT, SECONDS
 from pacorl.grpo.builders import FunctionReward
 from pacorl.grpo.checkpoint import TrainedWeights
@@ -309,7 +308,12 @@ def signs() -> NDArray[np.float64]:
 
 
 def start_facts(
-    config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward], held_out: Mapping[str, Reward]
+    config: PolicyConfig,
+    checkpoint: Path | None,
+    rewards: Mapping[str, Reward],
+    held_out: Mapping[str, Reward],
+    *,
+    config_text: str,
 ) -> dict[str, Any]:
     """Fields of a start record: resumed checkpoint, config hash, recomputable rewards."""
     source = checkpoint and checkpoint.name
@@ -323,7 +327,7 @@ def start_facts(
         for key, reward in scorers.items()
         if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
     ]
-    return {"checkpoint": source, "config": sha256(configs.dump(config)), "recomputed": recomputed}
+    return {"checkpoint": source, "config": sha256(config_text), "recomputed": recomputed}
 
 
 def environment_of(runtime: Runtime) -> dict[str, Any]:

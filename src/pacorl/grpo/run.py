@@ -260,8 +260,9 @@ class Run:
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
+        config_text = configs.dump(config)
         if is_main:
-            write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
+            write_atomic(config.out / "config.yaml", config_text, mode=PRIVATE)
 
         # 2. Samples and answers of an unfinished epoch.
         scorers: dict[str, object] = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}
@@ -276,7 +277,7 @@ class Run:
         self.ledger = Ledger(folder, self.runtime)
         self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
         """State to save if the main thread hangs."""
-        facts = start_facts(config, start, self.rewards, self.held_out)
+        facts = start_facts(config, start, self.rewards, self.held_out, config_text=config_text)
         self.ledger.start(
             self._weights(),
             epoch=self.epoch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from pydantic import BaseModel
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import shown_names
-from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
+from pacorl.io.documents import (
+    MAX_YAML_BYTES,
+    blamed_on,
+    dump_yaml,
+    parse_object,
+    parse_yaml,
+    read_object,
+    read_text,
+    typed,
+)
 from pacorl.io.files import inside
 from pacorl.types import Grid
 
@@ -142,10 +152,13 @@ def read_run(run: Path) -> RunFolder:
 
 def _shown_config(path: Path) -> str:
     """Read a config, mask its keys, and write it as YAML again; "" for an empty or missing config."""
-    document = read_yaml(path) if path.is_file() else None
-    if document:
-        return dump_yaml(public(document))
-    return ""
+    return _masked(read_text(path, limit=MAX_YAML_BYTES), str(path)) if path.is_file() else ""
+
+
+@lru_cache(maxsize=1)  # a run builds its page after each epoch, from the same config
+def _masked(text: str, name: str) -> str:
+    document = parse_yaml(text, name=name)
+    return dump_yaml(public(document)) if document else ""
 
 
 def number(value: object) -> float | None:

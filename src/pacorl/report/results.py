@@ -94,8 +94,10 @@ def _scores(sample: Sample) -> dict[str, float]:
 def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: NDArray[np.float64]) -> list[Interval]:
     """Bootstrap both sides and their difference over prompts, because seeds of one prompt are not independent."""
 
+    sides = np.stack([before, after, after - before])
+
     def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.array([before[rows].mean(), after[rows].mean(), (after - before)[rows].mean()])
+        return np.asarray(sides[:, rows].mean(1))
 
     return bootstrap(prompts, means, draws=DRAWS)
 

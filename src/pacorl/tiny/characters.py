@@ -12,7 +12,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -107,9 +107,16 @@ def split_of(panel: Panel) -> Split:
     return SPLIT_OF_CLASS[(colour + shape + 2 * hat) % 6]
 
 
-def panels_of(split: Split) -> list[Panel]:
+@cache
+def panels_of(split: Split) -> tuple[Panel, ...]:
     """The panels of a split's characters, in the order of `all_panels`."""
-    return [panel for panel in all_panels() if split_of(panel) == split]
+    return tuple(panel for panel in all_panels() if split_of(panel) == split)
+
+
+@cache
+def subjects_of(split: Split) -> tuple[tuple[str, ...], ...]:
+    """The values of KEPT that a split has, sorted: the order of a set of texts differs from process to process."""
+    return tuple(sorted({panel.kept for panel in panels_of(split)}))
 
 
 # --- drawing -------------------------------------------------------------------------------------------------
@@ -234,8 +241,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     Characters and palettes take turns (no two of the first 48 test prompts share both); scenes are drawn anew.
     """
     rng = random.Random(f"{split}-{seed}")
-    # Sorted first: the order of a set of texts differs from process to process, and the draws must not.
-    subjects = sorted({panel.kept for panel in panels_of(split)})
+    subjects = list(subjects_of(split))
     prompts = []
     for index in range(count):
         if index % len(subjects) == 0:

@@ -26,6 +26,7 @@ TINY = [
 ]
 
 
+@cache
 def planned(*overrides: str, world: int = 1) -> Plan:
     settings = ["rewards=[{name: consistency}]", *TINY, *overrides]
     return plan_policy(load(PolicyConfig, None, settings), world=world)

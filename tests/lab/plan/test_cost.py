@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ TINY = [
     "rewards=[{name: consistency}]",
 ]
 H100 = CARDS[-1]
-LARGE = "evaluation={size: [128, 128], steps: 6, every: 5}"
+LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
 PAPER = Cost(
     image=300e12,
     judged=30e12,
@@ -42,19 +43,20 @@ PAPER = Cost(
 )
 
 
+@cache
 def planned(*overrides: str) -> Plan:
     return plan_policy(load(PolicyConfig, None, [*TINY, *overrides]), world=1)
 
 
 def cost(*overrides: str) -> Cost:
-    counted = planned("epochs=11", *overrides).cost
+    counted = planned(*overrides).cost
     assert counted
     return counted
 
 
 def test_evaluations_are_counted() -> None:
     """Before the first epoch, after the fifth, the tenth and the last; the trained adapter in all but the first."""
-    first, *later = cost(LARGE).evaluations
+    first, *later = cost(*LARGE).evaluations
     assert len(later) == 3
     assert len(set(later)) == 1
     assert later[0] > first
@@ -78,7 +80,7 @@ def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: t
 
 
 def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
-    counted = cost(LARGE)
+    counted = cost(*LARGE)
     assert counted.judges_here
     assert counted.epoch == counted.samples * (counted.image + counted.judged)
     assert counted.total == 11 * counted.epoch + sum(counted.evaluations)
@@ -86,7 +88,7 @@ def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
 
 
 def test_the_share_of_evaluation_is_printed_and_noted_above_a_tenth() -> None:
-    plan = planned(LARGE)
+    plan = planned(*LARGE)
     assert plan.cost
     console = PlainConsole(width=300, file=io.StringIO())
     print_plan(plan, console)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,18 @@ def toy() -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with toy_world():
         return train_policy(toy_config(tmp_path_factory.mktemp("verify") / "run", *SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run whose reward is computed again, one for each setting; `recompute` does not write to it."""
+
+    @cache
+    def finished(*overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("compressed") / "run"
+        return train_policy(toy_config(folder, *SETTINGS, "rewards=[{name: jpeg_size}]", *overrides))
+
+    return finished
 
 
 @pytest.fixture
@@ -429,13 +442,13 @@ def rounding(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_first_quantity_that_differs_is_named(
-    tmp_path: Path,
+    compressed: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[pytest.MonkeyPatch], None],
     answer: str,
     first: str,
 ) -> None:
-    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "rewards=[{name: jpeg_size}]"))
+    run = compressed()
     change(monkeypatch)
     comparison = made_again(run, 2)
     assert comparison.answer == answer, comparison
@@ -620,9 +633,12 @@ def trained_weights(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("change", "first"), [(trained_weights, "images"), (other_scores, "scores")])
 def test_what_differs_in_an_evaluation_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], first: str
+    compressed: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+    first: str,
 ) -> None:
-    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "rewards=[{name: jpeg_size}]", "optimizer.lr=0.1"))
+    run = compressed("optimizer.lr=0.1")
     change(monkeypatch)
     comparison = evaluated_again(run, 3)
     assert (comparison.answer, comparison.first and comparison.first.name) == ("differs", first), comparison
@@ -657,11 +673,11 @@ def test_the_command_computes_an_evaluation_again(run: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_stopped_in_an_evaluation_has_the_ledger_of_one_that_was_not(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*SETTINGS, "evaluation.every=1"]
+    settings = [*SETTINGS, "evaluation.every=1", "epochs=2"]
     whole = train_policy(toy_config(tmp_path / "whole", *settings))
     trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings))
     keep = Evaluation.keep
