@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from pacorl.config.base import load
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.plan import plan_policy
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError

@@ -30,6 +30,8 @@ app = Commands(
 )
 # In the order of the help: a newcomer's commands first.
 app.command("quickstart")(train.quickstart)
+app.command("recipes")(files.recipes)
+app.command("init")(files.init)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("probe")(probe.probe)
 app.command("report")(train.report)

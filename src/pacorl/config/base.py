@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from pacorl.config.options import LARGEST
+from pacorl.config.recipes import config_file
 from pacorl.config.unknown_keys import unknown_key
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
@@ -58,14 +59,14 @@ class Section(BaseModel):
         """Read a config from a file, like a command.
 
         Args:
-            path: the YAML.
+            path: the YAML, or a recipe's name.
             overrides: changes, each as `section.key=value`.
 
         Raises:
             ConfigError: The config cannot be run; one line with the first faults.
 
         Example:
-            config = PolicyConfig.from_yaml("configs/tiny.yaml", "epochs=3", "sampling.batch=6")
+            config = PolicyConfig.from_yaml("tiny", "epochs=3", "sampling.batch=6")
         """
         return load(cls, Path(path), overrides)
 
@@ -82,7 +83,7 @@ Run = TypeVar("Run", bound=Section)
 
 
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
-    """Read a YAML file and `section.key=value` overrides into a config.
+    """Read a YAML file, or a recipe by its name, and `section.key=value` overrides into a config.
 
     Raises:
         ConfigError: The config cannot be run; one line with the first faults.
@@ -184,7 +185,7 @@ def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        document = read_yaml(path)
+        document = read_yaml(config_file(path))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not isinstance(document, dict | None):

@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
+from pacorl.config.recipes import recipe
 from pacorl.grpo.builders import read_prompts
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan import components, memory, sources
 from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, print_plan
