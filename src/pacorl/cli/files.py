@@ -81,6 +81,8 @@ def recipes(*, output: JsonOption) -> None:
         print_json({"recipes": rows})
         return
     table = Table(*rows[0], show_lines=True)
+    for column in table.columns:
+        column.overflow = "fold"  # names stay whole
     table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*row.values())
