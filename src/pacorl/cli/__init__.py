@@ -45,7 +45,7 @@ app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("twin")(twin.twin)
-for group in (dataset.app, files.prompts, benchmark.app, files.config):
+for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 
 

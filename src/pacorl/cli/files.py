@@ -1,4 +1,4 @@
-"""Adapters, prompts, configs and recipes: `pacorl adapter`, `prompts`, `config`, `recipes` and `init`."""
+"""Adapters, prompts, configs and recipes: `pacorl adapter`, `prompts`, `data`, `config`, `recipes` and `init`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class ConfigCommands(TyperGroup):
 
 
 prompts = Commands(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
+data = Commands(name="data", no_args_is_help=True, help="Published prompts, benchmarks and comparisons.")
 config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
@@ -195,6 +196,27 @@ def split_prompts(
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
         save(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
+
+
+@data.command("get")
+def get_data(
+    name: str = typer.Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
+    *,
+    out: Path = typer.Option(None, help="A new folder; by default the one that the recipes and guides name."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
+) -> None:
+    """Download a published data set; its source, licence, commit and hashes are printed first."""
+    from pacorl.dataset.published import FOLDERS, find_published
+    from pacorl.io.files import check_writable
+
+    published = find_published(name)
+    echo("\n".join(published.describe()))
+    if dry_run:
+        return
+    folder = out or Path(FOLDERS[name])
+    check_writable(folder, folder=True)
+    published.download(folder)
+    echo(f"wrote {folder}")
 
 
 @config.command("show")

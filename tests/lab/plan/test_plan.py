@@ -283,7 +283,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
     for absence in absences:
         assert "T2IS" not in absence.remedy
-        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in absence.remedy
+        assert "`pacorl data get gedit`" in absence.remedy
     assert split in absences[0].remedy
 
 
