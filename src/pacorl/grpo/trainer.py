@@ -55,7 +55,7 @@ class PolicyTrainer(Run):
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
         prompts = ["a red round hero at night", "a blue square hero by day"]
-        trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, group_size=4, out="runs/red")
+        trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
         result = trainer.train()
         print(result.adapter, result.metrics["redness"], result.page)
     """
