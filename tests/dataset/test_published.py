@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 
 from pacorl.dataset import published
-from pacorl.dataset.published import FOLDERS, PINNED, PublishedFile, find_published
+from pacorl.dataset.published import FOLDERS, PINNED, find_published
 
 COMMIT = "c" * 40
 CONTENT = b"pairs of images"
@@ -107,10 +107,9 @@ def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
 def test_records_of_github_are_pinned_and_compared(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = PublishedFile("train.jsonl", "folder/train.jsonl", len(CONTENT), SHA256)
     monkeypatch.setattr(published, "GITHUB", server)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    pinned = replace(PINNED, files=(file,))
+    pinned = replace(PINNED, sha256={"train.jsonl": SHA256}, on_github={"train.jsonl": "folder/train.jsonl"})
     address = f"/{PINNED.source}/{PINNED.revision}/folder/train.jsonl"
 
     with pytest.raises(OSError, match=r"X-GenGroup/PaCo-RL cannot be downloaded: .*404"):

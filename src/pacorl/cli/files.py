@@ -115,8 +115,8 @@ def _recipe_facts(name: str) -> dict[str, str]:
     elif gated:
         terms += ", gated"
 
-    header = read_header(file)
-    return {"name": name, "card": header.card, "model": model, "licence": terms, "purpose": header.purpose}
+    card, purpose = read_header(file)
+    return {"name": name, "card": card, "model": model, "licence": terms, "purpose": purpose}
 
 
 def init(

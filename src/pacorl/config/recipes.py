@@ -9,23 +9,12 @@ A recipe of a judge's training has its folder in its name: `reward/tiny`. Each f
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from pathlib import Path
 
 from pacorl.io.documents import read_text
 
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Leading comment of a recipe."""
-
-    card: str
-    """The machine that the recipe is written for."""
-    purpose: str
-    """First sentence about the run."""
 
 
 def recipe(name: str = "tiny") -> Path:
@@ -57,8 +46,8 @@ def config_file(source: Path) -> Path:
     raise ValueError(f"{name}: there is no such file and no recipe of that name; {hint}`pacorl recipes` lists them")
 
 
-def read_header(path: Path) -> Header:
-    """Read the leading comment of a recipe."""
+def read_header(path: Path) -> tuple[str, str]:
+    """Read a recipe's leading comment: its card, and the first sentence about its purpose."""
     lines = []
     for line in read_text(path).splitlines():
         text = line.removeprefix("#").strip()
@@ -66,7 +55,7 @@ def read_header(path: Path) -> Header:
             break
         lines.append(text)
     card, _, rest = " ".join(lines).partition(": ")
-    return Header(card, rest.partition(". ")[0].removesuffix("."))
+    return card, rest.partition(". ")[0].removesuffix(".")
 
 
 def _folder() -> Path:

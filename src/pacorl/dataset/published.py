@@ -7,9 +7,9 @@ data.download(Path("data/t2is"))
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pacorl.io.files import digest, make_folder, write_atomic
@@ -18,20 +18,6 @@ GITHUB = "https://raw.githubusercontent.com"
 SHOWN = 5
 """Files whose hashes a description lists."""
 UNSTATED = "not stated by its authors: ask them before you redistribute it"
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedFile:
-    """One file of a data set."""
-
-    name: str
-    """Path in the data set."""
-    source: str
-    """Path at its source."""
-    size: int
-    """Bytes."""
-    sha256: str
-    """Hexadecimal digits; empty if the source states none, as for small files of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +30,25 @@ class PublishedData:
     """Commit of the repository, which determines every byte."""
     licence: str
     """Licence as the source states it."""
-    files: tuple[PublishedFile, ...]
-    """Files of the data set."""
-    on_hub: bool = True
-    """Whether the repository is a data set of the hub; else it is on GitHub."""
+    size: int
+    """Bytes."""
+    sha256: Mapping[str, str]
+    """File → hexadecimal digits, as far as the source states them: the hub does for large files."""
+    on_github: Mapping[str, str] = field(default_factory=dict)
+    """File → path in a repository of GitHub; empty for a data set of the hub."""
 
     def describe(self) -> list[str]:
         """Describe source, licence, commit, size and hashes, in lines."""
-        megabytes = sum(file.size for file in self.files) / 1e6
-        lines = [
+        hashes = [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
+        more = len(hashes) - SHOWN
+        return [
             f"source:  {self.source}",
             f"licence: {self.licence}",
             f"commit:  {self.revision}",
-            f"files:   {len(self.files)}, {megabytes:,.1f} MB",
+            f"size:    {self.size / 1e6:,.1f} MB",
+            *hashes[:SHOWN],
+            *([f"         and {more} more, each compared after the download"] if more > 0 else []),
         ]
-        hashed = [file for file in self.files if file.sha256]
-        lines += [f"sha256:  {file.sha256}  {file.name}" for file in hashed[:SHOWN]]
-        if len(hashed) > SHOWN:
-            lines.append(f"         and {len(hashed) - SHOWN} more, each compared after the download")
-        return lines
 
     def download(self, folder: Path) -> None:
         """Download into a new folder, and compare every hash.
@@ -73,28 +59,20 @@ class PublishedData:
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
+        from huggingface_hub import get_session, snapshot_download
+
         with _connection_errors(self.source):
-            if self.on_hub:
-                from huggingface_hub import snapshot_download
-
+            for name, path in self.on_github.items():
+                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                answer.raise_for_status()
+                make_folder(folder)
+                write_atomic(folder / name, answer.content)
+            if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=folder)
-            else:
-                self._download_from_github(folder)
-        for file in self.files:
-            path = folder / file.name
-            if file.sha256 and digest(path) != file.sha256:
-                path.unlink()
-                raise ValueError(f"{path} differs from its SHA-256 {file.sha256}, and was removed; download it again")
-
-    def _download_from_github(self, folder: Path) -> None:
-        from huggingface_hub import get_session
-
-        for file in self.files:
-            address = f"{GITHUB}/{self.source}/{self.revision}/{file.source}"
-            answer = get_session().get(address, follow_redirects=True)
-            answer.raise_for_status()
-            make_folder(folder)
-            write_atomic(folder / file.name, answer.content)
+        for name, digits in self.sha256.items():
+            if digest(folder / name) != digits:
+                (folder / name).unlink()
+                raise ValueError(f"{folder / name} differs from its SHA-256 {digits}, and was removed; download again")
 
 
 T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"
@@ -102,21 +80,12 @@ PINNED = PublishedData(
     source="X-GenGroup/PaCo-RL",
     revision="08caac6f22c174e2c71019d2a4481abf9ad313d2",
     licence=UNSTATED,
-    files=(
-        PublishedFile(
-            name="train.jsonl",
-            source=f"{T2IS}/train_metadata.jsonl",
-            size=860_685,
-            sha256="1a5792f8cd114e6a15cea9070eddaa470b5abeab5c33ba9b054ee908cc601cea",
-        ),
-        PublishedFile(
-            name="test.jsonl",
-            source=f"{T2IS}/test_metadata.jsonl",
-            size=783_418,
-            sha256="fff9ab7359350fc46424e6853f5122e1ca2529cdc9ff7fe54606ca4f673f10af",
-        ),
-    ),
-    on_hub=False,
+    size=1_644_103,
+    sha256={
+        "train.jsonl": "1a5792f8cd114e6a15cea9070eddaa470b5abeab5c33ba9b054ee908cc601cea",
+        "test.jsonl": "fff9ab7359350fc46424e6853f5122e1ca2529cdc9ff7fe54606ca4f673f10af",
+    },
+    on_github={"train.jsonl": f"{T2IS}/train_metadata.jsonl", "test.jsonl": f"{T2IS}/test_metadata.jsonl"},
 )
 """T2IS records of the paper's runs, 150 and 135, which are on GitHub alone."""
 HUB = {
@@ -149,12 +118,11 @@ def find_published(name: str) -> PublishedData:
 
     with _connection_errors(HUB[name]):
         info = HfApi().dataset_info(HUB[name], files_metadata=True)
-    files = []
-    for file in info.siblings or ():
-        sha256 = str(file.lfs.sha256) if file.lfs else ""
-        files.append(PublishedFile(file.rfilename, file.rfilename, file.size or 0, sha256))
+    files = info.siblings or []
+    hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
     licence = info.card_data.get("license") if info.card_data else None
-    return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED), tuple(files))
+    size = sum(file.size or 0 for file in files)
+    return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED), size, hashes)
 
 
 @contextmanager

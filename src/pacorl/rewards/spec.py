@@ -184,8 +184,8 @@ def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
 def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
     """Adapt a function of TRL's signature, `f(prompts, completions, **kwargs)`, to prompts and images.
 
-    It is called by keywords: the prompts' texts, the images as `completions`, and lists of the columns that its
-    signature takes: the prompts' fields, and the fields of their records.
+    It is called by keywords: the prompts' texts, the images as `completions`, and lists of those fields of the
+    prompts' records that its signature takes.
 
     Args:
         target: A function; any other than TRL's is returned as it is.
@@ -199,8 +199,6 @@ def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[s
     def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
         records = [(columns or {}).get(prompt.text, {}) for prompt in prompts]
         given: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
-        for name in ("theme", "panels", "category", "task"):
-            given[name] = [getattr(prompt, name) for prompt in prompts]
         given |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
         accepted = {name: value for name, value in given.items() if takes_any or name in parameters}
         return target(**accepted, **args)
