@@ -61,8 +61,8 @@ def _is_run(target: str) -> bool:
     from pacorl.config.recipes import YAML, config_file, recipe_names
     from pacorl.io.documents import read_yaml
 
-    named = target != TINY and target in recipe_names()  # `tiny` is the embedded judge
-    if not named and not target.endswith(YAML):
+    is_recipe = target != TINY and target in recipe_names()  # `tiny` is the embedded judge
+    if not is_recipe and not target.endswith(YAML):
         return False
     try:
         document = read_yaml(config_file(Path(target)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pacorl.grpo.trainer import PolicyTrainer
+    from pacorl.grpo.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class TrainerCallback:
                 trainer.should_training_stop = metrics["reward/redness/mean"] > 0.9
     """
 
-    def on_train_begin(self, trainer: PolicyTrainer) -> None:
+    def on_train_begin(self, trainer: Run) -> None:
         """Called before the first evaluation."""
 
-    def on_epoch_end(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+    def on_epoch_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         """Called after each epoch, with its line of metrics.jsonl."""
 
-    def on_evaluate(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+    def on_evaluate(self, trainer: Run, metrics: Mapping[str, float]) -> None:
         """Called after each evaluation, with its line of metrics.jsonl."""
 
-    def on_save(self, trainer: PolicyTrainer, checkpoint: Path) -> None:
+    def on_save(self, trainer: Run, checkpoint: Path) -> None:
         """Called after each regular checkpoint."""
 
-    def on_train_end(self, trainer: PolicyTrainer, result: TrainResult) -> None:
+    def on_train_end(self, trainer: Run, result: TrainResult) -> None:
         """Called at the end of a training that was not interrupted."""

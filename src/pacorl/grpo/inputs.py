@@ -69,11 +69,11 @@ def run_inputs(
 
     # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
     whole = model if isinstance(model, PolicyConfig) else None
-    named = _named(rewards or ())
-    functions = {name: reward for name, reward in named.items() if callable(reward)}
+    by_key = _named(rewards or ())
+    functions = {name: reward for name, reward in by_key.items() if callable(reward)}
     changes: dict[str, Any] = {}
     if rewards is not None and not (whole and isinstance(rewards, Mapping)):
-        changes["rewards"] = _reward_sections(named, reward_weights)
+        changes["rewards"] = _reward_sections(by_key, reward_weights)
         if not whole:
             changes["evaluation"] = {"rewards": []}
 
@@ -152,31 +152,31 @@ def _named(rewards: AnyRewards) -> dict[str, Any]:
     if callable(rewards) or isinstance(rewards, str):
         raise ConfigError(f"rewards is {rewards!r}; give a list, e.g. rewards=[{_name_of(rewards)}]")
 
-    named: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for position, reward in enumerate(rewards):
         at = f"rewards[{position}]"
         if callable(reward):
             key = _name_of(reward)
             if not key.isidentifier():
                 raise ConfigError(f"{at} has no name; give it one: rewards={{'my_reward': …}}")
-            added = {key: reward}
+            added: dict[str, Any] = {key: reward}
         else:
             section = {"name": reward} if isinstance(reward, str) else reward
             config = validated(RewardConfig, section, prefix=f"{at}: ")
             added = {config.key: config}
-        if named.keys() & added:
+        if by_key.keys() & added:
             raise ConfigError(f"{at}: there are two rewards {', '.join(added)}; give one another name or label")
-        named |= added
-    return named
+        by_key |= added
+    return by_key
 
 
 def _name_of(reward: Any) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 
-def _reward_sections(named: Mapping[str, Any], weights: Sequence[float] | None) -> list[Any]:
+def _reward_sections(by_key: Mapping[str, Any], weights: Sequence[float] | None) -> list[Any]:
     """Build a config's `rewards`."""
-    sections = [{"name": name} if callable(reward) else reward.model_dump() for name, reward in named.items()]
+    sections = [{"name": name} if callable(reward) else reward.model_dump() for name, reward in by_key.items()]
     if weights is None:
         return sections
     if len(weights) != len(sections):

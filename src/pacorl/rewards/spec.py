@@ -198,9 +198,9 @@ def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[s
 
     def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
         records = [(columns or {}).get(prompt.text, {}) for prompt in prompts]
-        given: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
-        given |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
-        accepted = {name: value for name, value in given.items() if takes_any or name in parameters}
+        keywords: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
+        keywords |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
+        accepted = {name: value for name, value in keywords.items() if takes_any or name in parameters}
         return target(**accepted, **args)
 
     return call
