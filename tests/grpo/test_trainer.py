@@ -106,7 +106,8 @@ def test_prompts_and_evaluation_prompts_of_a_library_are_taken(settings: dict[st
         "flux", rewards=[red], prompts=prompts, evaluation_prompts=character_prompts("dev", 2), **settings
     )
     trainer.close()
-    assert trainer.train_prompts == list(prompts)
+    sets = [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in trainer.train_prompts]
+    assert sets == [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in prompts]
     assert [prompt.text for prompt in trainer.evaluation_prompts] == [p.text for p in character_prompts("dev", 2)]
 
 

@@ -195,7 +195,7 @@ def _with_prompts(
     columns: dict[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Write prompts into the run's folder, and add their records to `columns`; return the config's changed keys."""
-    section = {}
+    section: dict[str, str] = {}
     changes: dict[str, Any] = {}
     for key, source in {"train": train, "evaluation": evaluation}.items():
         if isinstance(source, str | Path):
@@ -231,6 +231,8 @@ def _read(source: Any, *, key: str, columns: dict[str, Mapping[str, Any]]) -> li
                 raise ValueError(f"a {type(item).__name__}; give a text, a Prompt, or a record with 'prompt'")
     if not prompts:
         raise ConfigError(f"{key} is empty; give at least one text")
+    if len({bool(prompt.sources) for prompt in prompts}) > 1:
+        raise ConfigError(f"{key} holds sets and edits; give a list of one of them")
     return prompts
 
 
@@ -239,6 +241,6 @@ def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
     path = folder / f"{name}-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:8]}.jsonl"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        save = save_edits if any(prompt.sources for prompt in prompts) else save_prompts
+        save = save_edits if prompts[0].sources else save_prompts
         save(prompts, path)
     return str(path)

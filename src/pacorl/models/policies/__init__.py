@@ -110,7 +110,7 @@ def model_section(pipeline: Any) -> dict[str, str]:
     """
     name = type(pipeline).__name__
     kind = _kind_of_class(name, "the model")
-    checkpoint = pipeline.config.get("_name_or_path") or name
+    checkpoint = str(pipeline.config.get("_name_or_path") or name)
     return {"kind": kind, "checkpoint": checkpoint, "dtype": str(pipeline.transformer.dtype).removeprefix("torch.")}
 
 
