@@ -38,7 +38,8 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
 from pacorl.lab.plan.memory import MemoryLedger

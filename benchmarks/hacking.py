@@ -21,8 +21,9 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.grid import split
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.runtime.cores import use_cores
 from pacorl.tiny.characters import GRADES, Oracle

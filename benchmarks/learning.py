@@ -28,10 +28,11 @@ import torch
 from epoch import step_of_each_sample
 
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.grid import split
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.quiet import quiet_loading
 from pacorl.runtime.cores import use_cores

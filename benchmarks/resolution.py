@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.grid import split
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import ExtraMetrics, PolicyTrainer
 from pacorl.io.quiet import quiet_loading
 from pacorl.tiny.characters import GRADES, Oracle

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.sampler import Suffix
 from pacorl.grpo.epoch import compare
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, Trunk
 from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer

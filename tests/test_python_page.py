@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from page_blocks import ROOT, run_page
+from page_blocks import ROOT, blocks, run_page
 
 import pacorl
 
@@ -25,6 +25,12 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "hero.png").is_file()
 
 
+def test_the_first_example_trains_in_ten_lines() -> None:
+    first = blocks(PAGE, "python")[0]
+    assert len([line for line in first.text.splitlines() if line.strip()]) <= 10
+    assert "PolicyTrainer(" in first.text
+
+
 @pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyConfig"])
 def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,7 +40,7 @@ def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["JudgeTrainer", "PolicyTrainer"])
 def test_the_example_of_a_trainer_is_code(name: str) -> None:
     """`tests/grpo/test_trainer.py` runs the policy's; the page above trains a judge."""
-    assert f"{name}(config" in _example(name)
+    assert f"{name}(" in _example(name)
     compile(_example(name), name, "exec")
 
 

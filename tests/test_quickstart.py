@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from pacorl import quickstart
 from pacorl.cli import app
 from pacorl.config import base as configs
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.quickstart import METRICS, before_and_after, run_quickstart, summarize
 from pacorl.tiny.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
 from pacorl.types import Grid

@@ -1,6 +1,6 @@
 """pacorl: consistent image generation, by a judge of pairs and reinforcement learning that uses it.
 
-    from pacorl import Generator, PacoReward, PolicyConfig, PolicyTrainer
+    from pacorl import Generator, PacoReward, PolicyTrainer
 
     generator = Generator.from_pretrained("tiny")
     reward = PacoReward.from_pretrained("tiny")
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pacorl.generate.compose import prompt_from
     from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
+    from pacorl.grpo.callbacks import TrainerCallback
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.trainer import PolicyTrainer
     from pacorl.judge.http.http_judge import HttpJudge
@@ -44,6 +45,7 @@ __all__ = [
     "Prompt",
     "Question",
     "Size",
+    "TrainerCallback",
     "__version__",
     "generate_sets",
     "load_prompts",
@@ -63,6 +65,7 @@ _HOMES = {
     "Prompt": "pacorl.types",
     "Question": "pacorl.types",
     "Size": "pacorl.types",
+    "TrainerCallback": "pacorl.grpo.callbacks",
     "generate_sets": "pacorl.generate.sets",
     "load_prompts": "pacorl.records.prompts",
     "prompt_from": "pacorl.generate.compose",

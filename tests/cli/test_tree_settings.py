@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pacorl.cli import main
-from pacorl.grpo.policy_config import recipe
+from pacorl.config.recipes import recipe
 
 CASES = [
     (["sampling.tree={seeds: 5}"], 1, "5 seeds × 2 branches = 10 samples and group_size is 12; make them equal"),

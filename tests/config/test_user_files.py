@@ -105,7 +105,7 @@ def test_an_objective_an_aggregate_and_an_sde_of_a_file_train(mine: Path, tmp_pa
     names = [f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", f"advantages.aggregate={mine}:BEST"]
     with toy_world():
         config = toy_config(tmp_path / "run", *names, f"sampling.sde_type={mine}:CALM", "epochs=1")
-        folder = PolicyTrainer(config).train()
+        folder = PolicyTrainer(config).train().folder
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(epoch["kind"] == "epoch" for epoch in epochs)
 

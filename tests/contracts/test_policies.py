@@ -397,7 +397,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
 
     overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1"]
     config = toy_config(tmp_path / "run", *overrides, "evaluation.steps=2", "judge=none", "rewards=[{name: redness}]")
-    folder = PolicyTrainer(config, rewards={"redness": redness}).train()
+    folder = PolicyTrainer(config, rewards={"redness": redness}).train().folder
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (epoch,) = [record for record in records if record["kind"] == "epoch"]
     assert epoch["ratio_deviation/1"] == 0.0, "what is trained is not what sampled"

@@ -18,7 +18,7 @@ KEPT = "kept"
 def train(overrides: Sequence[str], resume: str = "") -> None:
     """The run, and nothing else."""
     from pacorl.config import base as configs
-    from pacorl.grpo.policy_config import recipe
+    from pacorl.config.recipes import recipe
     from pacorl.grpo.trainer import train_policy
 
     train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)

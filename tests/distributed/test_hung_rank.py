@@ -17,8 +17,8 @@ import worlds
 from tiny_runs import metrics
 from toy_ranks import command
 
+from pacorl.config.recipes import recipe
 from pacorl.grpo.ledger import read_ledger
-from pacorl.grpo.policy_config import recipe
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow

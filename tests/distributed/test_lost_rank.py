@@ -12,7 +12,7 @@ import pytest
 import toy_world
 import worlds
 
-from pacorl.grpo.policy_config import recipe
+from pacorl.config.recipes import recipe
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
+from pacorl.config.recipes import recipe
 from pacorl.core.metric_names import SUFFIX_CORRELATION
-from pacorl.grpo.policy_config import recipe
 from pacorl.grpo.start import checkpoints
 
 pytestmark = pytest.mark.slow

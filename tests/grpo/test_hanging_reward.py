@@ -62,7 +62,7 @@ def hanging() -> Iterator[Callable[..., Brightness]]:
 
 def run(out: Path, reward: Brightness, *settings: str, resume: bool = False) -> Path:
     config = toy_config(out, *SETTINGS, *settings)
-    return PolicyTrainer(config, rewards={"brightness": reward}, resume=resume).train()
+    return PolicyTrainer(config, rewards={"brightness": reward}, resume=resume).train().folder
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from tiny_runs import metrics, tiny_run
 from toy_world import toy_config, toy_world
 
 from pacorl.config.base import ConfigError
+from pacorl.config.recipes import recipe
 from pacorl.core.advantages import advantages
 from pacorl.grpo import checkpoint, epoch
-from pacorl.grpo.policy_config import recipe
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.rewards.reward import score
 from pacorl.runtime.processes import Interrupted

@@ -4,27 +4,213 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+from peft import LoraConfig
+from PIL.Image import Image
+from pydantic import ValidationError
 from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 import pacorl
-from pacorl import PolicyTrainer
+from pacorl import PolicyTrainer, TrainerCallback
+from pacorl.config import base as configs
+from pacorl.config.base import ConfigError
+from pacorl.grpo.callbacks import TrainResult
+from pacorl.grpo.inputs import run_inputs
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Prompt
 
 
 @pytest.mark.slow
 def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = textwrap.dedent(inspect.getdoc(PolicyTrainer).partition("Example:\n")[2])  # type: ignore[union-attr]
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(example, names)
-    folder = tmp_path / str(names["folder"])
-    epochs = metrics(folder, "epoch")
-    assert len(epochs) == 2
-    assert 0 < epochs[0]["reward/redness/mean"] < 1
-    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    result: TrainResult = names["result"]
+    (epoch,) = metrics(result.folder, "epoch")
+    assert 0 < epoch["reward/redness/mean"] < 1
+    assert (result.adapter / "adapter_model.safetensors").is_file()
+    assert result.page.is_file()
+
+
+def red(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
+    return [image.getpixel((0, 0))[0] / 255 for image in images]  # type: ignore[index]
+
+
+def half(prompts: Sequence[Prompt], images: Sequence[Image]) -> float:
+    return 0.5
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A run of the toy world, by the keys of its config."""
+    keys = ("group_size", "adapter", "sampling", "evaluation", "optimizer", "model")
+    document = toy_config(tmp_path / "run").model_dump(include={*keys})
+    with toy_world():
+        model = document.pop("model")
+        yield {**document, "model_init_kwargs": model, "trackers": [], "epochs": 1, "out": tmp_path / "run"}
+
+
+def test_texts_and_functions_are_all_that_a_run_needs(settings: dict[str, Any]) -> None:
+    trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear", "an owl"], **settings)
+    assert [prompt.text for prompt in trainer.train_prompts] == ["a fox", "a bear", "an owl"]
+    assert trainer.config.prompts_per_epoch == 4  # whole updates, of which there are 2
+    assert trainer.config.judge is None
+    result = trainer.train()
+    (_, last) = metrics(result.folder, "evaluation")
+    assert result.metrics["red"] == last["red"]
+    assert result.folder == settings["out"]
+    assert (result.adapter / "adapter_model.safetensors").is_file()
+    assert result.page.is_file()
+    # Everything that the run reads is in its folder: another process goes on from it.
+    config = configs.load(PolicyConfig, result.folder / "config.yaml")
+    assert Path(config.prompts.train).parent == result.folder / "prompts"
+
+
+def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:
+    PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings).train()
+    more = {**settings, "epochs": 2}
+    with pytest.raises(ValueError, match="holds a run already"):
+        PolicyTrainer("flux", rewards=[red], prompts=["a fox", "an owl"], **more)
+    with pytest.raises(ValueError, match=r"prompts\.train was .* and is now"):
+        PolicyTrainer("flux", rewards=[red], prompts=["a fox", "an owl"], resume="auto", **more)
+    PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], resume="auto", **more).train()
+    assert len(metrics(settings["out"], "epoch")) == 2
+
+
+def test_records_give_their_columns_to_a_function_of_trl_s_signature(settings: dict[str, Any]) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": "a fox", "colour": "red"}, {"prompt": "a bear", "colour": "brown"}]
+    seen: list[dict[str, Any]] = []
+
+    def trl(prompts: list[str], completions: list[Image], **kwargs: Any) -> list[float]:
+        seen.append({"prompts": prompts, **kwargs})
+        return [float(len(text)) + image.width for text, image in zip(prompts, completions, strict=True)]
+
+    PolicyTrainer("flux", rewards=[trl], prompts=datasets.Dataset.from_list(rows), **settings).train()
+    assert {*chain(*(call["prompts"] for call in seen))} == {"a fox", "a bear"}
+    for call in seen:
+        assert call["colour"] == [{"a fox": "red", "a bear": "brown"}[text] for text in call["prompts"]]
+
+
+def test_prompts_and_evaluation_prompts_of_a_library_are_taken(settings: dict[str, Any]) -> None:
+    prompts = character_prompts("train", 4)
+    trainer = PolicyTrainer(
+        "flux", rewards=[red], prompts=prompts, evaluation_prompts=character_prompts("dev", 2), **settings
+    )
+    trainer.close()
+    sets = [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in trainer.train_prompts]
+    assert sets == [(prompt.text, prompt.theme, prompt.grid, prompt.panels) for prompt in prompts]
+    assert [prompt.text for prompt in trainer.evaluation_prompts] == [p.text for p in character_prompts("dev", 2)]
+
+
+def test_rewards_by_name_and_weights_join_functions(settings: dict[str, Any]) -> None:
+    trainer = PolicyTrainer(
+        "flux",
+        rewards=[red, "jpeg_size", {"name": "jpeg_size", "label": "small", "args": {"prefer": "small"}}],
+        reward_weights=[1.0, 0.5, 0.25],
+        prompts=["a fox", "a bear"],
+        **settings,
+    )
+    trainer.close()
+    weights = {reward.key: reward.weight for reward in trainer.config.rewards}
+    assert weights == {"red": 1.0, "jpeg_size": 0.5, "small": 0.25}
+
+
+def test_a_recipe_brings_its_settings_and_the_arguments_change_keys(tmp_path: Path) -> None:
+    inputs = run_inputs("tiny", rewards=[red], settings={"out": tmp_path, "sampling": {"batch": 6}})
+    recipe = PolicyConfig.from_yaml("tiny")
+    assert inputs.config.sampling == recipe.sampling.model_copy(update={"batch": 6})
+    assert [reward.key for reward in inputs.config.rewards] == ["red"]
+    assert inputs.config.prompts == recipe.prompts
+    assert run_inputs(recipe, settings={}).config is recipe
+
+
+def test_a_lora_config_sets_the_adapter(tmp_path: Path) -> None:
+    lora = LoraConfig(r=8, lora_alpha=32, target_modules=["to_k", "to_q"], init_lora_weights="gaussian")
+    adapter = run_inputs("tiny", peft_config=lora, settings={"out": tmp_path}).config.adapter
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (8, 32, ("to_k", "to_q"))
+
+
+class Log(TrainerCallback):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_train_begin(self, trainer: PolicyTrainer) -> None:
+        self.events.append("begin")
+
+    def on_epoch_end(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+        self.events.append(f"epoch {trainer.epoch} {'reward/red/mean' in metrics}")
+        trainer.should_training_stop = trainer.epoch == 2
+
+    def on_evaluate(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+        self.events.append(f"evaluate {'red' in metrics}")
+
+    def on_save(self, trainer: PolicyTrainer, checkpoint: Path) -> None:
+        self.events.append(f"save {checkpoint.is_dir()}")
+
+    def on_train_end(self, trainer: PolicyTrainer, result: TrainResult) -> None:
+        self.events.append(f"end {result.adapter.is_dir()}")
+
+
+def test_callbacks_follow_the_run_and_may_end_it(settings: dict[str, Any]) -> None:
+    log = Log()
+    run = {**settings, "epochs": 9, "save_every": 9}
+    PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], callbacks=[log], **run).train()
+    assert log.events == [
+        "begin", "evaluate True", "epoch 1 True", "epoch 2 True", "evaluate True", "save True", "end True",
+    ]  # fmt: skip
+
+
+def test_the_adapter_is_pushed_with_its_card(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings)
+    folder = trainer.train().adapter
+    pushed: list[Any] = []
+    monkeypatch.setattr(
+        "pacorl.grpo.trainer.push", lambda *args, **options: pushed.append((args, options)) or "address"
+    )
+    assert trainer.push_to_hub("me/red", licence="mit") == "address"
+    assert pushed == [((folder, "me/red"), {"private": True})]
+    assert (folder / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"learning_rate": 1e-4}, "learning_rate: unknown key, did you mean 'optimizer.lr'?"),
+        ({"epochs": "many"}, "epochs: Input should be a valid integer"),
+        ({"prompts": []}, "prompts is empty; give at least one text"),
+        ({"prompts": ["a fox", 3]}, r"prompts\[1\]: a int; give a text, a Prompt, or a record with 'prompt'"),
+        ({"prompts": [{"text": "a fox"}]}, r"prompts\[0\]: 'prompt' is missing or empty"),
+        ({"rewards": red}, r"give a list, e.g. rewards=\[red\]"),
+        ({"rewards": [lambda prompts, images: []]}, r"rewards\[0\] has no name; give it one: rewards={'my_reward'"),
+        ({"rewards": [red, red]}, r"rewards\[1\]: there are two rewards red"),
+        ({"rewards": ["rednes"]}, "rewards: .*rednes"),
+        ({"rewards": [red], "reward_weights": [1, 2]}, "reward_weights has 2 numbers for 1 rewards"),
+        ({"callbacks": [print]}, r"callbacks\[0\] is a builtin_function_or_method; derive its class"),
+        ({"peft_config": LoraConfig(lora_dropout=0.1)}, r"peft_config\.lora_dropout is 0\.1, and a run follows r, "),
+        ({"peft_config": LoraConfig(target_modules="all-linear")}, "target_modules is the pattern 'all-linear'"),
+        ({"rewards": [half]}, r"reward 'half' returned 0\.5; it must return a list, one score per image"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(settings: dict[str, Any], arguments: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault) as refused:
+        PolicyTrainer("flux", **{"rewards": [red], "prompts": ["a fox", "a bear"], **settings, **arguments})
+    assert not isinstance(refused.value, ValidationError)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_config_made_in_python_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"lr: unknown key, did you mean 'optimizer\.lr'") as refused:
+        PolicyConfig(lr=1e-4)  # type: ignore[call-arg]
+    assert "\n" not in str(refused.value)
 
 
 def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tmp_path: Path) -> None:
@@ -36,7 +222,7 @@ def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tm
     with toy_world():
         trainer = PolicyTrainer(config, rewards=rewards)
         assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0)]
-        (line,) = metrics(trainer.train(), "epoch")
+        (line,) = metrics(trainer.train().folder, "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
+from pacorl.config.recipes import recipe
 from pacorl.grpo import builders, checkpoint
 from pacorl.grpo.builders import without_idle_judges
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, Judge

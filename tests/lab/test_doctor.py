@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab import doctor
 from pacorl.lab.doctor import Diagnosis, Finding, examine
 from pacorl.lab.plan import sources

@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 
 from pacorl.config.base import load
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.config.reward_section import RewardConfig
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.plan import plan_policy
-from pacorl.rewards import reward_spec
+from pacorl.rewards import build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError
 from pacorl.rewards.spec import parsed_spec
 from pacorl.types import Prompt
@@ -99,3 +101,14 @@ def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
     reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
     with pytest.raises(RewardError, match=r"line 3: SystemExit on prompt 7"):
         reward([Prompt(id=7, text="x")], [Image.new("RGB", (4, 4))])
+
+
+def test_a_file_may_hold_a_function_of_trl_s_signature(tmp_path: Path) -> None:
+    file = tmp_path / "trl.py"
+    signature = "def length(prompts, completions, *, gain=1, **kwargs):"
+    file.write_text(f"{signature}\n    return [gain * len(text) for text in prompts]\n")
+    config = RewardConfig(name=f"{file}:length", args={"gain": 2})
+    check_rewards([config])
+    check_rewards([config], run=False)
+    (reward,) = build_rewards([config], judge=None).values()
+    assert reward([Prompt(0, "abc")], [Image.new("RGB", (1, 1))]) == [6]

@@ -107,7 +107,7 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
     assert trainer.turns.scorers == [trainer.judge.model]
     assert not trainer.scoring_overlaps
     assert trainer.policy.pipeline.text_encoder_2 is None
-    (line,) = metrics(trainer.train(), "epoch")
+    (line,) = metrics(trainer.train().folder, "epoch")
     deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}
     assert deviations == {0.0}
 

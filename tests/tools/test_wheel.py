@@ -62,6 +62,9 @@ def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
     assert Path(origin.strip()).is_relative_to(installed.parents[1]), (
         "the environment's own package, not the checkout's"
     )
+    assert "flux_t2is_24gb" in run(installed, "recipes", cwd=tmp_path)
+    run(installed, "init", "tiny", "my.yaml", cwd=tmp_path)
+    assert "tiny:train" in run(installed, "train-policy", "my.yaml", "--dry-run", "--json", cwd=tmp_path)
     run(installed, "quickstart", *SMALL_QUICKSTART, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/before-after.png").is_file()
     images = sorted((tmp_path / "runs/quickstart/samples").rglob("*.png"))
@@ -74,9 +77,9 @@ def test_the_wheel_holds_what_the_package_reads_and_no_more(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(
-        ["git", "ls-files", "src/pacorl"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "src/pacorl", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    expected = {name.removeprefix("src/") for name in tracked} | {"pacorl/tiny.yaml"}
+    expected = {name.removeprefix("src/") if name.startswith("src/") else f"pacorl/{name}" for name in tracked}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pacorl.config import base as configs
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 
 SMALL_QUICKSTART = [
     "epochs=1",

@@ -231,7 +231,7 @@ def _generator(text: str) -> torch.Generator:
 class ToySpec(PolicySpec):
     """FLUX's options over the toy generator."""
 
-    def load(self, options: PolicyOptions, *, device: str | torch.device = "cpu", **flags: bool) -> Any:
+    def load(self, options: PolicyOptions, *, device: str | torch.device = "cpu", **flags: Any) -> Any:
         """The one toy generator; neither a checkpoint's name nor guidance, which configs give, changes it."""
         return ToyPolicy(dtype=getattr(torch, options.dtype), device=device)
 

@@ -19,6 +19,7 @@ import numpy as np
 from fastapi import FastAPI
 
 from pacorl.config.base import load
+from pacorl.config.recipes import recipe
 from pacorl.core.grid import parse_layout
 from pacorl.core.ranking import Floats, Indices, bootstrap
 from pacorl.dataset.diversify import diversify
@@ -27,7 +28,7 @@ from pacorl.dataset.export import export
 from pacorl.dataset.grids import generate, image_source, pair
 from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image

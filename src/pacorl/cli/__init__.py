@@ -30,6 +30,8 @@ app = Commands(
 )
 # In the order of the help: a newcomer's commands first.
 app.command("quickstart")(train.quickstart)
+app.command("recipes")(files.recipes)
+app.command("init")(files.init)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("probe")(probe.probe)
 app.command("report")(train.report)
@@ -43,7 +45,7 @@ app.command("studio")(serve.studio)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("twin")(twin.twin)
-for group in (dataset.app, files.prompts, benchmark.app, files.config):
+for group in (dataset.app, files.data, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 
 

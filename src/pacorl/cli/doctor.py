@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pacorl.cli.shared import OnlyJudge, echo, echo_errors, echo_json, print_json
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.serve.readiness import JudgeProbe
@@ -26,7 +27,7 @@ class ExaminedJudge(OnlyJudge):
 def doctor(
     target: str = typer.Argument(
         "tiny",
-        help="A run's config (YAML), or a judge: a checkpoint folder, hub name, server's URL or endpoints YAML.",
+        help="A run's config (YAML) or recipe, or a judge: a checkpoint, server's URL or endpoints YAML.",
     ),
     overrides: list[str] = typer.Argument(None, help="With a config: changes, as section.key=value."),
     *,
@@ -57,12 +58,14 @@ def doctor(
 
 def _is_run(target: str) -> bool:
     """Whether a YAML is a run's config and not a list of endpoints. Raises ValueError for a judge's training."""
+    from pacorl.config.recipes import YAML, config_file, recipe_names
     from pacorl.io.documents import read_yaml
 
-    if not target.endswith((".yaml", ".yml")):
+    is_recipe = target != TINY and target in recipe_names()  # `tiny` is the embedded judge
+    if not is_recipe and not target.endswith(YAML):
         return False
     try:
-        document = read_yaml(Path(target))
+        document = read_yaml(config_file(Path(target)))
     except ValueError:
         return True  # loading it reports the fault's line
     keys = set(document) if isinstance(document, dict) else set()

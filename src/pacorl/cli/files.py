@@ -1,4 +1,4 @@
-"""Adapters, prompts and configs: `pacorl adapter`, `pacorl prompts check|split`, `pacorl config KEY|schema|upgrade`."""
+"""Adapters, prompts, configs and recipes: `pacorl adapter`, `prompts`, `data`, `config`, `recipes` and `init`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from pacorl.cli.shared import Commands, echo, print_json
+from pacorl.cli.shared import Commands, JsonOption, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class ConfigCommands(TyperGroup):
 
 
 prompts = Commands(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
+data = Commands(name="data", no_args_is_help=True, help="Published prompts, benchmarks and comparisons.")
 config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
@@ -67,6 +68,73 @@ def _summary(lora: Lora) -> str:
     if lora.base:
         facts.append(f"trained on {lora.base}")
     return ", ".join(facts)
+
+
+def recipes(*, output: JsonOption) -> None:
+    """List the recipes: name, card, model, the model's licence, purpose."""
+    from rich.table import Table
+
+    from pacorl.config.recipes import recipe_names
+    from pacorl.io.console import PlainConsole
+
+    rows = [_recipe_facts(name) for name in recipe_names()]
+    if output.as_json:
+        print_json({"recipes": rows})
+        return
+    table = Table(*rows[0], show_lines=True)
+    for column in table.columns:
+        column.overflow = "fold"  # names stay whole
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row.values())
+    PlainConsole().print(table)
+    echo("`pacorl train-policy NAME --dry-run` plans a run, `pacorl init NAME my.yaml` writes a copy to change")
+
+
+def _recipe_facts(name: str) -> dict[str, str]:
+    """Read a recipe's header, and the model that it trains with the model's licence."""
+    from pacorl.config.recipes import read_header, recipe
+    from pacorl.io.documents import read_yaml
+    from pacorl.judge_training.judge_config import JudgeConfig
+    from pacorl.models.policies import DEFAULT_KIND, POLICIES
+    from pacorl.report.publish import JUDGE_LICENCES
+    from pacorl.types import TINY
+
+    file = recipe(name)
+    section = read_yaml(file).get("model", {})
+    spec = POLICIES[section.get("kind", DEFAULT_KIND)]
+    published, licence, gated = spec.published, spec.licence, spec.gated
+    if name.startswith("reward/"):
+        published = JudgeConfig().model.checkpoint
+        licence = JUDGE_LICENCES[published]
+        gated = False
+    model = section.get("checkpoint", published)
+    terms = licence[1] or licence[0]
+    if model == TINY:
+        terms = "apache-2.0"
+    elif gated:
+        terms += ", gated"
+
+    card, purpose = read_header(file)
+    return {"name": name, "card": card, "model": model, "licence": terms, "purpose": purpose}
+
+
+def init(
+    name: str = typer.Argument(help="A recipe of `pacorl recipes`."),
+    path: Path = typer.Argument(None, help="The new file; NAME.yaml in this folder if left out."),
+) -> None:
+    """Write a copy of a recipe, to change and run; an existing file stays."""
+    from pacorl.config.recipes import config_file
+    from pacorl.io.documents import read_text
+    from pacorl.io.files import check_new, check_writable, write_atomic
+
+    content = read_text(config_file(Path(name)))
+    path = path or Path(f"{Path(name).stem}.yaml")
+    check_new(path, fix=f"name another file: pacorl init {name} FILE")
+    check_writable(path)
+    write_atomic(path, content)
+    command = "train-reward" if name.startswith("reward/") else "train-policy"
+    echo(f"wrote {path}; `pacorl {command} {path} --dry-run` shows what it needs")
 
 
 @prompts.command("check")
@@ -128,6 +196,27 @@ def split_prompts(
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
         save(side, out / f"{name}.jsonl")
     echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
+
+
+@data.command("get")
+def get_data(
+    name: str = typer.Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
+    *,
+    out: Path = typer.Option(None, help="A new folder; by default the one that the recipes and guides name."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
+) -> None:
+    """Download a published data set; its source, licence, commit and hashes are printed first."""
+    from pacorl.dataset.published import FOLDERS, find_published
+    from pacorl.io.files import check_writable
+
+    published = find_published(name)
+    echo("\n".join(published.describe()))
+    if dry_run:
+        return
+    folder = out or Path(FOLDERS[name])
+    check_writable(folder, folder=True)
+    published.download(folder)
+    echo(f"wrote {folder}")
 
 
 @config.command("show")

@@ -54,7 +54,7 @@ class ProbeFlags:
 
 
 def probe(
-    config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
+    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
     *,
     flags: ProbeFlags,

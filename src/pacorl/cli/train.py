@@ -39,11 +39,14 @@ class ResumableCommand(TyperCommand):
 
 def spelled_out(args: Sequence[str]) -> list[str]:
     """The arguments with `auto` after each `--resume` that no checkpoint's folder follows."""
+    from pacorl.config.recipes import YAML, recipe_names
+
     full: list[str] = []
     for word, following in pairwise([*args, "--"]):
         full.append(word)
         # Another flag, an override or the config itself may follow; a folder is none of these.
-        if word == RESUME and (following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))):
+        is_config = following.endswith(YAML) or following in recipe_names()
+        if word == RESUME and (following.startswith("-") or "=" in following or is_config):
             full.append(AUTO)
     return full
 
@@ -78,7 +81,7 @@ class JudgeRunOptions(RunOptions):
 
 
 def train_policy(
-    config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
+    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
     options: RunOptions,
@@ -220,7 +223,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
 
 
 def train_reward(
-    config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
+    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as reward/tiny."),
     overrides: list[str] = OVERRIDES,
     *,
     options: JudgeRunOptions,
@@ -278,7 +281,8 @@ def quickstart(
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import config_errors, load
-    from pacorl.grpo.policy_config import PolicyConfig, recipe
+    from pacorl.config.recipes import recipe
+    from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import check_unfinished, free_folder
     from pacorl.io.imports import frozen_imports
 

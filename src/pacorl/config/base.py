@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_origin
 
 from pydantic import (
     BaseModel,
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from pacorl.config.options import LARGEST
+from pacorl.config.recipes import config_file
 from pacorl.config.unknown_keys import unknown_key
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
@@ -53,19 +54,28 @@ class Section(BaseModel):
     # Extra keys are refused: a typo must not silently mean a default. NaN as a bound would accept every value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    if not TYPE_CHECKING:  # the typed arguments that pydantic's plugin derives stay
+
+        def __init__(self, **values: Any) -> None:
+            """Raise ConfigError, in one line, for values that cannot be run."""
+            with one_line(type(self), values):
+                super().__init__(**values)
+
+        __init__.__pydantic_base_init__ = True  # not called for sections, whose faults pydantic locates itself
+
     @classmethod
     def from_yaml(cls, path: str | Path, *overrides: str) -> Self:
         """Read a config from a file, like a command.
 
         Args:
-            path: the YAML.
+            path: the YAML, or a recipe's name.
             overrides: changes, each as `section.key=value`.
 
         Raises:
             ConfigError: The config cannot be run; one line with the first faults.
 
         Example:
-            config = PolicyConfig.from_yaml("configs/tiny.yaml", "epochs=3", "sampling.batch=6")
+            config = PolicyConfig.from_yaml("tiny", "epochs=3", "sampling.batch=6")
         """
         return load(cls, Path(path), overrides)
 
@@ -82,7 +92,7 @@ Run = TypeVar("Run", bound=Section)
 
 
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
-    """Read a YAML file and `section.key=value` overrides into a config.
+    """Read a YAML file, or a recipe by its name, and `section.key=value` overrides into a config.
 
     Raises:
         ConfigError: The config cannot be run; one line with the first faults.
@@ -91,7 +101,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     document: dict[str, Any] = {}
     if path:
         prefix = f"{path}: "
-        document = _read_mapping(path)
+        document = read_config(path)
     for override in overrides:
         _apply(document, override)
     return validated(kind, document, prefix=prefix)
@@ -116,8 +126,15 @@ def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
     Raises:
         ConfigError: if it is invalid; one line with the first faults after `prefix`.
     """
-    try:
+    with one_line(kind, document, prefix=prefix):
         return kind.model_validate(document)
+
+
+@contextmanager
+def one_line(kind: type[Section], document: Any, *, prefix: str = "") -> Iterator[None]:
+    """Convert pydantic's error about a document to a ConfigError in one line, after `prefix`."""
+    try:
+        yield
     except ValidationError as error:
         faults = error.errors()
         lines = [_explain(kind, fault, document).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
@@ -182,9 +199,14 @@ def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
     return [f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()]
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a config's keys from a file, or from a recipe by its name, without their defaults.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
     try:
-        document = read_yaml(path)
+        document = read_yaml(config_file(path))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not isinstance(document, dict | None):

@@ -21,7 +21,7 @@ from pacorl.generate.panels import read_request
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.lora.adapters import adapter_off, load_lora, lora_scaled
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of, model_section
 from pacorl.records.prompts import text_prompt
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
@@ -140,6 +140,22 @@ class Generator:
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter)
         generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
         return generator
+
+    @classmethod
+    def from_pipe(cls, pipeline: Any, **options: Any) -> Generator:
+        """Take a loaded diffusers pipeline, with its weights, device and any LoRA that it has loaded.
+
+        Args:
+            pipeline: a pipeline of a supported kind.
+            options: the kind's options, such as guidance_scale; None is the checkpoint's default.
+
+        Raises:
+            ValueError: if the pipeline is of no supported kind, or the kind has no such option.
+        """
+        section = model_section(pipeline)
+        spec = POLICIES[section["kind"]]
+        policy_options = spec.options_for(section["checkpoint"], dtype=section["dtype"], **options)
+        return cls(spec.policy(pipeline, policy_options), model=section["checkpoint"], kind=spec.kind)
 
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
-from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
+from pacorl.rewards.reward import Reward, RewardError, RewardFunction, smoke_test
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Conditioning, Prompt, Size
@@ -42,14 +42,21 @@ if TYPE_CHECKING:
 class FunctionReward:
     """A Python function as a reward."""
 
-    def __init__(self, function: RewardFunction) -> None:
+    def __init__(self, name: str, function: RewardFunction) -> None:
+        self.name = name
         self.function = function
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Accept every prompt."""
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return list(self.function(prompts, images))
+        scores = self.function(prompts, images)
+        try:
+            return list(scores)
+        except TypeError:
+            raise RewardError(
+                f"reward {self.name!r} returned {scores!r}; it must return a list, one score per image"
+            ) from None
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
@@ -131,8 +138,8 @@ def patience(config: PolicyConfig) -> float:
     return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 
 
-def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Policy:
-    """Build the policy with a trainable adapter, loaded from `adapter.start` if set.
+def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> Policy:
+    """Build the policy, of a loaded `pipeline` if given, with a trainable adapter, loaded from `adapter.start` if set.
 
     Its transformer is not on the device yet: call `encode_prompts` and then `place_transformer`.
     """
@@ -143,7 +150,8 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Polic
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
 
-    policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes, staged=True)
+    record_sizes = config.prompts.record_sizes
+    policy = build_policy(config.model, device=device, record_sizes=record_sizes, staged=True, pipeline=pipeline)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
     add_adapter(config, policy)
@@ -378,7 +386,7 @@ def build_run_rewards(
     rewards: dict[str, Reward] = {}
     for config in configs:
         is_function = config.name in functions
-        rewards[config.key] = FunctionReward(functions[config.name]) if is_function else built[config.key]
+        rewards[config.key] = FunctionReward(config.name, functions[config.name]) if is_function else built[config.key]
 
     for reward in rewards.values():
         reward.check(checked)

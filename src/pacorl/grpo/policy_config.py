@@ -421,10 +421,3 @@ class PolicyConfig(Section):
                     f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "
                     "the original, and must not be turned round; set it to false"
                 )
-
-
-def recipe() -> Path:
-    """Find the tiny recipe: in a wheel inside the package, in a checkout under configs/."""
-    package = Path(__file__).parents[1]
-    inside = package / "tiny.yaml"
-    return inside if inside.exists() else package.parents[1] / "configs" / "tiny.yaml"

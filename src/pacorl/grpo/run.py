@@ -84,6 +84,7 @@ class Run:
         allow_changes: bool = False,
         rewards: Mapping[str, RewardFunction] | None = None,
         extra_metrics: ExtraMetrics | None = None,
+        pipeline: Any = None,
     ) -> None:
         """Load and check everything that the run needs, cheap checks first.
 
@@ -94,12 +95,14 @@ class Run:
             rewards: Python functions by name. The config's reward of the same name sets weight and label. Names
                 missing from the config are added with weight 1.
             extra_metrics: additional metrics of each evaluation's images.
+            pipeline: a loaded diffusers pipeline in place of the checkpoint; the run keeps it and drops its encoders.
 
         Raises:
             ValueError: if the config cannot be run; the message names the key, the value and the fix.
         """
         functions = rewards or {}
         self.extra_metrics = extra_metrics
+        self._pipeline = pipeline
         self.config = config = builders.checked_config(config, functions)
         """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
@@ -112,6 +115,8 @@ class Run:
         """Score of the newest evaluation, by `best_by`."""
         self.bad_steps = 0
         """Consecutive steps skipped for a non-finite gradient."""
+        self.should_training_stop = False
+        """Whether the run ends after this epoch, evaluated and saved."""
         self.alarms: list[Alarm] = []
         """Alarms of the monitor that are not raised yet."""
         self.warned: set[str] = set()
@@ -167,7 +172,7 @@ class Run:
             logger.warning(config.model.warning)
 
         # 2. Policy, and the conditionings of its prompts.
-        self.policy = builders.build_adapted_policy(config, device=device)
+        self.policy = builders.build_adapted_policy(config, device=device, pipeline=self._pipeline)
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
@@ -667,9 +672,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs or all optimizer steps are done."""
+        """Whether all epochs or all optimizer steps are done, or a callback stopped the training."""
         limit = self.config.max_steps
-        return self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
+        return self.should_training_stop or self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
 
     @property
     def transformer(self) -> torch.nn.Module:

@@ -9,16 +9,22 @@ stop. Evaluation is at full size, without noise, with the averaged adapter (arXi
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pacorl.config import base as configs
+from pacorl.grpo.callbacks import TrainerCallback, TrainResult
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluate import evaluate
+from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
 from pacorl.grpo.monitor import HackingSuspectedError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import ExtraMetrics, Run
 from pacorl.grpo.start import Resume
+from pacorl.io.documents import read_jsonl
 from pacorl.report.page import write_report
+from pacorl.report.publish import push, write_card
 
 logger = logging.getLogger(__name__)
 
@@ -35,33 +41,91 @@ def train_policy(
     Returns:
         The run's folder.
     """
-    return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).train()
+    trainer = PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics)
+    return trainer.train().folder
 
 
 class PolicyTrainer(Run):
     """A PaCo-GRPO run that is trained to its end.
 
     Example:
-        from pacorl import PolicyConfig, PolicyTrainer
+        from pacorl import PolicyTrainer
 
         def redness(prompts, images):
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
-        config = PolicyConfig.model_validate({
-            "out": "runs/red", "epochs": 2, "prompts_per_epoch": 2, "group_size": 4, "trackers": [],
-            "model": {"checkpoint": "tiny", "dtype": "float32", "max_sequence_length": 48},
-            "adapter": {"rank": 4, "alpha": 8}, "judge": "none", "rewards": [{"name": "redness"}],
-            "prompts": {"train": "tiny:train:4", "evaluation": "tiny:dev:2"},
-            "sampling": {"size": [32, 32], "steps": 3, "batch": 4}, "evaluation": {"size": [64, 64], "steps": 2},
-        })
-        folder = PolicyTrainer(config, rewards={"redness": redness}).train()
+        prompts = ["a red round hero at night", "a blue square hero by day"]
+        trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
+        result = trainer.train()
+        print(result.adapter, result.metrics["redness"], result.page)
     """
 
-    def train(self) -> Path:
-        """Train to the end.
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rewards: AnyRewards | None = None,
+        reward_weights: Sequence[float] | None = None,
+        prompts: AnyPrompts | None = None,
+        evaluation_prompts: AnyPrompts | None = None,
+        peft_config: Any = None,
+        model_init_kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        resume: Resume = False,
+        allow_changes: bool = False,
+        extra_metrics: ExtraMetrics | None = None,
+        **settings: Any,
+    ) -> None:
+        """Load and check everything that the run needs, cheap checks first.
 
-        Returns:
-            The run's folder.
+        Args:
+            model: a recipe's name, a YAML file, a kind of generator (its published checkpoint), a checkpoint (folder
+                or hub name), a loaded diffusers pipeline, which the run keeps, or a whole PolicyConfig.
+            rewards: functions of prompts and images, also of TRL's signature `f(prompts, completions, **kwargs)`;
+                names of rewards; sections of a config's `rewards`. A mapping names functions. With a PolicyConfig, a
+                mapping's functions join its rewards.
+            reward_weights: one weight per reward of a list.
+            prompts: texts, `Prompt`s, records with `prompt` (also of a `datasets.Dataset`), or a source as in a config.
+            evaluation_prompts: prompts to evaluate; by default the training prompts, which the log notes.
+            peft_config: a `peft.LoraConfig`, of which r, lora_alpha and target_modules hold.
+            model_init_kwargs: keys of the config's section `model`, such as `dtype` or `guidance_scale`.
+            callbacks: see `TrainerCallback`.
+            resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
+            allow_changes: whether a resumed run may change its config. The log records the changes.
+            extra_metrics: additional metrics of each evaluation's images.
+            settings: further keys of the config, e.g. `epochs=20, optimizer={"lr": 1e-4}`.
+
+        Raises:
+            ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
+        """
+        for position, callback in enumerate(callbacks):
+            if not isinstance(callback, TrainerCallback):
+                raise ValueError(
+                    f"callbacks[{position}] is a {type(callback).__name__}; derive its class from TrainerCallback"
+                )
+        self.callbacks = list(callbacks)
+        """Hooks of the run."""
+        inputs = run_inputs(
+            model,
+            rewards=rewards,
+            reward_weights=reward_weights,
+            prompts=prompts,
+            evaluation_prompts=evaluation_prompts,
+            peft_config=peft_config,
+            settings=settings | {"model": model_init_kwargs or {}},
+            resume=resume,
+        )
+        super().__init__(
+            inputs.config,
+            resume=resume,
+            allow_changes=allow_changes,
+            rewards=inputs.functions,
+            extra_metrics=extra_metrics,
+            pipeline=inputs.pipeline,
+        )
+
+    def train(self) -> TrainResult:
+        """Train to the end.
 
         Raises:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
@@ -73,10 +137,42 @@ class PolicyTrainer(Run):
         try:
             # The guard is inside: a second SIGTERM must not end the process while it saves.
             with self.runtime.signals(save=self.last_state.save, release=self._release), self.bars, self.guard():
+                self._call_back("on_train_begin")
                 self._run_epochs()
         finally:
             self.close()
-        return self.config.out
+
+        result = self._result()
+        self._call_back("on_train_end", result)
+        return result
+
+    def push_to_hub(self, repo_id: str, *, licence: str = "", private: bool = True) -> str:
+        """Write the model card and upload it with the adapter, as `pacorl publish` does.
+
+        Args:
+            repo_id: OWNER/NAME on the hub.
+            licence: the hub's identifier; the base's if it is known.
+            private: whether only its owner sees a new repository.
+
+        Returns:
+            The repository's address; empty on other processes than the main one.
+
+        Raises:
+            ValueError: if the run is not finished, or its licence is not known.
+        """
+        if not self.runtime.is_main:
+            return ""
+        return push(write_card(self.config.out, licence=licence), repo_id, private=private)
+
+    def _call_back(self, event: str, *values: object) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *values)
+
+    def _result(self) -> TrainResult:
+        folder = self.config.out
+        lines = read_jsonl(folder / "metrics.jsonl")
+        evaluations = [line for line in lines if line["kind"] == "evaluation"]
+        return TrainResult(folder, folder / "adapter", evaluations[-1], folder / "report.html")
 
     def run_epoch(self) -> dict[str, float]:
         """Run the coming epoch and return its metrics; see `grpo.epoch`."""
@@ -96,6 +192,7 @@ class PolicyTrainer(Run):
 
         while not self.finished:
             metrics = self.run_epoch()
+            self._call_back("on_epoch_end", metrics)
             self.keep_state()
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
@@ -114,14 +211,16 @@ class PolicyTrainer(Run):
         due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
         if not due or self.evaluated == self.epoch:
             return False
-        self.evaluate()
+        metrics = self.evaluate()
+        self._call_back("on_evaluate", metrics)
         self.keep_state()
         return True
 
     def _save_if_due(self) -> None:
         """Save after the last epoch, and every so many before it."""
         if self.finished or self.epoch % self.config.save_every == 0:
-            self.save()
+            checkpoint = self.save()
+            self._call_back("on_save", checkpoint)
 
     def _raise_alarms(self) -> None:
         """Warn once per sign. If a limit's action is stop, save and raise HackingSuspectedError."""

@@ -117,10 +117,15 @@ def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prom
 
 def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
     record = parse_object(line)
-    return edit_prompt(record, number, folder=folder) if is_edit(record) else _prompt(record, number)
+    return edit_prompt(record, number, folder=folder) if is_edit(record) else record_prompt(record, number)
 
 
-def _prompt(record: Record, number: int) -> Prompt:
+def record_prompt(record: Record, number: int = 0) -> Prompt:
+    """Convert a T2IS record to a prompt, with the position `number` as its id.
+
+    Raises:
+        ValueError: a field is missing or of another type; the message names it.
+    """
     check_keys(record, KEYS, foreign=True)
     text = text_field(record, "prompt")
     layout = text_field(record, "layout")

@@ -6,8 +6,9 @@
     def redness(prompts, images, *, gain: float = 1.0):
         return [gain * np.asarray(image)[..., 0].mean() / 255 for image in images]
 
-`Name` is a function of prompts and images, or a class whose instances are called with them. Its keyword arguments are
-the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)` and `load()` as ours do.
+`Name` is a function of prompts and images, also with TRL's arguments (`with_completions`), or a class whose instances
+are called with prompts and images. Its keyword arguments are the reward's `args`; a class may ask for `judge` and
+`device`, and have `check(prompts)` and `load()` as ours do.
 The file is run when a run begins, and by `pacorl doctor`: name only trusted files. `--dry-run` reads and does not run
 it, so it checks names and arguments, not their types.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from pacorl.judge.judge import Judge
 
+COMPLETIONS = "completions"
+"""The argument by which a function has TRL's signature."""
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
 
@@ -177,6 +181,31 @@ def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
     return cast(Callable[..., Any], eval(compile(function, "<arguments>", "eval")))
 
 
+def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+    """Adapt a function of TRL's signature, `f(prompts, completions, **kwargs)`, to prompts and images.
+
+    It is called by keywords: the prompts' texts, the images as `completions`, and lists of those fields of the
+    prompts' records that its signature takes.
+
+    Args:
+        target: A function; any other than TRL's is returned as it is.
+        columns: Prompt's text → the record that it comes from.
+    """
+    parameters = {} if inspect.isclass(target) else inspect.signature(target).parameters
+    if COMPLETIONS not in parameters:
+        return target
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
+        records = [(columns or {}).get(prompt.text, {}) for prompt in prompts]
+        keywords: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
+        keywords |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
+        accepted = {name: value for name, value in keywords.items() if takes_any or name in parameters}
+        return target(**accepted, **args)
+
+    return call
+
+
 class UserReward:
     """Somebody's reward, with every fault of it named: the file, the line, the record."""
 
@@ -184,7 +213,7 @@ class UserReward:
         self.spec = spec
         self.path = path
         with self._blamed("when it was made"):
-            self.reward: Any = target(**args) if inspect.isclass(target) else partial(target, **args)
+            self.reward: Any = target(**args) if inspect.isclass(target) else partial(with_completions(target), **args)
 
     def load(self) -> None:
         if hasattr(self.reward, "load"):

@@ -23,10 +23,10 @@ from typing import Any
 
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
+from pacorl.config.recipes import recipe as tiny_recipe
 from pacorl.config.reward_section import RewardConfig
 from pacorl.generate.compose import prompt_from
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.policy_config import recipe as tiny_recipe
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_json, read_jsonl, write_json
 from pacorl.io.files import PRIVATE, open_regular, read_bytes, safe_name, write_atomic

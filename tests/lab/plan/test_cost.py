@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app, train
 from pacorl.config.base import load
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.config.recipes import recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan.components import Row
 from pacorl.lab.plan.cost import CARDS, Cost, _evaluations

@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
+from pacorl.config.recipes import recipe
 from pacorl.grpo.builders import read_prompts
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan import components, memory, sources
 from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, print_plan
@@ -282,7 +283,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
     for absence in absences:
         assert "T2IS" not in absence.remedy
-        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in absence.remedy
+        assert "`pacorl data get gedit`" in absence.remedy
     assert split in absences[0].remedy
 
 

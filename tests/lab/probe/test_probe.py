@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.grid import join, split
 from pacorl.core.sampler import Tree
 from pacorl.grpo.builders import read_prompts
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.lab.probe.probing import (
     Findings,

@@ -388,7 +388,7 @@ def test_a_function_s_scores_are_replayed(tmp_path: Path) -> None:
         return [image.getpixel((0, 0))[0] / 255 for image in images]
 
     config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED)
-    run = PolicyTrainer(config, rewards={"red": red}).train()
+    run = PolicyTrainer(config, rewards={"red": red}).train().folder
     assert made_again(run, 2).answer == "equal bits"
 
 
@@ -400,7 +400,7 @@ def test_missing_scores_are_replayed_as_missing(tmp_path: Path) -> None:
         return [None if image.getpixel((0, 0))[0] % 3 == 0 else image.getpixel((0, 0))[0] / 255 for image in images]
 
     config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED, "advantages.max_missing=1")
-    run = PolicyTrainer(config, rewards={"red": gaps}).train()
+    run = PolicyTrainer(config, rewards={"red": gaps}).train().folder
     epochs = [record for record in epochs_of(run) if record["kind"] == "epoch"]
     assert any(score is None for record in epochs for _, score in record["scores"]["scores"])
     assert made_again(run, 2).answer == "equal bits"

@@ -27,8 +27,8 @@ from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
 from pacorl.types import TINY, Prompt
 
-T2IS_HOME = "github.com/X-GenGroup/PaCo-RL, PaCo-GRPO/dataset/T2IS/half_2by2/{train,test}_metadata.jsonl"
-GEDIT_COMMAND = "hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench"
+T2IS_COMMAND = "pacorl data get t2is"
+GEDIT_COMMAND = "pacorl data get gedit"
 
 LOCAL_JUDGE = JUDGES[JUDGE.default]
 assert LOCAL_JUDGE.architecture is not None
@@ -276,7 +276,7 @@ def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> 
     if source.startswith("tiny:") or path.exists():
         return None
     if not edits:
-        return MissingFile(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
+        return MissingFile(key, source, f"T2IS records: `{T2IS_COMMAND}`; or name a JSONL or text file of your own")
     return MissingFile(
         key,
         source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pacorl.config.table import Table
 from pacorl.io.documents import read_object
@@ -36,10 +36,16 @@ DEFAULT_KIND = next(iter(POLICIES))
 
 
 def build_policy(
-    options: PolicyOptions, *, device: str | torch.device, record_sizes: bool = False, staged: bool = False
+    options: PolicyOptions,
+    *,
+    device: str | torch.device,
+    record_sizes: bool = False,
+    staged: bool = False,
+    pipeline: Any = None,
 ) -> Policy:
-    """Load the configured generator; see `PolicySpec.load`."""
-    return POLICIES[options.kind].load(options, device=device, record_sizes=record_sizes, staged=staged)
+    """Load the configured generator, or take a loaded `pipeline`; see `PolicySpec.load`."""
+    spec = POLICIES[options.kind]
+    return spec.load(options, device=device, record_sizes=record_sizes, staged=staged, pipeline=pipeline)
 
 
 def default_options() -> PolicyOptions:
@@ -83,11 +89,7 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         return tiny_spec(edits=edits).kind
     index = Path(checkpoint) / "model_index.json"
     if index.is_file():
-        pipeline = str(read_object(index).get("_class_name", ""))
-        kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
-        if pipeline not in kinds:
-            raise ValueError(f"{checkpoint} is a {pipeline or 'pipeline without a name'}; there are {', '.join(kinds)}")
-        return kinds[pipeline]
+        return _kind_of_class(str(read_object(index).get("_class_name", "")), checkpoint)
 
     # The longest match decides: FLUX.1-Kontext also matches flux. The first of equals, and by default.
     best = DEFAULT_KIND
@@ -98,3 +100,23 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
             best = kind
             longest = len(match[0])
     return best
+
+
+def model_section(pipeline: Any) -> dict[str, str]:
+    """Describe a loaded diffusers pipeline by the config's keys `model.kind`, `checkpoint` and `dtype`.
+
+    Raises:
+        ValueError: it is no pipeline of a supported kind.
+    """
+    name = type(pipeline).__name__
+    kind = _kind_of_class(name, "the model")
+    checkpoint = str(pipeline.config.get("_name_or_path") or name)
+    return {"kind": kind, "checkpoint": checkpoint, "dtype": str(pipeline.transformer.dtype).removeprefix("torch.")}
+
+
+def _kind_of_class(name: str, source: str) -> str:
+    """Find the kind of a pipeline's class; `source` is its name in messages."""
+    kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
+    if name not in kinds:
+        raise ValueError(f"{source} is a {name or 'pipeline without a name'}; there are {', '.join(kinds)}")
+    return kinds[name]

@@ -165,6 +165,7 @@ class PolicySpec:
         device: str | torch.device = "cpu",
         record_sizes: bool = False,
         staged: bool = False,
+        pipeline: Any = None,
     ) -> PipelinePolicy:
         """Load the weights of `options`.
 
@@ -175,6 +176,7 @@ class PolicySpec:
             staged: Leave the transformer to `place_transformer`, so that it never shares the device with the text
                 encoders. Until then its weights are pages of the checkpoint's files, which the processes of a machine
                 share.
+            pipeline: A loaded pipeline, to take in place of the checkpoint's.
 
         Raises:
             ValueError: The checkpoint is another pipeline, or a package for `quantize` is not installed.
@@ -189,12 +191,12 @@ class PolicySpec:
         check_quantization(options.quantize)
         for key in ("dtype", "quantize"):
             check_dtype(getattr(options, key), device, key=f"model.{key}")
-        source = self.check_source(options.checkpoint)
-
-        # diffusers would note that our components differ in class from its index.
-        components = self.policy.components_from(source)
-        with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-            pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
+        if pipeline is None:
+            source = self.check_source(options.checkpoint)
+            # diffusers would note that our components differ in class from its index.
+            components = self.policy.components_from(source)
+            with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
+                pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
 
         policy = self.policy(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)

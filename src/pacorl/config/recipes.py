@@ -1,0 +1,65 @@
+"""Recipes: the configs that ship with the package, by name.
+
+    recipe("flux_t2is_24gb")
+
+A recipe of a judge's training has its folder in its name: `reward/tiny`. Each file begins with a comment
+`# CARD: PURPOSE.`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from pacorl.io.documents import read_text
+
+YAML = (".yaml", ".yml")
+"""Endings of a config's file."""
+
+
+def recipe(name: str = "tiny") -> Path:
+    """Return the file of a recipe."""
+    return _folder() / f"{name}.yaml"
+
+
+def recipe_names() -> list[str]:
+    """List the recipes, those of generators first."""
+    folder = _folder()
+    files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("reward/*.yaml"))]
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
+
+
+def config_file(source: Path) -> Path:
+    """Find the file of a config named by a path or by a recipe; a file wins over a recipe of its name.
+
+    Raises:
+        ValueError: there is neither; the message suggests a recipe.
+    """
+    name = source.as_posix()
+    if source.suffix in YAML or source.is_file():
+        return source
+    if name in recipe_names():
+        return recipe(name)
+
+    near = difflib.get_close_matches(name, recipe_names(), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"{name}: there is no such file and no recipe of that name; {hint}`pacorl recipes` lists them")
+
+
+def read_header(path: Path) -> tuple[str, str]:
+    """Read a recipe's leading comment: its card, and the first sentence about its purpose."""
+    lines = []
+    for line in read_text(path).splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        lines.append(text)
+    card, _, rest = " ".join(lines).partition(": ")
+    return card, rest.partition(". ")[0].removesuffix(".")
+
+
+def _folder() -> Path:
+    """Find the recipes: in a wheel inside the package, in a checkout beside src/."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parents[1] / "configs"

@@ -1,0 +1,137 @@
+"""Published data sets by name: their source, licence and hashes, and their download.
+
+data = find_published("t2is")
+print("\n".join(data.describe()))
+data.download(Path("data/t2is"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pacorl.io.files import digest, make_folder, write_atomic
+
+GITHUB = "https://raw.githubusercontent.com"
+SHOWN = 5
+"""Files whose hashes a description lists."""
+UNSTATED = "not stated by its authors: ask them before you redistribute it"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedData:
+    """A data set at one revision."""
+
+    source: str
+    """Repository."""
+    revision: str
+    """Commit of the repository, which determines every byte."""
+    licence: str
+    """Licence as the source states it."""
+    size: int
+    """Bytes."""
+    sha256: Mapping[str, str]
+    """File → hexadecimal digits, as far as the source states them: the hub does for large files."""
+    on_github: Mapping[str, str] = field(default_factory=dict)
+    """File → path in a repository of GitHub; empty for a data set of the hub."""
+
+    def describe(self) -> list[str]:
+        """Describe source, licence, commit, size and hashes, in lines."""
+        hashes = [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
+        more = len(hashes) - SHOWN
+        return [
+            f"source:  {self.source}",
+            f"licence: {self.licence}",
+            f"commit:  {self.revision}",
+            f"size:    {self.size / 1e6:,.1f} MB",
+            *hashes[:SHOWN],
+            *([f"         and {more} more, each compared after the download"] if more > 0 else []),
+        ]
+
+    def download(self, folder: Path) -> None:
+        """Download into a new folder, and compare every hash.
+
+        Raises:
+            ValueError: the folder is not empty, or a file differs from its hash and was removed.
+            OSError: the source does not answer.
+        """
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
+        from huggingface_hub import get_session, snapshot_download
+
+        with _connection_errors(self.source):
+            for name, path in self.on_github.items():
+                answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
+                answer.raise_for_status()
+                make_folder(folder)
+                write_atomic(folder / name, answer.content)
+            if not self.on_github:
+                snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=folder)
+        for name, digits in self.sha256.items():
+            if digest(folder / name) != digits:
+                (folder / name).unlink()
+                raise ValueError(f"{folder / name} differs from its SHA-256 {digits}, and was removed; download again")
+
+
+T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"
+PINNED = PublishedData(
+    source="X-GenGroup/PaCo-RL",
+    revision="08caac6f22c174e2c71019d2a4481abf9ad313d2",
+    licence=UNSTATED,
+    size=1_644_103,
+    sha256={
+        "train.jsonl": "1a5792f8cd114e6a15cea9070eddaa470b5abeab5c33ba9b054ee908cc601cea",
+        "test.jsonl": "fff9ab7359350fc46424e6853f5122e1ca2529cdc9ff7fe54606ca4f673f10af",
+    },
+    on_github={"train.jsonl": f"{T2IS}/train_metadata.jsonl", "test.jsonl": f"{T2IS}/test_metadata.jsonl"},
+)
+"""T2IS records of the paper's runs, 150 and 135, which are on GitHub alone."""
+HUB = {
+    "gedit": "stepfun-ai/GEdit-Bench",
+    "consistencyrank": "X-GenGroup/ConsistencyRank-Bench",
+    "paco-dataset": "X-GenGroup/PaCo-Dataset",
+}
+"""Name → repository of the hub."""
+FOLDERS = {
+    "t2is": "data/t2is",
+    "gedit": "GEdit-Bench",
+    "consistencyrank": "data/ConsistencyRank-Bench",
+    "paco-dataset": "data/PaCo-Dataset",
+}
+"""Name → folder by default, as the recipes and guides name it."""
+
+
+def find_published(name: str) -> PublishedData:
+    """Find a data set at its pinned commit, or on the hub at its newest.
+
+    Raises:
+        ValueError: there is none of that name.
+        OSError: the hub does not answer.
+    """
+    if name == "t2is":
+        return PINNED
+    if name not in HUB:
+        raise ValueError(f"there is no data set {name!r}; there are {', '.join(FOLDERS)}")
+    from huggingface_hub import HfApi
+
+    with _connection_errors(HUB[name]):
+        info = HfApi().dataset_info(HUB[name], files_metadata=True)
+    files = info.siblings or []
+    hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
+    licence = info.card_data.get("license") if info.card_data else None
+    size = sum(file.size or 0 for file in files)
+    return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED), size, hashes)
+
+
+@contextmanager
+def _connection_errors(source: str) -> Iterator[None]:
+    """Convert errors of the HTTP client to an OSError in one line."""
+    import httpx2
+
+    try:
+        yield
+    except (httpx2.HTTPError, ConnectionError) as error:
+        fault = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{source} cannot be downloaded: {fault}") from None

@@ -1,0 +1,54 @@
+"""Callbacks of a run, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pacorl.grpo.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Output of a finished training."""
+
+    folder: Path
+    """The run's folder."""
+    adapter: Path
+    """Folder of the trained LoRA, for `Generator.from_pretrained(…, adapter=…)`, diffusers and PEFT."""
+    metrics: Mapping[str, float | None]
+    """Line of the last evaluation in metrics.jsonl: its metrics by name, `epoch` and `step`."""
+    page: Path
+    """The run's report, an HTML file."""
+
+
+class TrainerCallback:
+    """Hooks of a run, under the names of transformers' callbacks; a subclass overrides those that it needs.
+
+    Every process calls them. `trainer.should_training_stop = True` ends the run after the epoch, evaluated and saved.
+
+    Example:
+        from pacorl import TrainerCallback
+
+        class StopAtTarget(TrainerCallback):
+            def on_epoch_end(self, trainer, metrics):
+                trainer.should_training_stop = metrics["reward/redness/mean"] > 0.9
+    """
+
+    def on_train_begin(self, trainer: Run) -> None:
+        """Called before the first evaluation."""
+
+    def on_epoch_end(self, trainer: Run, metrics: Mapping[str, float]) -> None:
+        """Called after each epoch, with its line of metrics.jsonl."""
+
+    def on_evaluate(self, trainer: Run, metrics: Mapping[str, float]) -> None:
+        """Called after each evaluation, with its line of metrics.jsonl."""
+
+    def on_save(self, trainer: Run, checkpoint: Path) -> None:
+        """Called after each regular checkpoint."""
+
+    def on_train_end(self, trainer: Run, result: TrainResult) -> None:
+        """Called at the end of a training that was not interrupted."""

@@ -1,0 +1,246 @@
+"""Python values as the inputs of a run: a model, rewards, prompts and a LoRA become its config.
+
+inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], settings={"epochs": 2})
+inputs.config, inputs.functions
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pacorl.config.base import ConfigError, read_config, validated
+from pacorl.config.recipes import YAML, recipe_names
+from pacorl.config.reward_section import RewardConfig
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import Resume, named_start
+from pacorl.io.documents import blamed_on
+from pacorl.models.policies import POLICIES, kind_of, model_section
+from pacorl.records.edits import edit_prompt, is_edit, save_edits
+from pacorl.records.prompts import record_prompt, save_prompts, text_prompt
+from pacorl.rewards.reward import RewardFunction
+from pacorl.rewards.spec import with_completions
+from pacorl.types import Prompt
+
+AnyPrompts = str | Path | Iterable[str | Prompt | Mapping[str, Any]]
+"""A source as in a config, or texts, prompts, or the records of a list or a `datasets.Dataset`."""
+AnyRewards = Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any] | str | Mapping[str, Any] | RewardConfig]
+"""Functions by name; or a list of functions, names of rewards, and sections of a config's `rewards`."""
+LORA_KEYS = ("r", "lora_alpha", "target_modules")
+"""The settings of PEFT's LoraConfig that a run follows."""
+LORA_NOTES = ("task_type", "base_model_name_or_path", "inference_mode", "init_lora_weights", "revision")
+"""Settings without an influence on a run; A always begins Gaussian, and B as 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInputs:
+    """A run's config, and the Python objects that it names."""
+
+    config: PolicyConfig
+    """The run's config."""
+    functions: Mapping[str, RewardFunction]
+    """Rewards by name."""
+    pipeline: Any = None
+    """A loaded diffusers pipeline; None to load the config's checkpoint."""
+
+
+def run_inputs(
+    model: Any,
+    *,
+    rewards: AnyRewards | None = None,
+    reward_weights: Sequence[float] | None = None,
+    prompts: AnyPrompts | None = None,
+    evaluation_prompts: AnyPrompts | None = None,
+    peft_config: Any = None,
+    settings: Mapping[str, Any],
+    resume: Resume = False,
+) -> RunInputs:
+    """Build a run's config from Python values; see `PolicyTrainer`. Prompts are written into the run's folder.
+
+    Raises:
+        ValueError: an input is of another form or a setting is invalid; one line.
+    """
+    if isinstance(prompts, Mapping):  # the config's section
+        settings = {**settings, "prompts": prompts}
+        prompts = None
+
+    # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
+    whole = model if isinstance(model, PolicyConfig) else None
+    by_key = _named(rewards or ())
+    functions = {name: reward for name, reward in by_key.items() if callable(reward)}
+    changes: dict[str, Any] = {}
+    if rewards is not None and not (whole and isinstance(rewards, Mapping)):
+        changes["rewards"] = _reward_sections(by_key, reward_weights)
+        if not whole:
+            changes["evaluation"] = {"rewards": []}
+
+    # 2. The adapter, and settings by the config's keys.
+    if peft_config is not None:
+        changes["adapter"] = _adapter_section(peft_config)
+    changes = _merged(changes, {key: value for key, value in settings.items() if value != {}})
+    config = whole
+    if changes or not config:
+        config = validated(PolicyConfig, _merged(_document(model), changes))
+
+    # 3. Prompts, as files of the run.
+    columns: dict[str, Mapping[str, Any]] = {}
+    if prompts is not None or evaluation_prompts is not None:
+        named_start(config.out, resume)  # refuses the folder of another run before anything is written there
+        update = _with_prompts(config, prompts, evaluation_prompts, columns=columns)
+        if whole or "prompts_per_epoch" in settings:
+            update.pop("prompts_per_epoch", None)
+        config = config.model_copy(update=update)
+    functions = {name: with_completions(function, columns) for name, function in functions.items()}
+    return RunInputs(config, functions, None if isinstance(model, str | Path | PolicyConfig) else model)
+
+
+# --- the model and its adapter -----------------------------------------------------------------------------------
+
+
+def _document(model: Any) -> dict[str, Any]:
+    """Return the keys of a config, a recipe, a YAML file, a kind, a checkpoint or a pipeline."""
+    if isinstance(model, PolicyConfig):
+        return model.model_dump(mode="json")
+    if isinstance(model, str | Path):
+        name = str(model)
+        if name in recipe_names() or name.endswith(YAML):
+            return read_config(Path(name))
+        return {"model": {"kind": name} if name in POLICIES else {"kind": kind_of(name), "checkpoint": name}}
+
+    section = model_section(model)
+    loaded = getattr(model.transformer, "peft_config", {})
+    if loaded:
+        raise ConfigError(
+            f"model has the adapter {next(iter(loaded))!r} loaded; call its fuse_lora() and unload_lora_weights(), or "
+            "load it with adapter={'start': …}"
+        )
+    return {"model": section}
+
+
+def _adapter_section(lora: Any) -> dict[str, Any]:
+    """Convert PEFT's LoraConfig to the config's section `adapter`."""
+    plain = type(lora)().to_dict()
+    for key, value in lora.to_dict().items():
+        if key not in (*LORA_KEYS, *LORA_NOTES) and value != plain.get(key):
+            raise ConfigError(f"peft_config.{key} is {value!r}, and a run follows {', '.join(LORA_KEYS)}; leave it out")
+    targets = lora.target_modules or ()
+    if isinstance(targets, str):
+        raise ConfigError(f"peft_config.target_modules is the pattern {targets!r}; give a list of name suffixes")
+    return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": sorted(targets)}
+
+
+def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change keys of a document, and of its sections key by key."""
+    merged = dict(document)
+    for key, value in changes.items():
+        section = merged.get(key)
+        both = isinstance(section, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(section, value) if both else value
+    return merged
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------
+
+
+def _named(rewards: AnyRewards) -> dict[str, Any]:
+    """Map each reward's key to its function, or to its section of a config."""
+    if isinstance(rewards, Mapping):
+        return dict(rewards)
+    if callable(rewards) or isinstance(rewards, str):
+        raise ConfigError(f"rewards is {rewards!r}; give a list, e.g. rewards=[{_name_of(rewards)}]")
+
+    by_key: dict[str, Any] = {}
+    for position, reward in enumerate(rewards):
+        at = f"rewards[{position}]"
+        if callable(reward):
+            key = _name_of(reward)
+            if not key.isidentifier():
+                raise ConfigError(f"{at} has no name; give it one: rewards={{'my_reward': …}}")
+            added: dict[str, Any] = {key: reward}
+        else:
+            section = {"name": reward} if isinstance(reward, str) else reward
+            config = validated(RewardConfig, section, prefix=f"{at}: ")
+            added = {config.key: config}
+        if by_key.keys() & added:
+            raise ConfigError(f"{at}: there are two rewards {', '.join(added)}; give one another name or label")
+        by_key |= added
+    return by_key
+
+
+def _name_of(reward: Any) -> str:
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def _reward_sections(by_key: Mapping[str, Any], weights: Sequence[float] | None) -> list[Any]:
+    """Build a config's `rewards`."""
+    sections = [{"name": name} if callable(reward) else reward.model_dump() for name, reward in by_key.items()]
+    if weights is None:
+        return sections
+    if len(weights) != len(sections):
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(sections)} rewards; give one each")
+    return [section | {"weight": weight} for section, weight in zip(sections, weights, strict=True)]
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+def _with_prompts(
+    config: PolicyConfig,
+    train: AnyPrompts | None,
+    evaluation: AnyPrompts | None,
+    *,
+    columns: dict[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Write prompts into the run's folder, and add their records to `columns`; return the config's changed keys."""
+    section: dict[str, str] = {}
+    changes: dict[str, Any] = {}
+    for key, source in {"train": train, "evaluation": evaluation}.items():
+        if isinstance(source, str | Path):
+            section[key] = str(source)
+        elif source is not None:
+            prompts = _read(source, key="prompts" if key == "train" else "evaluation_prompts", columns=columns)
+            section[key] = _written(prompts, config.out / "prompts", name=key)
+            if key == "train":
+                # Whole updates; a list is often shorter than an epoch of the paper.
+                updates = config.optimizer.updates_per_epoch
+                least = -(-len(prompts) // updates) * updates
+                changes["prompts_per_epoch"] = min(config.prompts_per_epoch, least)
+
+    if train is not None and evaluation is None:
+        section |= {"evaluation": section["train"], "leaks": "warn"}
+    return {**changes, "prompts": config.prompts.model_copy(update=section)}
+
+
+def _read(source: Any, *, key: str, columns: dict[str, Mapping[str, Any]]) -> list[Prompt]:
+    """Convert texts, prompts and records to prompts; add records to `columns`, by the prompt's text."""
+    prompts = []
+    for number, item in enumerate(source):
+        with blamed_on(f"{key}[{number}]"):
+            if isinstance(item, Prompt):
+                prompts.append(replace(item, id=number))
+            elif isinstance(item, str):
+                prompts.append(text_prompt(item, number))
+            elif isinstance(item, Mapping):
+                edit = is_edit(item)
+                prompts.append(edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number))
+                columns.setdefault(prompts[-1].text, item)
+            else:
+                raise ValueError(f"a {type(item).__name__}; give a text, a Prompt, or a record with 'prompt'")
+    if not prompts:
+        raise ConfigError(f"{key} is empty; give at least one text")
+    if len({bool(prompt.sources) for prompt in prompts}) > 1:
+        raise ConfigError(f"{key} holds sets and edits; give a list of one of them")
+    return prompts
+
+
+def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
+    """Write prompts to a file named by their content, so that a resumed run finds its own."""
+    path = folder / f"{name}-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:8]}.jsonl"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        save = save_edits if prompts[0].sources else save_prompts
+        save(prompts, path)
+    return str(path)

@@ -1,0 +1,93 @@
+"""Recipes by name: `pacorl recipes`, `pacorl init`, and a recipe in place of a config's path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pacorl.cli import app
+from pacorl.cli.train import spelled_out
+from pacorl.config.base import ConfigError
+from pacorl.config.recipes import config_file, read_header, recipe, recipe_names
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge_training.judge_config import JudgeConfig
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_table_has_every_recipe_with_its_model_and_licence() -> None:
+    rows = json.loads(run("recipes", "--json").stdout)["recipes"]
+    facts = {row["name"]: row for row in rows}
+    assert set(facts) == set(recipe_names()) >= {"flux_t2is_24gb", "klein_edit_16gb", "reward/tiny"}
+    assert all(all(row.values()) for row in rows)
+    assert facts["flux_t2is_24gb"]["card"] == "One card of 24 GB"
+    assert facts["flux_t2is_24gb"]["model"] == "black-forest-labs/FLUX.1-dev"
+    assert facts["flux_t2is_24gb"]["licence"] == "flux-1-dev-non-commercial-license, gated"
+    assert facts["klein_t2is_16gb"]["licence"] == "apache-2.0"
+    assert facts["reward/paco_reward_7b"]["model"] == "Qwen/Qwen2.5-VL-7B-Instruct"
+
+
+def test_the_table_is_shown_for_people() -> None:
+    shown = run("recipes").stdout
+    assert all(name in shown for name in recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_headers_name_a_card_and_a_purpose(name: str) -> None:
+    card, purpose = read_header(recipe(name))
+    assert "GPU" in card or "card" in card or "CPU" in card
+    assert 10 < len(purpose) < 150
+
+
+def test_a_recipe_is_named_without_a_path(here: Path) -> None:
+    assert PolicyConfig.from_yaml("flux_t2is_24gb") == PolicyConfig.from_yaml(recipe("flux_t2is_24gb"))
+    assert JudgeConfig.from_yaml("reward/tiny", "epochs=2").epochs == 2
+    planned = run("train-policy", "tiny", "--dry-run", "--json", "out=run")
+    assert planned.exit_code == 0, planned.output
+
+
+def test_a_file_wins_over_a_recipe_of_its_name(here: Path) -> None:
+    Path("tiny").write_text("epochs: 7")
+    assert PolicyConfig.from_yaml("tiny").epochs == 7
+    Path("flux_t2is").mkdir()
+    assert config_file(Path("flux_t2is")) == recipe("flux_t2is")
+
+
+def test_a_wrong_name_suggests_a_recipe(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean flux_t2is_24gb\? `pacorl recipes` lists them"):
+        PolicyConfig.from_yaml("flux_t2is_24")
+
+
+def test_a_recipe_after_resume_is_no_checkpoint() -> None:
+    assert spelled_out(["--resume", "tiny"]) == ["--resume", "auto", "tiny"]
+    assert spelled_out(["--resume", "runs/checkpoints/step-000002"]) == ["--resume", "runs/checkpoints/step-000002"]
+
+
+def test_init_writes_a_copy_and_never_overwrites(here: Path) -> None:
+    assert run("init", "flux_t2is_24gb", "my.yaml").exit_code == 0
+    assert Path("my.yaml").read_bytes() == recipe("flux_t2is_24gb").read_bytes()
+    Path("my.yaml").write_text("mine")
+    refused = run("init", "tiny", "my.yaml")
+    assert refused.exit_code == 1
+    assert "my.yaml is there already" in str(refused.exception)
+    assert Path("my.yaml").read_text() == "mine"
+    run("init", "reward/tiny")
+    assert JudgeConfig.from_yaml("tiny.yaml") == JudgeConfig.from_yaml("reward/tiny")
+
+
+def test_the_doctor_takes_a_recipe(here: Path) -> None:
+    from pacorl.cli.doctor import _is_run
+
+    assert _is_run("flux_t2is_24gb")
+    assert not _is_run("tiny")  # the embedded judge

@@ -1,0 +1,67 @@
+"""A generator, and a trainer, of a pipeline that diffusers has loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+
+import pacorl
+from pacorl import Generator, PolicyTrainer
+from pacorl.tiny.characters import character_prompts
+
+FOLDER = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "flux"
+
+
+@pytest.fixture
+def pipeline() -> Any:
+    return diffusers.FluxPipeline.from_pretrained(FOLDER)
+
+
+@pytest.mark.slow
+def test_a_loaded_pipeline_makes_the_images_of_its_checkpoint(pipeline: Any) -> None:
+    prompts = character_prompts("dev", 1)
+    loaded = Generator.from_pipe(pipeline, max_sequence_length=48)
+    named = Generator.from_pretrained(str(FOLDER), max_sequence_length=48)
+    assert (loaded.kind, loaded.model) == (named.kind, named.model)
+    images = [generator.sample(prompts, size=(64, 64), steps=2)[0] for generator in (loaded, named)]
+    assert np.array_equal(*map(np.asarray, images))
+    with pytest.raises(ValueError, match="takes no true_cfg"):
+        Generator.from_pipe(pipeline, true_cfg=2.0)
+
+
+@pytest.mark.slow
+def test_a_loaded_pipeline_is_trained(pipeline: Any, tmp_path: Path) -> None:
+    transformer = pipeline.transformer
+    trainer = PolicyTrainer(
+        pipeline,
+        rewards=[brightness],
+        prompts=["a red hero", "a blue hero"],
+        model_init_kwargs={"max_sequence_length": 48, "gradient_checkpointing": False},
+        adapter={"rank": 4, "alpha": 8},
+        sampling={"size": [32, 32], "steps": 3},
+        evaluation={"size": [32, 32], "steps": 2},
+        out=tmp_path / "run",
+        group_size=2,
+        epochs=1,
+        trackers=[],
+    )
+    assert trainer.transformer is transformer
+    assert trainer.config.model.checkpoint == str(FOLDER)
+    result = trainer.train()
+    assert Generator.from_pretrained(str(FOLDER), adapter=str(result.adapter)).adapter == str(result.adapter)
+
+
+def brightness(prompts: Any, images: Any) -> list[float]:
+    return [float(np.asarray(image).mean()) for image in images]
+
+
+def test_another_class_is_no_pipeline() -> None:
+    class UNet:
+        """Of no supported kind."""
+
+    with pytest.raises(ValueError, match="the model is a UNet; there are FluxPipeline, "):
+        Generator.from_pipe(UNet())
