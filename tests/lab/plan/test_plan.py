@@ -295,12 +295,12 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
     )
     assert "T2IS" in sources.all_absences(sets, ())[0].remedy
     prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
-    assert [sources.planned_sources(config) for config in (sets, edits)] == [0, 1]
-    assert [sources.planned_sources(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
+    assert [sources.planned_images(config) for config in (sets, edits)] == [0, 1]
+    assert [sources.planned_images(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
     policy = POLICIES["klein"].on_meta(sets.model)
     peaks = []
     for count in (0, 1, 2):
-        policy.planned_sources = count
+        policy.planned_images = count
         planned = policy.conditioning_on_meta(Size(64, 64), batch=1).tensors
         assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
             count > 0

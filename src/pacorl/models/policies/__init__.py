@@ -13,6 +13,7 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     import torch
 
+    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.models.policies.policy import Policy, PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
@@ -53,24 +54,42 @@ def tiny_spec(*, edits: bool) -> PolicySpec:
 
 
 def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
-    """Check the number of a prompt's sources; `model` is the user's name for the generator.
+    """Check the number of a prompt's images; `model` is the user's name for the generator.
 
     Raises:
-        ValueError: An edit for a generator of sets, or the reverse, a source too many, or references.
+        ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    if prompt.references:
-        raise ValueError(
-            f"{model} takes no reference images of characters, and {len(prompt.references)} are given; leave them out, "
-            "the characters' descriptions in the prompt act alone"
-        )
-    if not prompt.sources and not spec.sets:
+    check_references(spec.policy, prompt, f"{model} (kind {spec.kind})")
+    if not prompt.sources and not prompt.references and not spec.sets:
         raise ValueError(f"{model} edits images, and there is none; give one with --image")
     if prompt.sources and not spec.edits:
         editor = next(other for other in POLICIES.values() if other.edits).published
         raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")
-    if len(prompt.sources) > spec.policy.references:
+    if len(prompt.sources) > spec.policy.max_sources:
         raise ValueError(
-            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.references} at once"
+            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.max_sources} at once"
+        )
+
+
+def check_references(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> None:
+    """Check that a generator takes a prompt's references; `model` is its name in the message.
+
+    Raises:
+        ValueError: It takes none, or not so many.
+    """
+    count = len(prompt.references)
+    total = len(prompt.sources) + count
+    limit = policy.max_references
+    if count and not limit:
+        kinds = ", ".join(kind for kind, spec in POLICIES.items() if spec.policy.max_references)
+        raise ValueError(
+            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model of "
+            f"kind {kinds}, or leave them out: the descriptions in the prompt then act alone"
+        )
+    if count and total > limit:
+        raise ValueError(
+            f"prompt {prompt.id} has {total} images ({count} of them references), and {model} takes at most {limit}; "
+            "leave some out"
         )
 
 
