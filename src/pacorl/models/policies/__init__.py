@@ -78,15 +78,17 @@ def check_references(policy: type[PipelinePolicy], prompt: Prompt, model: str) -
         ValueError: It takes none, or not so many.
     """
     count = len(prompt.references)
+    if not count:
+        return
     total = len(prompt.sources) + count
     limit = policy.max_references
-    if count and not limit:
+    if not limit:
         kinds = ", ".join(kind for kind, spec in POLICIES.items() if spec.policy.max_references)
         raise ValueError(
             f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model of "
             f"kind {kinds}, or leave them out: the descriptions in the prompt then act alone"
         )
-    if count and total > limit:
+    if total > limit:
         raise ValueError(
             f"prompt {prompt.id} has {total} images ({count} of them references), and {model} takes at most {limit}; "
             "leave some out"
