@@ -122,5 +122,4 @@ class ConditioningFiles(ConditioningCache):
 
 def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
     # A text is encoded without regard to the size; sources and references are encoded at the size of their image.
-    images = (prompt.sources, prompt.references)
-    return prompt.text, *images, size if any(images) else None
+    return prompt.text, prompt.sources, prompt.references, size if prompt.sources or prompt.references else None
