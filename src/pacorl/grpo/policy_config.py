@@ -20,8 +20,8 @@ from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
 from pacorl.judge import JudgeSection, default_judge
 from pacorl.judge.judge import InProcessOptions
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_references, default_options
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
+from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY, Prompt, Size
 
@@ -400,7 +400,8 @@ class PolicyConfig(Section):
             ValueError: naming the prompt or the setting.
         """
         for prompt in prompts:
-            check_references(self.generator.policy, prompt, f"model.kind {self.model.kind}")
+            limit = self.generator.policy.max_references
+            check_references(prompt, f"model.kind {self.model.kind}", limit=limit)
         edit = next((prompt for prompt in prompts if prompt.sources), None)
         if edit and not self.generator.edits:
             editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)

@@ -13,7 +13,6 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.models.policies.pipeline import PipelinePolicy
     from pacorl.models.policies.policy import Policy, PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
@@ -59,7 +58,9 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
     Raises:
         ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    check_references(spec.policy, prompt, f"{model} (kind {spec.kind})")
+    from pacorl.models.policies.policy import check_references
+
+    check_references(prompt, f"{model} (kind {spec.kind})", limit=spec.policy.max_references)
     if not prompt.sources and not prompt.references and not spec.sets:
         raise ValueError(f"{model} edits images, and there is none; give one with --image")
     if prompt.sources and not spec.edits:
@@ -68,30 +69,6 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
     if len(prompt.sources) > spec.policy.max_sources:
         raise ValueError(
             f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.max_sources} at once"
-        )
-
-
-def check_references(policy: type[PipelinePolicy], prompt: Prompt, model: str) -> None:
-    """Check that a generator takes a prompt's references; `model` is its name in the message.
-
-    Raises:
-        ValueError: It takes none, or not so many.
-    """
-    count = len(prompt.references)
-    if not count:
-        return
-    total = len(prompt.sources) + count
-    limit = policy.max_references
-    if not limit:
-        kinds = ", ".join(kind for kind, spec in POLICIES.items() if spec.policy.max_references)
-        raise ValueError(
-            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model of "
-            f"kind {kinds}, or leave them out: the descriptions in the prompt then act alone"
-        )
-    if total > limit:
-        raise ValueError(
-            f"prompt {prompt.id} has {total} images ({count} of them references), and {model} takes at most {limit}; "
-            "leave some out"
         )
 
 

@@ -23,7 +23,7 @@ from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.models.lora.sharding import has_sharded
-from pacorl.models.policies import check_references
+from pacorl.models.policies.policy import check_references
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
@@ -209,7 +209,7 @@ class PipelinePolicy:
 
     def image_paths(self, prompt: Prompt) -> tuple[Path, ...]:
         """Return the sources of an edit, then the references. Raises ValueError if one is missing or one too many."""
-        check_references(type(self), prompt, f"model.kind {self.options.kind}")
+        check_references(prompt, f"model.kind {self.options.kind}", limit=self.max_references)
         return (*self.source_paths(prompt), *prompt.references)
 
     def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
