@@ -154,7 +154,7 @@ def test_a_policy_without_references_refuses_them_itself() -> None:
 def test_the_contract_refuses_a_policy_that_ignores_references(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of("flux")
     check_reference_images(policy, SETS, SIZE)
-    monkeypatch.setattr(pipeline, "check_references", lambda *_: None)
+    monkeypatch.setattr(pipeline, "check_references", lambda *_, **__: None)
     with pytest.raises(AssertionError, match="references are not refused, set max_references; error: none"):
         check_reference_images(policy, SETS, SIZE)
 
