@@ -157,12 +157,13 @@ def test_the_page_of_training_names_every_reward() -> None:
     assert set(re.findall(r"`([\w/.:]+)`", rows)) == {*REWARDS, "path/to/file.py:Name"}
 
 
-def test_the_page_of_models_has_each_licence_of_the_code() -> None:
+def test_the_page_of_models_has_each_licence_and_limit_of_the_code() -> None:
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
     for kind, spec in POLICIES.items():
         identifier, name = spec.licence
         gated = ", gated" if spec.gated else ""
-        row = rf"^\| `{kind}` \| `{spec.published}` \| [^|]+ \| `{name or identifier}`{gated} \|$"
+        references = spec.policy.max_references or "–"
+        row = rf"^\| `{kind}` \| `{spec.published}` \| [^|]+ \| {references}[^|]* \| `{name or identifier}`{gated} \|$"
         assert re.search(row, text, flags=re.MULTILINE), f"{kind}: {spec.published}, {name or identifier}{gated}"
 
 

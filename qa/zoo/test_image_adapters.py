@@ -44,7 +44,7 @@ class Zoo:
         self.policy = policy
         self.pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
         self.base = copy.deepcopy(policy.transformer)
-        prompt = edit(source) if policy.references else character_prompts("dev", 1)[0]  # type: ignore[attr-defined]
+        prompt = edit(source) if policy.max_sources else character_prompts("dev", 1)[0]  # type: ignore[attr-defined]
         self.size = policy.size_of(prompt, SIZE)
         self.conditioning = policy.collate(policy.encode([prompt], self.size))
 

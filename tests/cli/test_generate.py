@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from edit_twins import klein_pipeline
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -194,7 +195,7 @@ def hero(tmp_path, monkeypatch) -> Path:
 def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
     result = run(*SET[:1], "an evening", *SET[2:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "no generator takes reference images yet" in result.stderr
+    assert result.stderr.count("tiny takes no reference images: the characters act by their descriptions alone") == 1
     with Image.open(tmp_path / "out" / "set-1.png") as grid:
         assert json.loads(grid.info["characters"]) == ["hero"]
         assert grid.info["prompt"].count("red round hero, crown, night, ") == 4
@@ -204,6 +205,44 @@ def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
     panels = json.loads(plan.stdout)["panels"]
     assert panels[0] == "A red round hero, crown, night, it runs"
     assert panels[2] == "A red round hero, crown, night sleeps"
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """A random tiny FLUX.2-klein."""
+    klein_pipeline().save_pretrained(tmp_path / "klein")
+    return tmp_path / "klein"
+
+
+def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
+    """Another image of it makes another image; the same model without its images, another yet."""
+    words = ("a hero waves", "--model", checkpoint, "--size", "32x32", "--steps", "1", "--json")
+    made = []
+    for number, colour in enumerate((None, "red", "blue")):
+        flags = ("--character", hero) if colour else ()
+        if colour:
+            Image.new("RGB", (64, 64), colour).save(hero / "front.png")
+        result = run(*words, *flags, "--out", tmp_path / str(number))
+        assert result.exit_code == 0, result.output
+        assert "reference images" not in result.stderr
+        made.append((tmp_path / str(number) / "set-1.png").read_bytes())
+    assert len(set(made)) == 3
+    with Image.open(tmp_path / "2" / "set-1.png") as image:
+        assert json.loads(image.info["references"]) == ["front.png"]
+    board = "title: x\nlayout: 1x2\ncharacters: [hero]\nscenes: ['{hero} waves', '{hero} runs']"
+    (tmp_path / "board.yaml").write_text(board)
+    out = tmp_path / "page"
+    result = run("--storyboard", tmp_path / "board.yaml", *words[1:-1], "--out", out)
+    assert result.exit_code == 0, result.output
+    with Image.open(out / "page-1.png") as image:
+        assert json.loads(image.info["references"]) == ["front.png"]
+
+
+def test_more_images_than_the_model_takes(hero, checkpoint, tmp_path, no_weights):
+    for number in range(5):
+        Image.new("RGB", (64, 64)).save(hero / f"{number}.png")
+    result = run("a hero", "--character", hero, "--model", checkpoint, "--dry-run")
+    assert f"{checkpoint} takes 4 reference images: of the characters' 6, the first of each act" in result.stderr
 
 
 def test_a_storyboard_to_edit(hero, tmp_path):
@@ -216,6 +255,7 @@ def test_a_storyboard_to_edit(hero, tmp_path):
     assert "board.yaml exists" in refused(*words, "--write", "board.yaml")
     text = (tmp_path / "board.yaml").read_text()
     assert "- '{hero}, jumping by a boat'" in text
+    assert "- characters/hero\n" in text
     Path("board.yaml").write_text(text.replace("boat", "house"))
     assert run("--storyboard", "board.yaml", *SMALL, "--out", tmp_path / "out").exit_code == 0
     with Image.open(tmp_path / "out" / "page-1.png") as grid:

@@ -90,7 +90,7 @@ def job(kind: str, edits: bool, tmp_path: Path) -> Job:
     policy.transformer = copy.deepcopy(policy.transformer)
     source = source_image(tmp_path / "source.png", height=90, width=140)
     prompt = edit(source) if edits else character_prompts("dev", 1)[0]
-    policy.planned_sources = len(prompt.sources)
+    policy.planned_images = len(prompt.sources)
     size = policy.size_of(prompt, AREA)
     return Job(policy, prompt, size, policy.collate(policy.encode([prompt], size)))
 

@@ -66,7 +66,7 @@ class World:
         self.policy, self.runtime = TWINS[twin](), Runtime()
         self.policy.pipeline.to(self.precision)
         source = folder / "source.png"
-        self.prompt = edit(source) if self.policy.references else character_prompts("train", 1)[0]
+        self.prompt = edit(source) if self.policy.max_sources else character_prompts("train", 1)[0]
         self.cache = ConditioningCache(self.policy)
         self.cache.prepare([self.prompt], SIZE)
         add_lora(self.policy.transformer, rank=2, alpha=4, targets=self.policy.lora_targets)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
-from pacorl.generate.storyboard import pages, read_storyboard, spoken
+from pacorl.generate.storyboard import pages, read_storyboard, references_note, save_storyboard, spoken
 
 CASES = sorted((Path(__file__).parents[2] / "configs" / "cases").glob("*.yaml"))
 
@@ -106,6 +106,59 @@ def test_the_case_studies_can_be_asked_for(path):
 def test_there_are_case_studies():
     assert {"dentist", "cafe_menus", "portrait"} <= {path.stem for path in CASES}
     assert sum(path.stem.startswith("tiny") for path in CASES) >= 3
+
+
+@pytest.fixture
+def cast(tmp_path) -> Path:
+    """Ann with three images, Bob and Cleo with one."""
+    for name, count in {"ann": 3, "bob": 1, "cleo": 1}.items():
+        folder = tmp_path / "characters" / name
+        folder.mkdir(parents=True)
+        (folder / "card.yaml").write_text(f"description: {name} the cook")
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+    return tmp_path
+
+
+BOARD = (
+    "title: x\nlayout: 1x1\ncharacters: [ann, bob, cleo]\nscenes: ['{ann} and {bob} cook', '{cleo} sings', 'A street']"
+)
+
+
+def test_a_page_has_the_references_of_its_characters(cast):
+    """The first image of each, then the second ones, up to what the generator takes."""
+    board = read_storyboard(write(cast, BOARD))
+
+    def references(limit):
+        made = pages(board, "some/model", max_references=limit)
+        return [[f"{path.parent.name}/{path.name}" for path in page.references] for page in made]
+
+    assert references(0) == [[], [], []]
+    assert references(3) == [["ann/0.png", "bob/0.png", "ann/1.png"], ["cleo/0.png"], []]
+    with pytest.raises(ValueError, match="a page shows 2 characters with images, and the generator takes 1 reference"):
+        references(1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "note"),
+    [
+        (0, "some/model takes no reference images: the characters act by their descriptions alone"),
+        (4, "some/model takes 4 reference images: of the characters' 5, the first of each act"),
+        (5, ""),
+    ],
+)
+def test_images_that_do_not_act_are_noted(cast, limit, note):
+    board = read_storyboard(write(cast, BOARD))
+    assert references_note(board, "some/model", limit=limit) == note
+
+
+def test_a_written_storyboard_keeps_its_characters_folders(cast):
+    board = read_storyboard(write(cast, BOARD))
+    (cast / "boards").mkdir()
+    save_storyboard(board, cast / "boards" / "board.yaml")
+    again = read_storyboard(cast / "boards" / "board.yaml")
+    assert again.characters == board.characters
+    assert [path.resolve() for path in again.images["ann"]] == [path.resolve() for path in board.images["ann"]]
 
 
 def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):

@@ -134,3 +134,19 @@ def test_one_text_with_two_images_or_sizes_is_encoded_for_each_and_once() -> Non
         assert cache.batch(edits[::-1], SMALL).tensors["text"].tolist() == [[1, 16], [0, 16]]
         assert cache.batch(edits[:1], LARGE).tensors["text"].tolist() == [[0, 32]]
     assert policy.encoded == 3
+
+
+def test_one_text_with_other_references_is_encoded_again() -> None:
+    prompts = [Prompt(number, "a red hat", references=(Path(name),)) for number, name in enumerate(("a.png", "b.png"))]
+    encoded: list[Prompt] = []
+
+    class Counting(ToyPolicy):
+        def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+            encoded.extend(prompts)
+            return [Conditioning({"text": torch.tensor([[prompt.id, size.height]])}) for prompt in prompts]
+
+    cache = ConditioningCache(Counting())  # type: ignore[arg-type]
+    cache.prepare(prompts, SMALL)
+    assert cache.batch(prompts, SMALL).tensors["text"].tolist() == [[0, 16], [1, 16]]
+    assert cache.batch(prompts[:1], LARGE).tensors["text"].tolist() == [[0, 32]]
+    assert encoded == [*prompts, prompts[0]]

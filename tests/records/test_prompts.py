@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from pacorl.core.grid import panel_texts
+from pacorl.records.edits import save_edits
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
 from pacorl.types import Grid, Prompt, Size
 
@@ -152,6 +155,57 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     save_prompts(prompts, tmp_path / "new" / "copy.jsonl")
     assert load_prompts(tmp_path / "new" / "copy.jsonl") == prompts
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy.jsonl"]
+
+
+def saved_references(folder: Path) -> list[Prompt]:
+    """Two records whose references have one name, in folders of their own."""
+    prompts = []
+    for number, colour in enumerate(("red", "blue")):
+        image = folder / colour / "front.png"
+        image.parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8), colour).save(image)
+        prompts.append(Prompt(number, f"a {colour} hero", characters=("hero", colour), references=(image,)))
+    return prompts
+
+
+def test_characters_and_references_are_saved_and_read_back(tmp_path: Path) -> None:
+    prompts = saved_references(tmp_path / "characters")
+    path = tmp_path / "elsewhere" / "prompts.jsonl"
+    save_prompts(prompts, path)
+    loaded = load_prompts(path)
+    assert [prompt.characters for prompt in loaded] == [prompt.characters for prompt in prompts]
+    for prompt, original in zip(loaded, prompts, strict=True):
+        (reference,) = prompt.references
+        assert reference.parent == path.parent / "prompts_images"
+        assert reference.read_bytes() == original.references[0].read_bytes()
+    save_prompts(loaded, path)
+    assert load_prompts(path) == loaded
+
+
+def test_an_edit_keeps_its_references(tmp_path: Path) -> None:
+    prompt, other = saved_references(tmp_path / "characters")
+    edit = replace(prompt, sources=other.references)
+    save_edits([edit], tmp_path / "edits.jsonl")
+    (loaded,) = load_prompts(tmp_path / "edits.jsonl")
+    assert loaded.characters == ("hero", "red")
+    assert [path.read_bytes() for path in (*loaded.sources, *loaded.references)] == [
+        path.read_bytes() for path in (*edit.sources, *edit.references)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"references": "a.png"}, "'references' must be a list of texts, got 'a.png'"),
+        ({"characters": [3]}, r"'characters' must be a list of texts, got \[3\]"),
+        ({"references": ["../../secret.png"]}, r"image '\.\./\.\./secret\.png' lies outside"),
+        ({"references": ["none.png"]}, r"image 'none\.png' cannot be read"),
+    ],
+)
+def test_faults_of_references_are_named_by_line(tmp_path: Path, fields: dict[str, object], fault: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a hero"} | fields))
+    with pytest.raises(ValueError, match=rf"prompts\.jsonl:1: {fault}"):
+        load_prompts(tmp_path / "prompts.jsonl")
 
 
 def test_panels_that_the_text_does_not_spell_out_are_saved_too(tmp_path: Path) -> None:

@@ -136,13 +136,13 @@ def generate(
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     request = with_prompt(request, text)
     if output.dry_run:
-        _dry_run(generator, choice, shown_panels(request), edits=bool(request.images), as_json=output.as_json)
+        _dry_run(generator, choice, request, as_json=output.as_json)
     if output.write:
         _write_storyboard(request, output.write)
         return
 
     # Check all arguments before torch and weights are loaded.
-    requested = read_request(request, generator.model)
+    requested = read_request(request, generator.model, kind=generator.kind)
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
@@ -209,7 +209,7 @@ def with_prompt(options: RequestOptions, text: str) -> RequestOptions:
     return replace(options, prompt=text or options.prompt)
 
 
-def read_request(options: RequestOptions, model: str) -> GenerationRequest:
+def read_request(options: RequestOptions, model: str, *, kind: str = "") -> GenerationRequest:
     """Read the request without heavy imports.
 
     Raises:
@@ -243,13 +243,26 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
         from pacorl.generate.storyboard import pages, read_storyboard
 
         board = read_storyboard(options.storyboard)
-        return GenerationRequest(board.title, pages(board, model), board)
-    prompt = _prompt(options, model)
+        limit = _max_references(board, model, kind)
+        return GenerationRequest(board.title, pages(board, model, max_references=limit), board)
+    prompt = _prompt(options, model, kind)
     title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
     return GenerationRequest(title, [prompt])
 
 
-def _prompt(options: RequestOptions, model: str) -> Prompt:
+def _max_references(board: Storyboard, model: str, kind: str) -> int:
+    """Return the number of references that a model takes, and note on the error stream which images act."""
+    from pacorl.generate.storyboard import references_note
+    from pacorl.models.policies import POLICIES, kind_of
+
+    if not board.images:
+        return 0
+    limit = POLICIES.named(kind or kind_of(model)).policy.max_references
+    echo_errors(references_note(board, model, limit=limit))
+    return limit
+
+
+def _prompt(options: RequestOptions, model: str, kind: str) -> Prompt:
     from pacorl.core.grid import parse_layout
     from pacorl.generate.compose import check_for, find_record, prompt_from
     from pacorl.generate.storyboard import board_prompt
@@ -259,7 +272,7 @@ def _prompt(options: RequestOptions, model: str) -> Prompt:
     if options.prompt:
         board = written_storyboard(options)
         if board:
-            return board_prompt(board, model)
+            return board_prompt(board, model, max_references=_max_references(board, model, kind))
         grid = parse_layout(options.layout) if options.layout else None
         return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
     for path in options.images:
@@ -298,22 +311,25 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
         draft = PanelDraft(options.prompt, (options.prompt,))
 
     # A storyboard is needed for characters, and for panels of a writer.
-    if characters:
-        echo_errors("characters act by their descriptions: no generator takes reference images yet")
-    elif options.panels or len(draft.panels) == 1:
+    if not characters and (options.panels or len(draft.panels) == 1):
         return None
     return storyboard_of(draft, characters, layout=layout)
 
 
-def shown_panels(options: RequestOptions) -> list[str]:
-    """Return the text of each panel for people; empty for one image, an edit or a record."""
-    from pacorl.core.grid import panel_texts
-    from pacorl.generate.storyboard import read_storyboard, spoken
+def _storyboard(options: RequestOptions) -> Storyboard | None:
+    """Return the storyboard of a request: a file's, or a prompt's."""
+    from pacorl.generate.storyboard import read_storyboard
 
     if options.storyboard:
-        board: Storyboard | None = read_storyboard(options.storyboard)
-    else:
-        board = written_storyboard(options) if options.prompt else None
+        return read_storyboard(options.storyboard)
+    return written_storyboard(options) if options.prompt else None
+
+
+def shown_panels(options: RequestOptions, board: Storyboard | None) -> list[str]:
+    """Return the text of each panel for people; empty for one image, an edit or a record."""
+    from pacorl.core.grid import panel_texts
+    from pacorl.generate.storyboard import spoken
+
     if board is None:
         return options.panels or list(panel_texts(options.prompt))
     return [spoken(scene, board.characters) for scene in board.scenes]
@@ -387,9 +403,7 @@ def _check_models(
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(
-    options: GeneratorOptions, choice: ChoiceOptions, panels: list[str], *, edits: bool, as_json: bool
-) -> NoReturn:
+def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestOptions, *, as_json: bool) -> NoReturn:
     from pacorl.io.documents import parse_json
     from pacorl.judge import JUDGES, backend_of
     from pacorl.judge.judge import BackendOptions
@@ -398,7 +412,7 @@ def _dry_run(
 
     # The generator.
     weights = MEMORY[choice.memory]
-    spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
+    spec = POLICIES.named(options.kind or kind_of(options.model, edits=bool(request.images)))
     policy = spec.options_for(
         options.model,
         dtype="float32" if options.model == TINY else "bfloat16",
@@ -414,7 +428,15 @@ def _dry_run(
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
 
-    plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
+    # The panels, and the images that the generator reads.
+    board = _storyboard(request)
+    panels = shown_panels(request, board)
+    images = len(request.images)
+    if board:
+        limit = _max_references(board, options.model, options.kind)
+        images += min(limit, sum(map(len, board.images.values())))
+
+    plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
     if as_json:
         print_json({"panels": panels} | parse_json(plan.to_json()))
     else:

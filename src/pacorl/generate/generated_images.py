@@ -124,7 +124,7 @@ class SavedImage:
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     """Return the PNG text chunks of an image, for `io.images.png_texts`.
 
-    `panels`, `sources` and `characters` are JSON lists.
+    `panels`, `sources`, `characters` and `references` are JSON lists.
     """
     prompt = image.prompt
     recipe = image.recipe
@@ -136,6 +136,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "panels": _json_list(prompt.panels),
         "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
         "characters": _json_list(prompt.characters) if prompt.characters else None,
+        "references": _json_list([path.name for path in prompt.references]) if prompt.references else None,
         "seed": recipe.seed,
         "model": recipe.model,
         "adapter": recipe.adapter or None,

@@ -75,6 +75,8 @@ class Generator:
         """Whether the kind edits sources."""
         self.sets = spec.sets
         """Whether the kind generates from text alone."""
+        self.max_references = spec.policy.max_references
+        """Maximum number of images of a prompt with references; 0 if references are refused."""
         self._tiny = spec.tiny if model == TINY else None
         self.batch = 1
         """Maximum number of images per forward."""

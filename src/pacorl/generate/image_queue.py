@@ -102,10 +102,12 @@ class ImageSource:
         return seed_of(self.seed, job.key) if job.seed is None else job.seed
 
     def recipe(self, job: ImageJob) -> str:
-        """Return the recipe of an image as its PNG text: generator, prompt, source images and seed."""
+        """Return the recipe of an image as its PNG text: generator, prompt, source images, references and seed."""
         content = {"generator": dict(self.generator), "prompt": job.prompt.text, "seed": self.seed_of(job)}
         if job.prompt.sources:
             content["sources"] = [path.name for path in job.prompt.sources]
+        if job.prompt.references:
+            content["references"] = [path.name for path in job.prompt.references]
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 

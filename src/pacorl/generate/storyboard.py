@@ -12,16 +12,19 @@
 
 `characters` may also be a list of character folders (`records.characters`), and `scenes` one sentence that asks for
 several images (`generate.panels`). A character's first mention in a scene becomes its description, later ones `the
-dentist`. Scenes beyond a page go on the next; the candidates of a later page are also judged beside the panels of the
-pages before it.
+dentist`. The images in the folders of a page's characters are its references, if the generator takes references.
+Scenes beyond a page go on the next; the candidates of a later page are also judged beside the panels of the pages
+before it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +62,8 @@ class Storyboard:
     layout: Grid = PAGE
     characters: Mapping[str, str] = field(default_factory=dict)
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    images: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Character → its reference images, if it has a folder."""
 
     @property
     def theme(self) -> str:
@@ -122,6 +127,7 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
         characters=characters,
         scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
         criteria=with_kept(criteria, cards),
+        images={card.name: card.images for card in cards},
     )
     for scene in board.scenes:
         spoken(scene, characters)  # raises for an unknown character, before anything is loaded
@@ -147,6 +153,7 @@ def storyboard_of(draft: PanelDraft, characters: Sequence[Character] = (), *, la
         layout=layout or layout_for(len(scenes)),
         characters={character.name: character.text for character in characters},
         criteria=with_kept(draft.criteria, characters),
+        images={character.name: character.images for character in characters},
     )
 
 
@@ -160,13 +167,46 @@ def with_kept(
     return {**criteria, "Identity": identity} if identity else criteria
 
 
-def board_prompt(board: Storyboard, model: str) -> Prompt:
+def board_prompt(board: Storyboard, model: str, *, max_references: int = 0) -> Prompt:
     """Compose the prompt of a storyboard of one page; one scene is one image."""
     if len(board.scenes) > 1:
-        return pages(board, model)[0]
+        return pages(board, model, max_references=max_references)[0]
     scene = spoken(board.scenes[0], board.characters)
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
-    return replace(prompt, characters=tuple(board.characters))
+    references = references_for(board.scenes, board, limit=max_references)
+    return replace(prompt, characters=tuple(board.characters), references=references)
+
+
+def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> tuple[Path, ...]:
+    """Choose reference images of the characters in some scenes: the first of each, then the second of each.
+
+    Args:
+        scenes: Scenes of one page.
+        board: The storyboard.
+        limit: Maximum number of references; 0 for a generator without.
+
+    Raises:
+        ValueError: More characters than `limit` have images.
+    """
+    mentions = {mention.strip() for scene in scenes for mention in MENTION.findall(scene)}
+    images = [paths for name, paths in board.images.items() if name in mentions]
+    if 0 < limit < len(images):
+        raise ValueError(
+            f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "
+            "name fewer in its scenes, or give a smaller layout"
+        )
+    rounds = chain.from_iterable(zip_longest(*images))
+    return tuple(path for path in rounds if path)[:limit]
+
+
+def references_note(board: Storyboard, model: str, *, limit: int) -> str:
+    """Describe in one line which images of the characters act; empty if all do, or none has images."""
+    if board.images and not limit:
+        return f"{model} takes no reference images: the characters act by their descriptions alone"
+    given = sum(map(len, board.images.values()))
+    if given > limit:
+        return f"{model} takes {limit} reference images: of the characters' {given}, the first of each act"
+    return ""
 
 
 def save_storyboard(board: Storyboard, path: Path) -> None:
@@ -178,14 +218,22 @@ def save_storyboard(board: Storyboard, path: Path) -> None:
     if path.exists():
         raise ValueError(f"{path} exists; name another file, or remove it")
     document = {key: getattr(board, key) for key in KEYS} | {"layout": str(board.layout), "scenes": list(board.scenes)}
+    if board.images:
+        folders = [images[0].parent for images in board.images.values()]
+        document["characters"] = [os.path.relpath(folder, path.parent) for folder in folders]
     write_atomic(path, dump_yaml({key: value for key, value in document.items() if value}))
 
 
-def pages(board: Storyboard, model: str) -> list[Prompt]:
+def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Prompt]:
     """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
 
+    Args:
+        board: The storyboard.
+        model: Name of the generator.
+        max_references: Maximum number of reference images that the generator takes.
+
     Raises:
-        ValueError: if the model cannot generate a page (`compose.prompt_from`).
+        ValueError: if the model cannot generate a page (`compose.prompt_from`), or too many characters are on it.
     """
     # The tiny generator reads attributes, not sentences: its theme is the first character and the style.
     theme = board.theme
@@ -206,7 +254,8 @@ def pages(board: Storyboard, model: str) -> list[Prompt]:
             criteria=board.criteria,
             number=number,
         )
-        prompts.append(replace(prompt, characters=tuple(board.characters)))
+        references = references_for(scenes, board, limit=max_references)
+        prompts.append(replace(prompt, characters=tuple(board.characters), references=references))
     return prompts
 
 
@@ -269,7 +318,7 @@ def generate_storyboard(
 def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -> list[tuple[Prompt, Size]]:
     """Check every page and its size before generating the first; panels keep their size on a shorter page."""
     sized: list[tuple[Prompt, Size]] = []
-    for prompt in pages(board, generator.model):
+    for prompt in pages(board, generator.model, max_references=generator.max_references):
         full = generator.size_of(prompt, size)
         layout = board.layout
         page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class ConditioningCache:
-    """Each prompt encoded once per run; edits, whose source is encoded with them, once per size.
+    """Each prompt encoded once per run; a prompt with images, which are encoded with it, once per size.
 
-    Keyed by text and sources, not by id: training and evaluation prompts are numbered apart.
+    Keyed by text and images, not by id: training and evaluation prompts are numbered apart.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -121,5 +121,5 @@ class ConditioningFiles(ConditioningCache):
 
 
 def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
-    # A text is encoded without regard to the size; a source is encoded at the size of its edit.
-    return prompt.text, prompt.sources, size if prompt.sources else None
+    # A text is encoded without regard to the size; sources and references are encoded at the size of their image.
+    return prompt.text, prompt.sources, prompt.references, size if prompt.sources or prompt.references else None

@@ -21,7 +21,7 @@ from pacorl.core.selection import Selection
 from pacorl.judge import JudgeSection, default_judge
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
-from pacorl.models.policies.policy import PolicyOptions
+from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY, Prompt, Size
 
@@ -394,11 +394,14 @@ class PolicyConfig(Section):
             )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Check that edits have an editor, and none of the settings that they rule out.
+        """Check that the generator takes the prompts' images, and that no setting rules out edits.
 
         Raises:
             ValueError: naming the prompt or the setting.
         """
+        for prompt in prompts:
+            limit = self.generator.policy.max_references
+            check_references(prompt, f"model.kind {self.model.kind}", limit=limit)
         edit = next((prompt for prompt in prompts if prompt.sources), None)
         if edit and not self.generator.edits:
             editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)

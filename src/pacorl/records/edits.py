@@ -5,8 +5,8 @@ A JSONL of {image, instruction} beside the images that it names:
     {"image": "photos/cat.jpg", "instruction": "Give it a top hat."}
 
 `image` is a path within the JSONL's own folder, or a list of them for a model that takes several; `category` and
-`task_name` may say what kind of edit it is, `panels` (a list of one) what the edited image is to show. And two
-collections as they are published:
+`task_name` may say what kind of edit it is, `panels` (a list of one) what the edited image is to show, `references` and
+`characters` whom, as in records of sets. And two collections as they are published:
 
     load_gedit(Path("GEdit-Bench/data"))                       a file, or a folder of them; language="en" for one half
     load_sharegpt_4o(Path("text_and_image_to_image.json"))     images lie beside it, as its archives unpack
@@ -28,7 +28,7 @@ from pacorl.io.images import open_image
 from pacorl.io.tables import parquet_file
 from pacorl.types import Prompt
 
-KEYS = ("image", "instruction", "category", "task_name", "panels")
+KEYS = ("image", "instruction", "category", "task_name", "panels", "characters", "references")
 """What is read of an edit's record."""
 LANGUAGES = ("en", "cn")
 COLUMNS = {"instruction": ("instruction", "prompt"), "image": ("input_image", "image")}
@@ -57,12 +57,47 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
     if not isinstance(instruction, str) or not instruction.strip():
         raise ValueError(f"'instruction' must be the text of an edit, got {instruction!r}")
     images = record.get("image")
-    names: list[Any] = images if isinstance(images, list) else [images]
+    names = images if isinstance(images, list) else [images]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"'image' must be an image's path or a list of paths, got {images!r}")
     panels = record.get("panels", [])
     if not isinstance(panels, list) or len(panels) > 1 or not all(isinstance(panel, str) for panel in panels):
         raise ValueError(f"'panels' of an edit is a list of one text, what the image is to show; got {panels!r}")
+    return Prompt(
+        id=number,
+        text=instruction.strip(),
+        panels=tuple(panels),
+        sources=images_beside(names, folder),
+        category=str(record.get("category") or ""),
+        task=str(record.get("task_name") or ""),
+        **shown_characters(record, folder),
+    )
+
+
+def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Read the fields `characters` and `references` of a record in `folder`.
+
+    Raises:
+        ValueError: One is no list of texts, or a reference cannot be used.
+    """
+    lists = {}
+    for key in ("characters", "references"):
+        value = record.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+            raise ValueError(f"{key!r} must be a list of texts, got {value!r}")
+        lists[key] = value
+    return {
+        "characters": tuple(lists["characters"]),
+        "references": images_beside(lists["references"], folder),
+    }
+
+
+def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
+    """Resolve the images that a record in `folder` names, each opened once.
+
+    Raises:
+        ValueError: An image is missing, unreadable or outside of `folder`.
+    """
     for name in names:
         # Links are resolved too: a file from elsewhere must not send any image of this machine to a remote judge.
         if not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -71,29 +106,36 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
             open_image(folder / name)
         except OSError as error:
             raise ValueError(f"image {name!r} cannot be read ({error.strerror})") from None
-    return Prompt(
-        id=number,
-        text=instruction.strip(),
-        panels=tuple(panels),
-        sources=tuple(folder / name for name in names),
-        category=str(record.get("category") or ""),
-        task=str(record.get("task_name") or ""),
-    )
+    return tuple(folder / name for name in names)
+
+
+def character_fields(prompt: Prompt, path: Path) -> dict[str, Any]:
+    """Write the fields `characters` and `references` of a record in the file `path`; absent if empty."""
+    fields = {"characters": list(prompt.characters), "references": copied_images(prompt.references, path)}
+    return {key: value for key, value in fields.items() if value}
+
+
+def copied_images(images: Sequence[Path], path: Path) -> list[str]:
+    """Copy images into the folder beside the file `path`, and return their names in it."""
+    folder = path.parent / f"{path.stem}_images"
+    names = []
+    for image in images:
+        # Named by content: two images may have one name, and many records may have one image.
+        copy = folder / f"{digest(image)[:32]}{image.suffix}"
+        if copy.is_symlink() or not copy.is_file():
+            write_atomic(copy, image.read_bytes())
+        names.append(f"{folder.name}/{copy.name}")
+    return names
 
 
 def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
     """Write edits as JSONL that `load_prompts` reads back, their images copied into a folder beside it."""
-    folder = path.parent / f"{path.stem}_images"
     rows = []
     for prompt in prompts:
-        # Named by content: two sources may have one name, and many edits may have one source.
-        names = [f"{folder.name}/{digest(source)[:32]}{source.suffix}" for source in prompt.sources]
-        for source, name in zip(prompt.sources, names, strict=True):
-            copy = path.parent / name
-            if copy.is_symlink() or not copy.is_file():
-                write_atomic(copy, source.read_bytes())
+        names = copied_images(prompt.sources, path)
         row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
-        rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
+        row |= {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)}
+        rows.append(row | character_fields(prompt, path))
     write_jsonl(path, rows)
 
 

@@ -4,8 +4,9 @@
     prompts[0].grid.rows, prompts[0].panels
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) say nothing about what to generate and are left unread. A record of `image` and
-`instruction` is an edit (`records.edits`). A fault names file and line.
+its other keys (`idx`, `from`, …) say nothing about what to generate and are left unread. Two keys are ours:
+`characters`, names, and `references`, their images beside the file, for generators that take reference images. A record
+of `image` and `instruction` is an edit (`records.edits`). A fault names file and line.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ from typing import Any, TypeVar
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
-from pacorl.records.edits import LANGUAGES, edit_prompt, is_edit, load_gedit, load_sharegpt_4o
+from pacorl.records.edits import (
+    LANGUAGES,
+    character_fields,
+    edit_prompt,
+    is_edit,
+    load_gedit,
+    load_sharegpt_4o,
+    shown_characters,
+)
 from pacorl.tiny.characters import Split, character_prompts
 from pacorl.types import Grid, Prompt, Size
 
 Item = TypeVar("Item")
 Record = Mapping[str, Any]
 
-KEYS = ("prompt", "layout", "theme", "criteria", "category", "task_name", "height", "width", "panels")
+KEYS = (
+    "prompt", "layout", "theme", "criteria", "category", "task_name", "height", "width", "panels", "characters",
+    "references",
+)  # fmt: skip
 """What is read of a T2IS record."""
 SOURCES = (
     "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
@@ -90,13 +102,15 @@ def load_prompts(path: str | Path) -> list[Prompt]:
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write prompts as T2IS records that `load_prompts` reads back, ids aside: an id is the position in the file.
 
-    Panels that the text does not spell out behind tags go under `panels`, which is ours. The file appears whole or
-    not at all. Raises ValueError for an edit, whose sources the form cannot hold, and OSError from the disk.
+    Panels that the text does not spell out behind tags go under `panels`, which is ours, and references are copied into
+    a folder beside the file. The file appears whole or not at all. Raises ValueError for an edit, whose sources the
+    form cannot hold, and OSError from the disk.
     """
     edits = [prompt.id for prompt in prompts if prompt.sources]
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
-    write_jsonl(Path(path), map(_record, prompts))
+    path = Path(path)
+    write_jsonl(path, [_record(prompt) | character_fields(prompt, path) for prompt in prompts])
 
 
 # --- one record ------------------------------------------------------------------------------------------------
@@ -117,11 +131,13 @@ def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prom
 
 def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
     record = parse_object(line)
-    return edit_prompt(record, number, folder=folder) if is_edit(record) else record_prompt(record, number)
+    if is_edit(record):
+        return edit_prompt(record, number, folder=folder)
+    return record_prompt(record, number, folder=folder)
 
 
-def record_prompt(record: Record, number: int = 0) -> Prompt:
-    """Convert a T2IS record to a prompt, with the position `number` as its id.
+def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> Prompt:
+    """Convert a T2IS record to a prompt, with the position `number` as its id; its images are in `folder`.
 
     Raises:
         ValueError: a field is missing or of another type; the message names it.
@@ -146,6 +162,7 @@ def record_prompt(record: Record, number: int = 0) -> Prompt:
         size=_size(record),
         category=text_field(record, "category"),
         task=text_field(record, "task_name"),
+        **shown_characters(record, folder),
     )
 
 

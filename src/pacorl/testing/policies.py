@@ -9,6 +9,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from pacorl.grpo.rollout import denoise
 from pacorl.io.images import open_image
 from pacorl.models.lora.adapters import add_lora
 from pacorl.models.policies import POLICIES
-from pacorl.models.policies.pipeline import PipelinePolicy, pack
+from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.models.quantize.linear import parameter_count
 from pacorl.types import Prompt, Size
 
@@ -51,6 +54,7 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) 
     check_images(policy, prompts[0], size)
     check_batches(policy, prompts, size)
     check_long_text(policy, prompts[0], size)
+    check_reference_images(policy, prompts, size)
     check_idle_layers(policy, prompts[0], size)
 
 
@@ -132,6 +136,36 @@ def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     _assert_close(ours, expected, LATENTS, f"the pipeline's latents of a text of more than {limit} tokens")
 
 
+def check_reference_images(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check references: the pipeline's own latents, and different numbers of them in one batch.
+
+    The references have the generated image's size, so that neither side resizes them. FLUX.2's pipeline takes sides of
+    at least 64 pixels.
+    """
+    if not policy.max_references:
+        assert_refused(policy, prompts[0], size)
+        return
+    size = policy.nearest_size(size)
+    with TemporaryDirectory() as folder:
+        images = []
+        for number in range(2):
+            pixels = np.random.default_rng(number).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8)
+            images.append(Path(folder) / f"{number}.png")
+            Image.fromarray(pixels).save(images[-1])
+        one, two = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
+        check_batches(policy, [replace(one, references=(images[0],)), replace(two, references=tuple(images))], size)
+
+
+def assert_refused(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that a generator without references refuses a prompt with one."""
+    message = "none"
+    try:
+        policy.encode([replace(prompt, references=(Path("reference.png"),))], policy.size_of(prompt, size))
+    except ValueError as error:
+        message = str(error)
+    assert "takes no reference images" in message, f"references are not refused, set max_references; error: {message}"
+
+
 def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     """Check that `idle_layers` are the linear layers on which no image depends."""
     adapted = copy.copy(policy)
@@ -180,12 +214,14 @@ def run_pipeline(
         "_auto_resize": False,
     }
     module = sys.modules[type(pipeline).__module__]
-    if prompt.sources:
-        source = open_image(prompt.sources[0])
+    images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
+    if prompt.references and policy.stitched:
+        images = [stitch(images, image_size)]
+    elif prompt.sources and not hasattr(module, "calculate_dimensions"):
         # A pipeline that is told not to resize, or does not by itself, is given the resized source.
-        resizes = hasattr(module, "calculate_dimensions")
-        sides = (image_size.width, image_size.height)
-        settings["image"] = source if resizes else source.resize(sides, Image.Resampling.LANCZOS)
+        images[0] = images[0].resize((image_size.width, image_size.height), Image.Resampling.LANCZOS)
+    if images:
+        settings["image"] = images if policy.max_sources > 1 else images[0]
 
     latents: list[Tensor] = []
 

@@ -296,12 +296,12 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
     )
     assert "T2IS" in sources.all_absences(sets, ())[0].remedy
     prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
-    assert [sources.planned_sources(config) for config in (sets, edits)] == [0, 1]
-    assert [sources.planned_sources(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
+    assert [sources.planned_images(config) for config in (sets, edits)] == [0, 1]
+    assert [sources.planned_images(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
     policy = POLICIES["klein"].on_meta(sets.model)
     peaks = []
     for count in (0, 1, 2):
-        policy.planned_sources = count
+        policy.planned_images = count
         planned = policy.conditioning_on_meta(Size(64, 64), batch=1).tensors
         assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
             count > 0
@@ -431,6 +431,35 @@ def edit_twin_on_meta(kind: str) -> PipelinePolicy:
     if kind != "kontext":
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
     return POLICIES[kind].on_meta(edit_options(kind), parts)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("qwen_edit_plus", 3 * 16), ("kontext", 64)])
+def test_references_are_planned_as_they_are_encoded(kind: str, tokens: int, tmp_path: Path) -> None:
+    """Memory and FLOPs grow with each, but Kontext's are one image, whatever their number."""
+    image = tmp_path / "reference.png"
+    Image.new("RGB", (64, 64), "red").save(image)
+    size = Size(64, 64)
+    prompts = [Prompt(0, "The hero waves.", references=(image,) * count) for count in (1, 3)]
+    count = sources.planned_images(load(PolicyConfig, None, [f"model.kind={kind}"]), prompts)
+    assert count == 3
+
+    policy = edit_twin_on_meta(kind)
+    one = memory.sampling_pass(policy, size=size, batch=1)
+    policy.planned_images = count
+    encoded = edit_twin(kind).encode(prompts[1:], size)[0].tensors
+    planned = policy.conditioning_on_meta(size, batch=1).tensors
+    assert planned["source"].shape == encoded["source"].shape
+    assert encoded["source"].shape[1] == tokens
+    assert encoded["tokens"].shape[1] <= planned["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
+    three = memory.sampling_pass(policy, size=size, batch=1)
+    assert (three.flops > one.flops, three.peak > one.peak) == ((True, True) if kind != "kontext" else (False, False))
+
+
+@pytest.mark.slow
+def test_references_of_one_image_are_planned() -> None:
+    options = POLICIES["klein"].options_for(POLICIES["klein"].published, dtype="bfloat16")
+    peaks = [plan_generation(options, size=Size(256, 256), images=count).peak_bytes for count in (0, 4)]
+    assert peaks[0] < peaks[1]
 
 
 def test_layers_that_no_image_depends_on_are_planned_as_the_run_freezes_them() -> None:

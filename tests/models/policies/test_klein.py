@@ -10,6 +10,7 @@ from diffusers_own import diffusers_own
 from edit_twins import drawn, edit, klein_pipeline, loop, source_image
 from PIL import Image
 
+from pacorl.grpo.rollout import denoise
 from pacorl.models.lora.adapters import adapter_state, add_lora
 from pacorl.models.policies import kind_of
 from pacorl.models.policies.klein import KLEIN, KleinPolicy, tiny_klein
@@ -147,12 +148,17 @@ def test_every_source_decides_the_velocity(klein: KleinPolicy, tmp_path: Path) -
         assert all((other - each).abs().max() > 1e-4 for each in (first, *others[:number]))
 
 
-def test_a_set_and_an_edit_are_no_batch(klein: KleinPolicy, tmp_path: Path) -> None:
+def test_a_set_and_edits_are_one_batch(klein: KleinPolicy, tmp_path: Path) -> None:
+    """Each is what it is alone, in the order of the batch."""
     wide, tall = (source_image(tmp_path / f"{height}.png", height=height, width=192 - height) for height in (64, 128))
-    size, two = Size(96, 96), Prompt(1, "Join them.", sources=(wide, tall))
-    for prompts in ([edit(wide), SETS[0]], [edit(wide), two], [Prompt(0, "Join them.", sources=(wide, wide)), two]):
-        with pytest.raises(ValueError, match=r"prompts whose sources differ in number or shape, .* set them to 1"):
-            klein.collate(klein.encode(prompts, size))
+    size, two = Size(96, 96), Prompt(3, "Join them.", sources=(wide, tall))
+    prompts = [edit(wide), SETS[0], edit(tall), two, edit(wide)]
+    together = loop(klein, prompts, size)
+    for row, prompt in enumerate(prompts):
+        conditioning = klein.collate(klein.encode([prompt], size))
+        with torch.no_grad():
+            alone = denoise(klein, [row], conditioning=conditioning, sigmas=klein.sigmas(3, size), size=size)
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=1e-5)
 
 
 def test_a_set_is_generated_at_its_record_s_own_size(pipeline: Any, tmp_path: Path) -> None:

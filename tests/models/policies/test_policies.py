@@ -1,14 +1,11 @@
 """Generators by name: the weights, and the settings, that each kind takes."""
 
-from pathlib import Path
-
 import pytest
 
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.models.policies import POLICIES, check_sources, kind_of
-from pacorl.types import Prompt
+from pacorl.models.policies import POLICIES, kind_of
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -53,10 +50,3 @@ def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:
 )
 def test_a_hub_name_says_its_kind(name: str, kind: str) -> None:
     assert kind_of(name) == kind
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_reference_images_are_refused_by_name(kind):
-    prompt = Prompt(id=0, text="a fox", sources=(Path("a.png"),), references=(Path("b.png"), Path("c.png")))
-    with pytest.raises(ValueError, match="some/model takes no reference images of characters, and 2 are given"):
-        check_sources(POLICIES[kind], prompt, "some/model")

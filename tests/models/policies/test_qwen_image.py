@@ -133,14 +133,21 @@ def test_decoding_is_the_pipelines(qwen: QwenEditPolicy) -> None:
     assert qwen.decode(x, size)[0].size == (96, 64)
 
 
-def test_a_batch_of_mixed_sources_is_refused(plus: QwenEditPolicy, tmp_path: Path) -> None:
+def test_a_batch_of_mixed_sources_is_each_alone(plus: QwenEditPolicy, tmp_path: Path) -> None:
     square = source_image(tmp_path / "square.png", height=64, width=64)
     wide = source_image(tmp_path / "wide.png", height=60, width=120)
     size = Size(96, 96)
     single, pair = plus.encode([edit(square), Prompt(1, "Mix.", sources=(wide, square))], size)
     assert len(plus.collate([pair, pair])) == 2
-    with pytest.raises(ValueError, match="sources differ in number or shape"):
-        plus.collate([single, pair])
+    x_BNC, sigma_B = plus.noise(range(3), size), torch.tensor([0.3, 0.5, 0.7])
+    rows = [pair, single, pair]
+    with torch.no_grad():
+        together = plus.velocity(x_BNC, sigma_B, plus.collate(rows), size)
+        alone = [
+            plus.velocity(x_BNC[row : row + 1], sigma_B[row : row + 1], plus.collate([encoded]), size)
+            for row, encoded in enumerate(rows)
+        ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
 
 
 def test_what_cannot_be_generated_is_refused(qwen: QwenEditPolicy, plus: QwenEditPolicy, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def decoding_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLe
 def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> MemoryLedger:
     """Measure some prompts in the largest encoder, or for edits a source in the VAE's if that has a higher peak."""
     text = forward_pass(policy.text_pass(size, prompts=prompts))
-    if not policy.references:
+    if not policy.max_sources:
         return text
     pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
     source = forward_pass(lambda: policy.encode_pixels(pixels))

@@ -177,7 +177,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)
-    policy.planned_sources = sources.planned_sources(config, prompts)
+    policy.planned_images = sources.planned_images(config, prompts)
     for prompt in prompts:
         policy.size_of(prompt, Size(*config.sampling.size))
 
@@ -230,7 +230,12 @@ def with_checkpointing(config: PolicyConfig, *, on: bool) -> PolicyConfig:
 
 
 def plan_generation(
-    options: PolicyOptions, *, size: Size | None = None, low: bool = False, judge: BackendOptions | None = None
+    options: PolicyOptions,
+    *,
+    size: Size | None = None,
+    low: bool = False,
+    judge: BackendOptions | None = None,
+    images: int = 0,
 ) -> Plan:
     """Measure the memory of generating one image at a time.
 
@@ -239,10 +244,12 @@ def plan_generation(
         size: size of the image; 1024 × 1024, or the tiny checkpoint's own, by default.
         low: whether text encoders, transformer and judge share the device.
         judge: the judge of candidates; behind HTTP it takes no memory here.
+        images: number of sources and references.
     """
     spec = POLICIES[options.kind]
     generator = sources.generator_of(options, spec)
     policy = spec.on_meta(options, generator.configs)
+    policy.planned_images = max(policy.planned_images, images)
     if size is None:
         size = spec.committed.size if options.checkpoint == TINY else SIZE
     policy.check_size(size)

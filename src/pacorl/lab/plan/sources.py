@@ -237,7 +237,7 @@ def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
 def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
     """List the absent files of a run, data first."""
     data = config.prompts
-    edits = planned_sources(config) > 0
+    edits = planned_images(config) > 0
     prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
     absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
@@ -253,11 +253,11 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
     return tuple(absence for absence in absences if absence)
 
 
-def planned_sources(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
-    """Count the sources of a prompt at most: by the prompts, or by the rewards if the prompts are absent."""
+def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
+    """Count the sources and references of a prompt at most; by the rewards if the prompts are absent."""
     spec = config.generator
-    if prompts and spec.sets:
-        return max(len(prompt.sources) for prompt in prompts)
+    if prompts:
+        return max(len(prompt.sources) + len(prompt.references) for prompt in prompts)
     about_edits = any(isinstance(reward, EditConsistency) for _, reward in rewards_of(config))
     return int(spec.edits and (not spec.sets or about_edits))
 

@@ -59,24 +59,22 @@ def tiny_spec(*, edits: bool) -> PolicySpec:
 
 
 def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
-    """Check the number of a prompt's sources; `model` is the user's name for the generator.
+    """Check the number of a prompt's images; `model` is the user's name for the generator.
 
     Raises:
-        ValueError: An edit for a generator of sets, or the reverse, a source too many, or references.
+        ValueError: An edit for a generator of sets, or the reverse, an image too many, or references to a kind without.
     """
-    if prompt.references:
-        raise ValueError(
-            f"{model} takes no reference images of characters, and {len(prompt.references)} are given; leave them out, "
-            "the characters' descriptions in the prompt act alone"
-        )
-    if not prompt.sources and not spec.sets:
+    from pacorl.models.policies.policy import check_references
+
+    check_references(prompt, f"{model} (kind {spec.kind})", limit=spec.policy.max_references)
+    if not prompt.sources and not prompt.references and not spec.sets:
         raise ValueError(f"{model} edits images, and there is none; give one with --image")
     if prompt.sources and not spec.edits:
         editor = next(other for other in POLICIES.values() if other.edits).published
         raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")
-    if len(prompt.sources) > spec.policy.references:
+    if len(prompt.sources) > spec.policy.max_sources:
         raise ValueError(
-            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.references} at once"
+            f"{len(prompt.sources)} images are given, and {model} edits at most {spec.policy.max_sources} at once"
         )
 
 

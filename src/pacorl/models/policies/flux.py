@@ -82,7 +82,7 @@ class FluxPolicy(PipelinePolicy):
 
     def position_ids(self, size: Size) -> Tensor:
         """(N, 3) of the image's tokens and, behind them, of each source's, on the device."""
-        return _ids_on(self.device, *self.token_grid(size), images=1 + self.references)
+        return _ids_on(self.device, *self.token_grid(size), images=1 + self.max_sources)
 
     def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
         """The transformer's guided output in fp32 for tokens at the positions `ids_N3`."""

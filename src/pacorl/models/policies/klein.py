@@ -1,8 +1,9 @@
-"""FLUX.2-klein as a policy: sets from a prompt alone, and edits of one to four images, by one model.
+"""FLUX.2-klein as a policy: sets, edits of one to four images, and references of characters, by one model.
 
-Sources follow the generated image in the sequence, with their own position ids. An edit's size is an area: the
-image has the first source's aspect, each side cut to whole tokens (16 pixels). That source is resized to the image's
-size, a further one to the same area in its own aspect, and none to more than 1024², as the pipeline does it.
+Sources and references follow the generated image in the sequence, with their own position ids. An edit's size is an
+area: the image has the first source's aspect, each side cut to whole tokens (16 pixels). That source is resized to the
+image's size, a further one and a reference to the same area in its own aspect, and none to more than 1024², as the
+pipeline does it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pacorl.core.transfer import to_device
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
 from pacorl.models.policies.flux import BFL_TRAINING_SHIFT
-from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, guided, pack, unpack
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_layout, guided, pack, unpack
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -72,7 +73,8 @@ class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
     training_shift = BFL_TRAINING_SHIFT
-    references: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
+    max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
+    max_references: ClassVar[int] = 4
     source_optional: ClassVar[bool] = True
     model_name: ClassVar[str] = "FLUX.2-klein"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3 text encoder"}
@@ -99,7 +101,7 @@ class KleinPolicy(PipelinePolicy):
         source = upright_size(path)
         step = self.token_pixels
         if max(source.height, source.width) > MAX_ASPECT * min(source.height, source.width):
-            raise ValueError(f"source {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
+            raise ValueError(f"image {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
         # Integer arithmetic: a rounded root would cut a token off one square source of eight.
         rows = math.isqrt(area * source.height // (source.width * step**2))
         cols = math.isqrt(area * source.width // (source.height * step**2))
@@ -122,22 +124,21 @@ class KleinPolicy(PipelinePolicy):
         return counts
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """Encode the sources' concatenated tokens `source` (1, M, C) and their `source_ids` (1, M, 4)."""
-        paths = self.source_paths(prompt)
+        """Encode the images' concatenated tokens `source` (1, M, C) and their `source_ids` (1, M, 4)."""
+        paths = self.image_paths(prompt)
         if not paths:
             return {}
-        tokens = []
-        ids = []
-        for number, (path, shown) in enumerate(zip(paths, self._source_sizes(paths, size), strict=True), 1):
-            tokens.append(self.encode_image(open_image(path), shown))
-            ids.append(position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number))
-        return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
-
-    def _source_sizes(self, paths: Sequence[Path], size: Size) -> list[Size]:
         area = min(size.height * size.width, SOURCE_AREA)
         sizes = [self._fit(path, area) for path in paths]
         # The first source has the image's size: cutting to whole tokens twice could make it smaller.
-        return [size, *sizes[1:]] if size.height * size.width <= SOURCE_AREA else sizes
+        if prompt.sources and size.height * size.width <= SOURCE_AREA:
+            sizes[0] = size
+        tokens = []
+        ids = []
+        for number, (path, shown) in enumerate(zip(paths, sizes, strict=True), 1):
+            tokens.append(self.encode_image(open_image(path), shown))
+            ids.append(position_ids(*self.token_grid(shown), image=SOURCE_STRIDE * number))
+        return {"source": torch.cat(tokens, 1), "source_ids": torch.cat(ids)[None]}
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         tokens_BNC = pack(self.pipeline.vae.encode(pixels_BCHW).latent_dist.mode())
@@ -158,10 +159,6 @@ class KleinPolicy(PipelinePolicy):
         std_C = (statistics.running_var + self.pipeline.vae.config.batch_norm_eps).sqrt()
         return statistics.running_mean.to(tokens_BNC), std_C.to(tokens_BNC)
 
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        check_alike(conditionings, positions="source_ids")
-        return super().collate(conditionings)
-
     def shift(self, tokens: int, num_steps: int) -> float:
         from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
@@ -173,6 +170,7 @@ class KleinPolicy(PipelinePolicy):
         patches = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
 
+    @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # Tokens and positions of the image, then of the sources.
         tensors = conditioning.tensors
@@ -207,7 +205,7 @@ class KleinPolicy(PipelinePolicy):
         return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
 
     def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        count = self.planned_sources * math.prod(self.token_grid(size))
+        count = self.planned_images * math.prod(self.token_grid(size))
         return {"source": (count, 4 * self.latent_channels), "source_ids": (count, 4)}
 
 

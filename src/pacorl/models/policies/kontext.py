@@ -1,9 +1,10 @@
-"""FLUX.1-Kontext-dev as a policy: one image edited by an instruction.
+"""FLUX.1-Kontext-dev as a policy: one image edited by an instruction, or references stitched into that image.
 
 The source follows the generated image in the sequence, at the same size, marked by its position ids. A config's
 size is an area: the image has the one of Kontext's training shapes that is nearest to the source's, scaled to that
 area. Source and image have that size, so all that is resized is the source, to the shape that the pipeline too would
-choose for it; a source that no shape fits is refused.
+choose for it; a source that no shape fits is refused. References, behind the source of an edit if there is one, are
+stitched into one image of the generated size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pacorl.models.policies.flux import (
     FluxPolicy,
     tiny_flux,
 )
+from pacorl.models.policies.pipeline import stitch
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny_edit
@@ -49,14 +51,19 @@ class KontextPolicy(FluxPolicy):
     """A `FluxKontextPipeline` behind the policy seam."""
 
     training_shift = BFL_TRAINING_SHIFT
-    references: ClassVar[int] = 1
+    max_sources: ClassVar[int] = 1
+    max_references: ClassVar[int] = 4  # in a 2×2 grid; smaller cells of 1024² show no face
+    stitched: ClassVar[bool] = True
     model_name: ClassVar[str] = "FLUX.1-Kontext"
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the training shape that is nearest to the source's."""
+        """The area of `size` in the training shape that is nearest to the source's; whole tokens for a set."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-        (path,) = self.source_paths(prompt)
+        paths = self.source_paths(prompt)
+        if not paths:
+            return self.nearest_size(super().size_of(prompt, size))
+        (path,) = paths
         source, step = upright_size(path), self.token_pixels
         # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
         rows, cols = (max(1, side // step) for side in (source.height, source.width))
@@ -71,8 +78,10 @@ class KontextPolicy(FluxPolicy):
         return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """The source's tokens (1, N, C)."""
-        return {"source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)}
+        """The tokens (1, N, C) of the source, or of its and the references' stitched image."""
+        images = [open_image(path) for path in self.image_paths(prompt)]
+        image = stitch(images, size) if prompt.references else images[0]
+        return {"source": self.encode_image(image, size)}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # The generated tokens come first, so that the source's unused velocity is cut off at the end.
@@ -83,6 +92,9 @@ class KontextPolicy(FluxPolicy):
             ids_N3=self.position_ids(size),
         )
         return predicted[:, : x_BNC.shape[1]]
+
+    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
 
 
 def tiny_kontext(flux: Any) -> FluxKontextPipeline:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
+from pacorl.models.lora.sharding import has_sharded
+from pacorl.models.policies.policy import check_references
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
@@ -88,8 +91,12 @@ class PipelinePolicy:
     lora_targets: tuple[str, ...]
     idle_in_last_block: ClassVar[tuple[str, ...]] = ()
     """Text layers in the last of `transformer_blocks` without influence on any image."""
-    references: ClassVar[int] = 0
+    max_sources: ClassVar[int] = 0
     """Maximum number of sources per prompt; 0 for generators of sets only."""
+    max_references: ClassVar[int] = 0
+    """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
+    stitched: ClassVar[bool] = False
+    """Whether the images of a prompt with references are stitched into one (`stitch`)."""
     source_optional: ClassVar[bool] = False
     """Whether an editor also generates sets, from prompts without a source."""
     model_name: ClassVar[str] = ""
@@ -114,8 +121,8 @@ class PipelinePolicy:
         self.record_sizes = record_sizes
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = 2 * pipeline.vae_scale_factor
-        self.planned_sources = 0 if self.source_optional else min(1, self.references)
-        """Number of sources per prompt in the memory plan."""
+        self.planned_images = 0 if self.source_optional else min(1, self.max_sources)
+        """Number of sources and references per prompt in the memory plan."""
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
@@ -159,7 +166,7 @@ class PipelinePolicy:
         Raises:
             ValueError: A side is no multiple of a token's, or the image is too small or too large.
         """
-        if cls.references and not cls.source_optional:  # an edit's size is an area: its sides follow from the source
+        if cls.max_sources and not cls.source_optional:  # an edit's size is an area: its sides follow from the source
             check_area(size, step=step)
         else:
             check_multiple(size, step=step)
@@ -188,6 +195,8 @@ class PipelinePolicy:
 
         It contains the tensors of `encode_texts`, with a negative prompt also `negative_…`, and of `encode_sources`.
         """
+        for prompt in prompts:
+            self.image_paths(prompt)  # raises
         texts = self.encoded_texts([prompt.text for prompt in prompts])
         return [
             Conditioning({**text, **self.encode_sources(prompt, size)})
@@ -195,19 +204,25 @@ class PipelinePolicy:
         ]
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
-        """Encode a prompt's sources for the transformer, on the CPU; empty for a set."""
+        """Encode a prompt's sources and references for the transformer, on the CPU; empty for a set of text alone."""
         return {}
 
+    def image_paths(self, prompt: Prompt) -> tuple[Path, ...]:
+        """Return the sources of an edit, then the references. Raises ValueError if one is missing or one too many."""
+        check_references(prompt, f"model.kind {self.options.kind}", limit=self.max_references)
+        return (*self.source_paths(prompt), *prompt.references)
+
     def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
-        """Return the sources of an edit. Raises ValueError if there is none or one too many."""
+        """Return the sources of an edit. Raises ValueError if there is no image at all, or a source too many."""
         count = len(prompt.sources)
         name = f"prompt {prompt.id} ({prompt.text[:60]!r})"
-        if not count and not self.source_optional:
+        if not count and not prompt.references and self.max_sources and not self.source_optional:
             raise ValueError(
                 f"{name} has no source, and {self.model_name} edits images; give records of {{image, instruction}}"
             )
-        if count > self.references:
-            raise ValueError(f"{name} has {count} sources, and {self.model_name} takes {self.references}")
+        if count > self.max_sources:
+            model = self.model_name or self.options.kind
+            raise ValueError(f"{name} has {count} sources, and {model} takes {self.max_sources}")
         return prompt.sources
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -291,6 +306,18 @@ class PipelinePolicy:
             setattr(self.pipeline, name, None)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        rows_by_layout: dict[tuple[Any, ...], list[int]] = {}
+        for row, conditioning in enumerate(conditionings):
+            rows_by_layout.setdefault(layout_of(conditioning), []).append(row)
+        if len(rows_by_layout) == 1:
+            return self.collate_alike(conditionings)
+        parts = []
+        for rows in rows_by_layout.values():
+            parts.append((tuple(rows), self.collate_alike([conditionings[row] for row in rows])))
+        return MixedConditioning({}, tuple(parts))
+
+    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Collate conditionings of one layout."""
         names = conditionings[0].tensors
         return self.on_device({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
 
@@ -377,8 +404,8 @@ class PipelinePolicy:
         return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
     def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `encode_sources` for one source."""
-        return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
+        """Return the shapes of `encode_sources` for `planned_images` images of the generated size."""
+        return {"source": (self.planned_images * math.prod(self.token_grid(size)), 4 * self.latent_channels)}
 
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         """Prepare a pass of the largest text encoder over this number of prompts."""
@@ -390,7 +417,7 @@ class PipelinePolicy:
         shapes = self.text_shapes(size)
         if self.options.negative_text is not None:
             shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
-        if self.planned_sources:
+        if self.planned_images:
             shapes |= self.source_shapes(size)
         dtype = self.pipeline.vae.dtype
         return Conditioning(
@@ -398,22 +425,69 @@ class PipelinePolicy:
         )
 
 
-def check_alike(conditionings: Sequence[Conditioning], *, positions: str) -> None:
-    """Raise ValueError if sources differ in number or shape: the rows of a batch have one length and one layout.
+LAYOUT = ("source_ids", "source_grid")
+"""Names of the tensors with the positions of an image's tokens."""
 
-    `positions` names the tensor with their layout, if a conditioning has it.
-    """
-    first = conditionings[0].tensors
-    for tensors in (conditioning.tensors for conditioning in conditionings[1:]):
-        if (
-            first.keys() != tensors.keys()
-            or ("source" in first and first["source"].shape != tensors["source"].shape)
-            or (positions in first and not torch.equal(first[positions], tensors[positions]))
-        ):
+
+def layout_of(conditioning: Conditioning) -> tuple[Any, ...]:
+    """Return what the rows of a forward have in common: the number, shapes and positions of their images."""
+    tensors = conditioning.tensors
+    source = tuple(tensors["source"].shape) if "source" in tensors else ()
+    return (source, *(tensors[name].numpy().tobytes() for name in LAYOUT if name in tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedConditioning(Conditioning):
+    """Batch of prompts whose images differ in number or shape, for a `velocity` that is `by_layout`."""
+
+    parts: tuple[tuple[tuple[int, ...], Conditioning], ...] = ()
+    """Rows of the batch, and the batch of these rows, per layout."""
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows, _ in self.parts)
+
+
+Velocity = Callable[[Any, Tensor, Tensor, Conditioning, Size], Tensor]
+
+
+def by_layout(velocity: Velocity) -> Velocity:
+    """Decorate a policy's `velocity` to compute a mixed batch in one forward per layout."""
+
+    @wraps(velocity)
+    def computed(policy: Any, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        if not isinstance(conditioning, MixedConditioning):
+            return velocity(policy, x_BNC, sigma_B, conditioning, size)
+        # Ranks with other layouts would make another number of forwards, which are collectives.
+        if has_sharded(policy.transformer):
             raise ValueError(
-                "a batch holds prompts whose sources differ in number or shape, and a batch has one shape; let "
-                "sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
+                "FSDP2 and a batch of prompts whose images differ in number or shape: let sampling.batch and "
+                "evaluation.batch divide the samples of one prompt, or set them to 1"
             )
+        velocities = []
+        order: list[int] = []
+        for rows, part in conditioning.parts:
+            index = to_device(torch.tensor(rows), x_BNC.device)
+            velocities.append(velocity(policy, x_BNC[index], sigma_B[index], part, size))
+            order += rows
+        return torch.cat(velocities)[to_device(torch.tensor(order).argsort(), x_BNC.device)]
+
+    return computed
+
+
+def stitch(images: Sequence[Image], size: Size) -> Image:
+    """Arrange images on one white image of `size`, row by row, each as large as its cell."""
+    from PIL import Image, ImageOps
+
+    cols = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / cols)
+    width = size.width // cols
+    height = size.height // rows
+    stitched = Image.new("RGB", (size.width, size.height), "white")
+    for number, image in enumerate(images):
+        row, col = divmod(number, cols)
+        cell = ImageOps.pad(image, (width, height), Image.Resampling.LANCZOS, color="white")
+        stitched.paste(cell, (col * width, row * height))
+    return stitched
 
 
 def guided(forward: Callable[[str], Tensor], *, scale: float, keep_norm: bool = False) -> Tensor:

@@ -168,3 +168,32 @@ class TrainingShift:
     FLUX.1's does, whatever mu sampling takes."""
     source: str
     """Reference of the rule, or a note that none is published, so that inference's shift applies."""
+
+
+REFERENCE_KINDS = ("kontext", "qwen_edit_plus", "klein")
+"""Kinds that take references, for messages."""
+
+
+def check_references(prompt: Prompt, model: str, *, limit: int) -> None:
+    """Check that a generator takes a prompt's references.
+
+    Args:
+        prompt: The prompt.
+        model: Name of the generator in the message.
+        limit: Its `max_references`.
+
+    Raises:
+        ValueError: It takes none, or not so many.
+    """
+    count = len(prompt.references)
+    total = len(prompt.sources) + count
+    if count and not limit:
+        raise ValueError(
+            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model of "
+            f"kind {', '.join(REFERENCE_KINDS)}, or leave them out: the descriptions in the prompt then act alone"
+        )
+    if count and total > limit:
+        raise ValueError(
+            f"prompt {prompt.id} has {total} images ({count} of them references), and {model} takes at most {limit}; "
+            "leave some out"
+        )

@@ -5,7 +5,8 @@ the VAE, whose tokens lie beside the generated ones in the sequence, and by the 
 with the instruction. A config's size is an area for the editors: the image has the (last) source's aspect, each side a
 multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the image's
 size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or to 384²
-at most (Plus).
+at most (Plus). Plus also takes references of characters, which it reads like further sources. Without a source the
+image has the config's size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 
 from pacorl.io.images import open_image, upright_size
 from pacorl.models import twins
-from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
+from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_layout, check_area, guided, pack
 from pacorl.models.policies.policy import Parts, TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
@@ -115,9 +116,8 @@ class QwenImagePolicy(PipelinePolicy):
         mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
         return mean[None, :, None, None, None], std[None, :, None, None, None]
 
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
-        check_alike(conditionings, positions="source_grid")
+    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Collate one batch; shorter texts are padded with zeros, and a mask hides the padding."""
         batch: dict[str, Tensor] = {}
         for name in conditionings[0].tensors:
             rows = [conditioning.tensors[name] for conditioning in conditionings]
@@ -131,6 +131,7 @@ class QwenImagePolicy(PipelinePolicy):
         grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
         return Conditioning({**self.on_device(batch).tensors, **grids_here})
 
+    @by_layout
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
@@ -139,7 +140,8 @@ class QwenImagePolicy(PipelinePolicy):
         grids: list[Sequence[int]] = []
         if "source" in tensors:
             images.append(tensors["source"].to(dtype))
-            grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
+            count = tensors["source"].shape[1] // x_BNC.shape[1]
+            grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]] * count
 
         def read(prefix: str) -> Tensor:
             predicted = self.predict(
@@ -182,7 +184,7 @@ class QwenImagePolicy(PipelinePolicy):
 class QwenEditPolicy(QwenImagePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
 
-    references: ClassVar[int] = 1
+    max_sources: ClassVar[int] = 1
     model_name: ClassVar[str] = "Qwen-Image-Edit"
     long_encoder: ClassVar[str] = ""
     condition_area: ClassVar[float] = math.inf
@@ -207,23 +209,29 @@ class QwenEditPolicy(QwenImagePolicy):
         check_area(size, step=max(step, SIDE))
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """Return the area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
-        return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
+        """Return the area of `size` in the aspect of the (last) source, by 32 pixels; whole tokens for a set."""
+        paths = self.source_paths(prompt)
+        if not paths:
+            return self.nearest_size(super().size_of(prompt, size))
+        return sides_for(size.height * size.width, paths[-1])
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """Encode prompts to one conditioning each, on the CPU.
 
-        `tokens` (1, L, D) of the text encoder, which attends to the sources; `source` (1, M, C), the sources' own
-        tokens; `source_grid` (1, K, 2), rows and columns of each of several sources; with true CFG `negative_tokens`.
+        `tokens` (1, L, D) of the text encoder, which attends to the images; `source` (1, M, C), the images' own
+        tokens; `source_grid` (1, K, 2), rows and columns of each, unless there is one of the generated size; with true
+        CFG `negative_tokens`.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
         # The VAE's tokens. The image has the last source's aspect, so only the last source has the image's size.
-        paths = self.source_paths(prompt)
+        paths = self.image_paths(prompt)
         images = [open_image(path) for path in paths]
-        sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
+        sizes = [sides_for(size.height * size.width, path) for path in paths]
+        if prompt.sources:
+            sizes[len(prompt.sources) - 1] = size
         codes = [self.encode_image(image, vae_size) for image, vae_size in zip(images, sizes, strict=True)]
 
         # The text encoder's images.
@@ -234,12 +242,12 @@ class QwenEditPolicy(QwenImagePolicy):
 
         def read_text(text: str) -> Tensor:
             # Edit's pipeline takes one image, Plus's a list.
-            image = shown if self.references > 1 else shown[0]
+            image = shown if self.max_sources > 1 else shown[0]
             tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=image)[0]
             return tokens.cpu()
 
         tensors = {"tokens": read_text(prompt.text), "source": torch.cat(codes, 1)}
-        if len(sizes) > 1:
+        if sizes != [size]:
             tensors["source_grid"] = torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])
         if self.options.negative_text is not None:
             tensors["negative_tokens"] = read_text(self.options.negative_text)
@@ -261,13 +269,15 @@ class QwenEditPolicy(QwenImagePolicy):
 
         side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
-        return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
+        tokens = image_tokens(Size(side, side), options.get("image_processor", options))
+        return self.planned_images * tokens + INSTRUCTION_TOKENS
 
 
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
-    references: ClassVar[int] = 3  # the number in its training
+    max_sources: ClassVar[int] = 3  # the number in its training
+    max_references: ClassVar[int] = 3
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
     condition_area: ClassVar[float] = CONDITION_AREA
 
@@ -284,7 +294,7 @@ def sides_for(area: int, path: Path) -> Size:
     size = Size(*(round(side / SIDE) * SIDE for side in (width / aspect, width)))
     if not size.height or not size.width:
         raise ValueError(
-            f"source {path} is {source}, too long to be drawn on {area} pixels with sides of multiples of {SIDE}; "
+            f"image {path} is {source}, too long to be drawn on {area} pixels with sides of multiples of {SIDE}; "
             "crop it, or raise the size"
         )
     return size

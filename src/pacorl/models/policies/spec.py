@@ -117,7 +117,7 @@ class PolicySpec:
     @property
     def edits(self) -> bool:
         """Whether it edits sources."""
-        return self.policy.references > 0
+        return self.policy.max_sources > 0
 
     @property
     def sets(self) -> bool:

@@ -1,0 +1,100 @@
+"""Training with references of characters: on policy in mixed batches, stopped and resumed, refused before weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.grpo import builders
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import train_policy
+
+PIPELINES = {
+    "klein": klein_pipeline,
+    "kontext": kontext_pipeline,
+    "qwen_edit_plus": lambda: qwen_pipeline(plus=True),
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Two groups in one batch: a prompt with one reference, and a prompt with two of other shapes."""
+    kind = request.param
+    PIPELINES[kind]().save_pretrained(tmp_path / "checkpoint")
+    for number, (height, width) in enumerate([(64, 64), (48, 80), (80, 48)]):
+        source_image(tmp_path / f"{number}.png", height=height, width=width, seed=number)
+    records = [
+        {"prompt": "a red hero waves", "references": ["0.png"], "characters": ["hero"]},
+        {"prompt": "a blue hero jumps by a boat", "references": ["1.png", "2.png"]},
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = {
+        "out": str(tmp_path / "run"),
+        "epochs": 2,
+        "prompts_per_epoch": 2,
+        "group_size": 2,
+        "trackers": [],
+        "model": {"kind": kind, "checkpoint": str(tmp_path / "checkpoint"), "dtype": "float32"},
+        "adapter": {"rank": 2, "alpha": 4},
+        "prompts": {name: str(tmp_path / "train.jsonl") for name in ("train", "evaluation")} | {"leaks": "off"},
+        "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 4},
+        "evaluation": {"size": [64, 64], "steps": 2, "batch": 2, "every": 1},
+        "judge": None,
+        "rewards": [{"name": "jpeg_size"}],
+        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def lines(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["klein", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("kontext", "qwen_edit_plus"))],
+    indirect=True,
+)
+def test_a_run_is_on_policy_and_a_resumed_run_is_the_same(recipe: Path) -> None:
+    """Sampling and training read the references alike: the ratio before the first update is exactly 1."""
+    result = CliRunner().invoke(app, ["train-policy", str(recipe)])
+    assert result.exception is None, result.output
+    whole = recipe.parent / "run"
+    epochs = [line for line in lines(whole) if line["kind"] == "epoch"]
+    assert [epoch["ratio_deviation/1"] for epoch in epochs] == [0.0, 0.0]
+    assert all(epoch["grad_norm"] > 0 for epoch in epochs)
+
+    cut = recipe.parent / "cut"
+    train_policy(load(PolicyConfig, recipe, [f"out={cut}", "epochs=1"]))
+    train_policy(load(PolicyConfig, recipe, [f"out={cut}"]), resume=True)
+    adapters = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+
+
+@pytest.mark.parametrize("recipe", ["klein"], indirect=True)
+def test_references_that_do_not_fit_are_refused_before_weights_load(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    record = {"prompt": "a hero", "references": ["0.png"] * 5}
+    (recipe.parent / "train.jsonl").write_text(json.dumps(record))
+    with pytest.raises(
+        ValueError, match=r"prompt 0 has 5 images \(5 of them references\), and model.kind klein takes at"
+    ):
+        train_policy(load(PolicyConfig, recipe))
+    with pytest.raises(
+        ValueError, match=r"model\.kind sd3 takes no reference images of characters, and prompt 0 has 5"
+    ):
+        train_policy(load(PolicyConfig, recipe, ["model.kind=sd3"]))

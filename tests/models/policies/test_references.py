@@ -1,0 +1,167 @@
+"""References of characters: as diffusers' own pipelines read them, in mixed batches, and refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from edit_twins import edit, flux_policy, klein_pipeline, kontext_pipeline, loop, qwen_pipeline, source_image
+from PIL import Image
+
+from pacorl.models.policies import POLICIES, check_sources, pipeline
+from pacorl.models.policies.klein import KLEIN
+from pacorl.models.policies.kontext import KONTEXT
+from pacorl.models.policies.pipeline import PipelinePolicy, stitch
+from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
+from pacorl.testing.policies import check_latents, check_reference_images
+from pacorl.tiny.characters import character_prompts
+from pacorl.types import Prompt, Size
+
+SIZE = Size(96, 96)
+TAKERS = ("kontext", "qwen_edit_plus", "klein")
+SETS = character_prompts("dev", 2)
+
+
+@cache
+def policy_of(kind: str) -> PipelinePolicy:
+    built: dict[str, Callable[[], PipelinePolicy]] = {
+        "flux": flux_policy,
+        "kontext": lambda: KONTEXT.over(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=3.0),
+        "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True), true_cfg_scale=3.0),
+        "klein": lambda: KLEIN.over(klein_pipeline(), max_sequence_length=144),
+    }
+    return built[kind]()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[Path, ...]:
+    """Three images of one area, in three shapes that FLUX.2-klein's tokens divide."""
+    shapes = [(96, 96), (64, 144), (144, 64)]
+    return tuple(
+        source_image(tmp_path / f"{number}.png", height=height, width=width, seed=number)
+        for number, (height, width) in enumerate(shapes)
+    )
+
+
+@pytest.mark.parametrize("kind", TAKERS)
+def test_references_are_read_as_the_pipeline_reads_them(kind: str) -> None:
+    """Alone, and beside a prompt with another number of them."""
+    check_reference_images(policy_of(kind), SETS, SIZE)
+
+
+@pytest.mark.parametrize("kind", TAKERS)
+def test_references_of_several_shapes_are_the_pipeline_s(kind: str, images: tuple[Path, ...]) -> None:
+    """The pipeline is given the files as they are; Kontext's its one stitched image."""
+    check_latents(policy_of(kind), Prompt(0, "A fox at night.", references=images), SIZE)
+
+
+@pytest.mark.parametrize("kind", TAKERS)
+def test_an_edit_has_references_too(kind: str, images: tuple[Path, ...]) -> None:
+    policy = policy_of(kind)
+    prompt = replace(edit(images[0]), references=images[1:])
+    assert policy.size_of(prompt, SIZE) == policy.size_of(edit(images[0]), SIZE)
+    check_latents(policy, prompt, SIZE)
+
+
+@pytest.mark.parametrize("kind", TAKERS)
+def test_a_set_with_references_has_the_size_of_a_set(kind: str, images: tuple[Path, ...]) -> None:
+    policy = policy_of(kind)
+    assert policy.size_of(Prompt(0, "a fox", references=images[1:]), Size(64, 128)) == Size(64, 128)
+
+
+def test_every_reference_decides_the_image(images: tuple[Path, ...]) -> None:
+    for kind in TAKERS:
+        policy = policy_of(kind)
+        sets = [images[:1], images[:2], (images[0], images[2]), images[1::-1]]
+        made = [loop(policy, [Prompt(0, "a fox", references=paths)], SIZE) for paths in sets]
+        for number, latents in enumerate(made):
+            assert all((latents - other).abs().max() > 1e-4 for other in made[:number]), (kind, number)
+
+
+@pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein"])
+def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tuple[Path, ...]) -> None:
+    policy = policy_of(kind)
+    prompts = [Prompt(number, "a fox", references=images[: number % 2 + 1]) for number in range(3)]
+    x_BNC = policy.noise(range(3), SIZE)
+    sigma_B = torch.full((3,), 0.6)
+    weight = next(policy.transformer.parameters()).requires_grad_(True)
+    gradients = []
+    encoded = policy.encode(prompts, SIZE)
+    for batches in ([[0, 1, 2]], [[0], [1], [2]]):
+        weight.grad = None
+        for rows in batches:
+            conditioning = policy.collate([encoded[row] for row in rows])
+            assert len(conditioning) == len(rows)
+            policy.velocity(x_BNC[rows], sigma_B[rows], conditioning, SIZE).square().sum().backward()
+        assert weight.grad is not None
+        gradients.append(weight.grad.clone())
+    weight.requires_grad_(False)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sharded_transformer_takes_no_mixed_batch(images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks make equally many forwards, and those of a mixed batch depend on its prompts."""
+    policy = policy_of("klein")
+    prompts = [Prompt(0, "a fox"), Prompt(1, "a fox", references=images)]
+    monkeypatch.setattr(pipeline, "has_sharded", lambda transformer: transformer is policy.transformer)
+    with pytest.raises(ValueError, match=r"FSDP2 and a batch of prompts whose images differ .* or set them to 1$"):
+        loop(policy, prompts, SIZE)
+
+
+def test_images_are_stitched_row_by_row_and_whole() -> None:
+    colours = ["red", "lime", "blue"]
+    stitched = stitch([Image.new("RGB", (20, 10), colour) for colour in colours], Size(80, 80))
+    assert stitched.size == (80, 80)
+    centres = [stitched.getpixel(point) for point in ((20, 20), (60, 20), (20, 60), (60, 60))]
+    assert centres == [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)]
+    assert stitched.getpixel((20, 5)) == (255, 255, 255), "an image is stretched or cut"
+
+
+@pytest.mark.parametrize("kind", TAKERS)
+def test_one_reference_too_many_is_refused_with_the_limit(kind: str, tmp_path: Path) -> None:
+    """Before its files are opened."""
+    limit = POLICIES[kind].policy.max_references
+    assert limit == {"klein": 4, "kontext": 4, "qwen_edit_plus": 3}[kind]
+    prompt = Prompt(7, "a fox", references=(tmp_path / "none.png",) * (limit + 1))
+    message = (
+        rf"^prompt 7 has {limit + 1} images \({limit + 1} of them references\), and .*{kind}.* at most {limit}; leave"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_sources(POLICIES[kind], prompt, "some/model")
+    with pytest.raises(ValueError, match=message):
+        policy_of(kind).encode([prompt], SIZE)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in POLICIES if kind not in TAKERS])
+def test_a_kind_without_references_refuses_them_by_name(kind: str) -> None:
+    prompt = Prompt(3, "a fox", sources=(Path("a.png"),), references=(Path("b.png"), Path("c.png")))
+    message = (
+        rf"^some/model \(kind {kind}\) takes no reference images of characters, and prompt 3 has 2; take a model of "
+    )
+    with pytest.raises(ValueError, match=message + "kind kontext, qwen_edit_plus, klein, or leave them out"):
+        check_sources(POLICIES[kind], prompt, "some/model")
+
+
+def test_a_policy_without_references_refuses_them_itself() -> None:
+    with pytest.raises(ValueError, match="kind flux takes no reference images"):
+        flux_policy().encode([Prompt(0, "a fox", references=(Path("b.png"),))], SIZE)
+
+
+def test_the_contract_refuses_a_policy_that_ignores_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("flux")
+    check_reference_images(policy, SETS, SIZE)
+    monkeypatch.setattr(pipeline, "check_references", lambda *_, **__: None)
+    with pytest.raises(AssertionError, match="references are not refused, set max_references; error: none"):
+        check_reference_images(policy, SETS, SIZE)
+
+
+def test_the_contract_refuses_references_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("klein")
+    paths = type(policy).image_paths
+    monkeypatch.setattr(type(policy), "image_paths", lambda self, prompt: paths(self, prompt)[::-1])
+    with pytest.raises(AssertionError, match="from the pipeline's latents"):
+        check_reference_images(policy, SETS, SIZE)
