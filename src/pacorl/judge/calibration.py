@@ -99,6 +99,15 @@ def read_calibration(path: str | Path) -> Calibration | None:
     return Calibration(file.judge, curves, file.thresholds)
 
 
+def threshold(calibration: Calibration | None, least: float | None, *, panels: int, mode: Mode) -> float:
+    """Return the given threshold, else the calibration's. Raises ValueError if there is neither."""
+    if least is not None:
+        return least
+    if calibration is None:
+        raise ValueError("the judge is uncalibrated: give a threshold with --min, or --calibration FILE")
+    return calibration.least_for(panels, mode)
+
+
 # --- fitting -----------------------------------------------------------------------------------------------------
 
 
