@@ -10,8 +10,8 @@ generator's artefact (the hero erased in part, smeared, doubled). Every panel is
 questions. For up to 16 panels, all pairs are asked as well. Scores are cached per pair of images, and sets of one
 character draw their panels from one pool, so that the sets of a character are not independent.
 
-The threshold of n panels lies midway between two quantiles of the lowest panel's logit: the 3 % quantile of the sound
-sets and the 97 % quantile of the broken sets.
+The threshold of n panels minimizes, on sets of `dev`, the larger of false alarms and misses, each over its goal.
+`3 references` is the median over three reference images: 3n questions. The file holds the thresholds of one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +41,11 @@ from pacorl.tiny.characters import COLOURS, KEPT, SCENES, Panel, Split, draw, pa
 from pacorl.types import Question
 
 SIZES = (4, 8, 16, 32, 64)
-ALL_PAIRS = (4, 8, 16)
+MODES: tuple[tuple[Mode, tuple[int, ...], tuple[int, ...]], ...] = (
+    ("references", SIZES, (1, 3)),
+    ("panels", (4, 8, 16), (1,)),
+)
+"""Mode, numbers of panels, numbers of reference images."""
 SIDE = 64
 CHARACTERS = {"references": 48, "panels": 12}
 """Characters of a pool by mode."""
@@ -49,8 +53,8 @@ VARIANTS = 4
 """Images of one scene, each with an artefact that keeps it sound."""
 WRONG = 12
 """Wrong panels of each character and fault."""
-REFERENCES = 2
-"""Reference images of a character; a set uses one."""
+REFERENCES = 3
+"""Reference images of a character."""
 GOAL_FALSE_ALARMS = 0.07
 GOAL_MISSES = 0.05
 
@@ -174,7 +178,7 @@ def pools(split: Split, count: int, rng: random.Random, *, variants: int) -> lis
 class Drawn:
     """A set before it is judged."""
 
-    reference: Image.Image
+    references: list[Image.Image]
     panels: list[Image.Image]
     fault: str
     """Empty for a sound set."""
@@ -182,13 +186,13 @@ class Drawn:
     def pairs(self, mode: Mode) -> list[tuple[Image.Image, Image.Image]]:
         """List the pairs that the gate asks about."""
         if mode == "references":
-            return [(self.reference, panel) for panel in self.panels]
+            return list(product(self.references, self.panels))
         return list(combinations(self.panels, 2))
 
     def lowest(self, mode: Mode, p_of: Callable[[Image.Image, Image.Image], float]) -> float:
         """Score the lowest panel, by the rule of `pacorl.judge.check`."""
         if mode == "references":
-            return min(p_of(self.reference, panel) for panel in self.panels)
+            return min(median([p_of(image, panel) for image in self.references]) for panel in self.panels)
         scores: list[list[float]] = [[] for _ in self.panels]
         for first, second in combinations(range(len(self.panels)), 2):
             p_yes = p_of(self.panels[first], self.panels[second])
@@ -197,7 +201,9 @@ class Drawn:
         return min(map(median, scores))
 
 
-def sets_of(drawn: Sequence[Pool], panels: int, count: int, rng: random.Random) -> Iterator[Drawn]:
+def sets_of(
+    drawn: Sequence[Pool], panels: int, count: int, rng: random.Random, *, references: int = 1
+) -> Iterator[Drawn]:
     """Draw `count` sound sets, then `count` broken sets, whose faults take turns."""
     for number in range(2 * count):
         pool = rng.choice(drawn)
@@ -206,7 +212,7 @@ def sets_of(drawn: Sequence[Pool], panels: int, count: int, rng: random.Random) 
         if number >= count:
             fault = FAULTS[number % len(FAULTS)]
             chosen[rng.randrange(panels)] = rng.choice([image for name, image in pool.wrong if name == fault])
-        yield Drawn(rng.choice(pool.references), chosen, fault)
+        yield Drawn(rng.sample(pool.references, references), chosen, fault)
 
 
 class Cached:
@@ -255,16 +261,25 @@ def upper_bound(errors: int, trials: int, *, level: float = 0.95) -> float:
 
 
 def threshold_between(sound: Sequence[float], broken: Sequence[float]) -> float:
-    """Choose the threshold midway between the sets' quantiles, on the logit."""
-    low, high = np.quantile(logits(np.array(broken)), 0.97), np.quantile(logits(np.array(sound)), 0.03)
-    return float(1 / (1 + math.exp(-(low + high) / 2)))
+    """Choose the threshold with the least larger error, each over its goal; midway between two scores' logits."""
+    scores = np.unique([*sound, *broken])
+    middles = [(first + second) / 2 for first, second in pairwise(logits(scores).tolist())]
+    candidates = [1 / (1 + math.exp(-middle)) for middle in middles]
+
+    def worst(threshold: float) -> float:
+        alarms = np.mean(np.array(sound) < threshold) / GOAL_FALSE_ALARMS
+        return float(max(alarms, np.mean(np.array(broken) >= threshold) / GOAL_MISSES))
+
+    errors = [worst(threshold) for threshold in candidates]
+    best = [threshold for threshold, error in zip(candidates, errors, strict=True) if error == min(errors)]
+    return best[len(best) // 2]
 
 
 @dataclass(frozen=True)
 class Row:
     """A line of the table."""
 
-    mode: Mode
+    name: str
     panels: int
     threshold: float
     false_alarms: int
@@ -285,7 +300,7 @@ class Row:
         met = "yes" if alarms <= GOAL_FALSE_ALARMS and misses <= GOAL_MISSES else "no"
         missed = ", ".join(f"{name} {count}" for name, count in self.missed.items())
         return (
-            f"| {self.mode} | {self.panels} | {self.threshold:.3f} | {self.false_alarms} of {self.sets} | {alarms:.3f} "
+            f"| {self.name} | {self.panels} | {self.threshold:.3f} | {self.false_alarms} of {self.sets} | {alarms:.3f} "
             f"| {self.misses} of {self.sets} | {misses:.3f} | {self.questions} | {met} | {missed or '–'} |"
         )
 
@@ -297,7 +312,7 @@ def scored(judge: Cached, sets: Sequence[Drawn], mode: Mode) -> tuple[list[float
     return sound, [each.lowest(mode, judge) for each in sets if each.fault]
 
 
-def measure(judge: Cached, sets: Sequence[Drawn], mode: Mode, threshold: float) -> Row:
+def measure(judge: Cached, sets: Sequence[Drawn], mode: Mode, threshold: float, *, name: str) -> Row:
     """Count the errors at a threshold."""
     sound, broken = scored(judge, sets, mode)
     missed: dict[str, int] = {}
@@ -306,7 +321,7 @@ def measure(judge: Cached, sets: Sequence[Drawn], mode: Mode, threshold: float) 
             missed[each.fault] = missed.get(each.fault, 0) + 1
     panels = len(sets[0].panels)
     alarms = sum(score < threshold for score in sound)
-    return Row(mode, panels, threshold, alarms, sum(missed.values()), len(sound), len(sets[0].pairs(mode)), missed)
+    return Row(name, panels, threshold, alarms, sum(missed.values()), len(sound), len(sets[0].pairs(mode)), missed)
 
 
 def curve_of(judge: Cached, drawn: Sequence[Pool], rng: random.Random) -> Calibration:
@@ -335,20 +350,21 @@ def main() -> None:
     cached = Cached(judge)
     thresholds: dict[Mode, dict[int, float]] = {}
     calibration = None
-    print("| mode | panels | threshold | false alarms | bound | misses | bound | questions | goals met | missed |")
+    print("| with | panels | threshold | false alarms | bound | misses | bound | questions | goals met | missed |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for mode, sizes in (("references", SIZES), ("panels", ALL_PAIRS)):
+    for mode, sizes, counts in MODES:
         variants = VARIANTS if mode == "references" else 1
         dev, test = (pools(split, CHARACTERS[mode], rng, variants=variants) for split in ("dev", "test"))
         calibration = calibration or curve_of(cached, dev, rng)
         curve = calibration.curve_of(consistent())
-        thresholds[mode] = {}
-        for panels in sizes:
-            fit = list(sets_of(dev, panels, options.sets, rng))
-            threshold = threshold_between(*scored(cached, fit, mode))
-            row = measure(cached, list(sets_of(test, panels, options.sets, rng)), mode, threshold)
+        for references, panels in product(counts, sizes):
+            draws = [list(sets_of(pool, panels, options.sets, rng, references=references)) for pool in (dev, test)]
+            threshold = threshold_between(*scored(cached, draws[0], mode))
+            name = mode if mode == "panels" else f"{references} reference{'s' * (references > 1)}"
+            row = measure(cached, draws[1], mode, threshold, name=name)
             # The curve rises, so the order of scores and the errors are those of the calibrated scores.
-            thresholds[mode][panels] = curve(threshold)
+            if references == 1:
+                thresholds.setdefault(mode, {})[panels] = curve(threshold)
             print(replace(row, threshold=curve(threshold)).text, flush=True)
     assert calibration
     replace(calibration, thresholds=thresholds).save(options.out)
