@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -139,10 +139,10 @@ def _panels(images: list[str], grid: str) -> tuple[Sequence[str], Sequence[Image
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(JsonOption):
+class CalibrateOptions:
     """Data and output of a calibration."""
 
-    panel: ClassVar[str | None] = "Calibration"
+    panel: ClassVar[str] = "Calibration"
 
     out: Path = option(Path("calibration.json"), "The file to write.")
     test: str = option("", "Held-out pairs or rankings, measured before and after.")
@@ -155,7 +155,7 @@ class CalibrateOptions(JsonOption):
 
 def calibrate(
     judge: str = typer.Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
-    data: str = typer.Argument(help="Labelled pairs, as for train-reward, or a CSV or JSONL of rankings."),
+    data: str = typer.Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
     *,
     options: CalibrateOptions,
 ) -> None:
@@ -199,11 +199,7 @@ def calibrate(
         lines.append(f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}: {text or 'all other questions'}")
     for kind, (before, fitted) in measured.items():
         lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(fitted)} after")
-    if options.as_json:
-        intervals = {kind: [asdict(interval) for interval in pair] for kind, pair in measured.items()}
-        print_json({"calibration": str(options.out), "pairs": len(answers.p_N), "ece": intervals})
-    else:
-        echo("\n".join([*lines, f"calibration: {options.out}"]))
+    echo("\n".join([*lines, f"calibration: {options.out}"]))
     if options.report:
         from pacorl.report.figures import reliability_svg
         from pacorl.report.page import render
@@ -215,20 +211,23 @@ def calibrate(
 
 
 def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]:
-    """Read labelled pairs, or rankings of which the best and the worst candidates are labelled."""
-    from pacorl.dataset.rules import comparisons_of
-    from pacorl.io.documents import read_jsonl
+    """Read labelled pairs, or rankings: the best candidates are labelled Yes, the worst No."""
+    from pacorl.core.questions import consistent, same_theme
+    from pacorl.dataset.rules import best_worst
     from pacorl.records.comparisons import comparisons_from
-    from pacorl.records.prompts import evenly_spread
     from pacorl.records.rankings import load_rankings
+    from pacorl.types import Comparison
 
-    path = Path(source)
-    ranked = path.suffix == ".csv"
-    if path.suffix == ".jsonl" and path.is_file():
-        ranked = "candidates" in next(iter(read_jsonl(path)), {})
-    if ranked:
-        return evenly_spread(comparisons_of(load_rankings(path), path.parent), limit, source=source)
-    return comparisons_from(source, limit=limit, scratch=scratch)
+    if not source.endswith(".csv"):
+        return comparisons_from(source, limit=limit, scratch=scratch)
+    folder = Path(source).parent
+    pairs = []
+    for ranking in load_rankings(source):
+        question = same_theme(ranking.theme) if ranking.theme else consistent()
+        for name, label in best_worst(ranking.tiers):
+            images = (folder / ranking.reference, folder / name)
+            pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
+    return pairs
 
 
 def _interval(interval: Interval) -> str:

@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 Floats = NDArray[np.float64]
 
@@ -19,7 +21,7 @@ BINS = 10
 CLIP = 1e-7
 """Distance of P(Yes) from 0 and 1 at least: a sure judge's logit is infinite in fp32."""
 STEPS = 100
-"""Newton steps at most; about eight are needed."""
+"""Steps of L-BFGS at most; about ten are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class Curve:
     """Divisor of the logit."""
     bias: float = 0.0
     """Summand of the divided logit."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf or not math.isfinite(self.bias):
+            raise ValueError(f"a curve needs a temperature above 0 and a finite bias, got {self}")
 
     def __call__(self, p_yes: float) -> float:
         """Calibrate one probability."""
@@ -59,7 +65,7 @@ def logits(p_N: Floats) -> Floats:
 
 
 def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
-    """Fit temperature and bias by the likelihood, in damped Newton steps.
+    """Fit temperature and bias by the likelihood.
 
     The targets are Platt's: (n₊ + 1)/(n₊ + 2) for Yes and 1/(n₋ + 2) for No, so that a judge without an error gets a
     finite temperature.
@@ -71,25 +77,19 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     negatives = len(yes_N) - positives
     if not (positives and negatives):
         raise ValueError(f"a calibration needs pairs of both labels, there are {positives} Yes and {negatives} No")
-    target_N = np.where(yes_N, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    x_N2 = np.stack([logits(p_N), np.ones(len(p_N))], axis=1)
+    target_N = torch.from_numpy(np.where(yes_N, (positives + 1) / (positives + 2), 1 / (negatives + 2)))
+    logit_N = torch.from_numpy(logits(p_N))
 
-    weight_2 = np.array([1.0, 0.0])  # the judge's own probabilities
-    loss = _loss(x_N2 @ weight_2, target_N)
-    for _ in range(STEPS):
-        now_N = _sigmoid(x_N2 @ weight_2)
-        gradient_2 = x_N2.T @ (now_N - target_N)
-        hessian_22 = (x_N2 * (now_N * (1 - now_N))[:, None]).T @ x_N2 + 1e-9 * np.eye(2)
-        step_2 = np.linalg.solve(hessian_22, gradient_2)
+    weight_2 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)  # the judge's own probabilities
+    optimizer = torch.optim.LBFGS([weight_2], max_iter=STEPS, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
-        # Halve a step that overshoots.
-        while (after := _loss(x_N2 @ (weight_2 - step_2), target_N)) > loss and np.abs(step_2).max() > 1e-10:
-            step_2 = step_2 / 2
-        weight_2 = weight_2 - step_2
-        if loss - after < 1e-10:
-            break
-        loss = after
+    def loss() -> float:
+        optimizer.zero_grad()
+        value = F.binary_cross_entropy_with_logits(weight_2[0] * logit_N + weight_2[1], target_N)
+        value.backward()
+        return float(value.detach())
 
+    optimizer.step(loss)
     slope, bias = weight_2.tolist()
     if not slope > 0:
         raise ValueError("the judge's P(Yes) is no higher for pairs labelled Yes than for pairs labelled No")
@@ -116,7 +116,3 @@ def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_], *, bins: int = BINS
 
 def _sigmoid(logit_N: Floats) -> Floats:
     return np.exp(-np.logaddexp(0, -logit_N))
-
-
-def _loss(logit_N: Floats, target_N: Floats) -> float:
-    return float((np.logaddexp(0, logit_N) - target_N * logit_N).sum())

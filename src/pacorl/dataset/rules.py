@@ -12,12 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer, LabelledPair, final_answers
-from pacorl.records.rankings import Ranking
-from pacorl.types import Comparison
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -128,28 +125,6 @@ def label_pairs(
         "no": len(pairs) - yes_count,
         "tied": len(voted) - len(pairs),
     }
-
-
-def comparisons_of(rankings: Sequence[Ranking], folder: Path) -> list[Comparison]:
-    """Label the pairs of rankings by `best_worst`; image paths are relative to `folder`."""
-    answers = []
-    for ranking in rankings:
-        answer = Answer(
-            instance=str(ranking.line),
-            annotator=ranking.annotator,
-            group=ranking.group or ranking.theme or ranking.reference,
-            reference=ranking.reference,
-            candidates=ranking.candidates,
-            theme=ranking.theme,
-            ranks=ranking.ranks,
-            criteria=ranking.criteria,
-        )
-        answers.append(answer)
-    pairs, _ = label_pairs(answers)
-    return [
-        Comparison(tuple(folder / name for name in pair.images), pair.question, pair.consistent, group=pair.group)
-        for pair in pairs
-    ]
 
 
 def _decided(voted: Mapping[tuple[str, str], LabelledPair]) -> list[LabelledPair]:

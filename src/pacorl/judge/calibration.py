@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.calibration import Curve, calibration_error, fit_curve
 from pacorl.core.questions import without_theme
@@ -71,32 +70,16 @@ class Calibration:
         write_json(path, asdict(self), indent=1)
 
 
-class _Curve(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    temperature: float = Field(gt=0, allow_inf_nan=False)
-    bias: float = Field(allow_inf_nan=False)
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    judge: str
-    curves: dict[str, _Curve]
-    thresholds: dict[Mode, dict[int, float]] = {}
-
-
 def read_calibration(path: str | Path) -> Calibration | None:
     """Read a calibration file; None for an empty path. Raises ValueError that names the file and the fault."""
     if not str(path):
         return None
     document = read_object(Path(path))
     with blamed_on(path):
-        file = typed(document, _File)
-        if "" not in file.curves:
+        calibration = typed(document, Calibration)
+        if "" not in calibration.curves:
             raise ValueError('curves has no entry ""; write the file with `pacorl calibrate`')
-    curves = {text: Curve(curve.temperature, curve.bias) for text, curve in file.curves.items()}
-    return Calibration(file.judge, curves, file.thresholds)
+    return calibration
 
 
 def threshold(calibration: Calibration | None, least: float | None, *, panels: int, mode: Mode) -> float:
