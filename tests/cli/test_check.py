@@ -82,7 +82,8 @@ def test_rankings_label_their_best_and_worst(folder: Path, tmp_path: Path) -> No
     out = tmp_path / "c.json"
     result = run("calibrate", "tiny", folder / "rankings.csv", "--out", out)
     assert result.exit_code == 0, result.output
-    assert "5 labelled" not in result.stdout
+    assert "40 pairs of" in result.stdout
+    assert "20 labelled Yes" in result.stdout
     assert read_calibration(out) is not None
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -29,7 +30,7 @@ class Grey:
     def _p_yes(self, question: Question) -> float:
         if "blind" in question.text:
             return 1.0
-        first, second = (image.convert("L").resize((1, 1)).getpixel((0, 0)) for image in question.images)
+        first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
         return 1 - min(1.0, abs(first - second) / 100)
 
     def explain(self, question: Question) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pacorl.core.calibration import Curve, calibration_error, fit_curve
+from pacorl.core.calibration import Curve, Floats, calibration_error, fit_curve
 from pacorl.core.questions import without_theme
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.io.documents import blamed_on, read_object, typed, write_json
@@ -23,6 +24,7 @@ from pacorl.judge.judge import Judge
 from pacorl.judge.pairwise import ask
 from pacorl.types import Comparison, Question, Verdict
 
+Bools = NDArray[np.bool_]
 Mode = Literal["panels", "references"]
 """panels: each panel is compared with the other panels. references: with a character's reference images."""
 
@@ -100,25 +102,25 @@ class Answers:
 
     questions: tuple[str, ...]
     """Questions without their themes."""
-    p_N: np.ndarray
+    p_N: Floats
     """P(Yes)."""
-    yes_N: np.ndarray
+    yes_N: Bools
     """Labels."""
     groups: tuple[str, ...]
     """Comparisons of one group share images."""
 
-    def of(self, calibration: Calibration) -> np.ndarray:
+    def of(self, calibration: Calibration) -> Floats:
         """Calibrate the answers."""
         curves = map(calibration.curve_of, self.questions)
         return np.array([curve(p) for curve, p in zip(curves, self.p_N.tolist(), strict=True)])
 
-    def where(self, mask_N: np.ndarray) -> Answers:
+    def where(self, mask_N: Bools) -> Answers:
         """Select answers."""
         chosen = np.flatnonzero(mask_N)
         questions = tuple(self.questions[index] for index in chosen)
         return Answers(questions, self.p_N[chosen], self.yes_N[chosen], tuple(self.groups[index] for index in chosen))
 
-    def errors(self, *p_N: np.ndarray) -> list[Interval]:
+    def errors(self, *p_N: Floats) -> list[Interval]:
         """Compute the ECE of each version of the probabilities, with bootstrap intervals over groups."""
         versions = p_N or (self.p_N,)
         return bootstrap(
@@ -158,7 +160,7 @@ def fit_calibration(answers: Answers, *, judge: str) -> Calibration:
     return Calibration(judge, curves)
 
 
-def cross_validated(answers: Answers, *, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
+def cross_validated(answers: Answers, *, folds: int = FOLDS, seed: int = 0) -> Floats:
     """Calibrate each answer by curves fitted on the other folds. Groups are never divided.
 
     Raises ValueError if there are fewer groups than folds.
