@@ -10,9 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 Floats = NDArray[np.float64]
 
@@ -73,6 +71,10 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     Raises:
         ValueError: if a label is missing, or if the judge's answers do not rise with the labels.
     """
+    # Here, since a judge over HTTP applies curves and needs no torch.
+    import torch
+    from torch.nn import functional as F
+
     positives = int(yes_N.sum())
     negatives = len(yes_N) - positives
     if not (positives and negatives):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
@@ -268,9 +268,6 @@ def check_controls(controls: Sequence[Control], least: float) -> None:
 # --- for people --------------------------------------------------------------------------------------------------
 
 
-Side = Literal["the references", "the other panels"]
-
-
 def check_lines(check: Check) -> list[str]:
     """Format the result for a terminal: a line per panel, then the verdict."""
     lines = []
@@ -284,7 +281,7 @@ def check_lines(check: Check) -> list[str]:
 
 def verdict_lines(check: Check) -> list[str]:
     """Summarize the result in sentences."""
-    side: Side = "the references" if check.references else "the other panels"
+    side = "the references" if check.references else "the other panels"
     count = len(check.panels)
     calibrated = "calibrated" if check.scores.calibrated else "uncalibrated"
     lines = [f"Passed: all {count} panels have P(same) of {check.least:g} or more with {side} ({calibrated})."]
