@@ -14,7 +14,7 @@ from pacorl.core.set_scores import LowestPanel
 from pacorl.io.images import ImageError
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.score_set import open_images, panels_of, questions_about, read_criteria, score_set
-from pacorl.judge.scores import Scores, summary, table, write_page
+from pacorl.judge.scores import UNCALIBRATED, Scores, summary, table, write_page
 from pacorl.types import Grid, Question, Verdict
 
 SHADES = [100, 110, 240, 105]
@@ -109,7 +109,7 @@ def test_ranking_compares_with_the_first_only() -> None:
     scores = score_set(GreyJudge(), IMAGES, names="wxyz", ranking=True)
     assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
     assert scores.matrix[1][2] is None
-    assert summary(scores) == [f"Closest to w: z, {p(0, 3):.4f}."]
+    assert summary(scores) == [f"Closest to w: z, {p(0, 3):.4f}.", UNCALIBRATED]
 
 
 def test_no_reasons_are_asked_for_what_has_no_score() -> None:
@@ -224,7 +224,7 @@ def test_a_name_is_no_judge() -> None:
 
 def test_two_images_make_one_line() -> None:
     text = table(score_set(GreyJudge(), IMAGES[:2]))
-    assert text == f"P(Yes), the two images belong together: {p(0, 1):.4f}."
+    assert text == f"P(Yes), the two images belong together: {p(0, 1):.4f}.\n{UNCALIBRATED}"
 
 
 def test_a_missing_pair_is_said() -> None:

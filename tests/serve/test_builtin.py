@@ -23,14 +23,18 @@ from PIL import Image
 
 from pacorl.cli.serve import ServeOptions
 from pacorl.config.options import KEY
+from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent, shows_text
 from pacorl.io.images import ImageError
 from pacorl.io.remote import PRIVATE_VARIABLE
+from pacorl.judge.calibration import Calibration
+from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.http.messages import encode
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
+from pacorl.serve.builtin import load_judges
 from pacorl.serve.request_images import data_of
 from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
 from pacorl.tiny.characters import all_panels, draw
@@ -513,3 +517,17 @@ def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
         assert post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in panels]})[0] == 200
         status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in flat]})
     assert (status, answer["error"]["type"]) == (422, "declined")
+
+
+def test_a_calibration_maps_the_scores_of_a_set_and_no_log_probabilities() -> None:
+    curve = Curve(temperature=3.0, bias=0.2)
+    server = Server("http://127.0.0.1:1/v1", checkpoint="tiny", names=("judge",), adapters={})
+    (judge,) = load_judges(server, calibration=Calibration("tiny", {"": curve})).values()
+    images = [draw(panel, 64) for panel in all_panels()[:2]]
+    with serving({"judge": judge}) as url:
+        status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in images]})
+        with HttpJudge("judge", [f"{url}/v1"]) as remote:
+            plain = remote.verdicts([Question(tuple(images), consistent())])[0].p_yes
+    assert (status, answer["calibrated"]) == (200, True)
+    assert plain is not None
+    assert answer["mean"] == pytest.approx(curve(plain), abs=1e-5)

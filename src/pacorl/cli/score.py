@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -23,11 +23,18 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
     temperature: float = option(
         1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.", least=0, most=STRONGEST
     )
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`, whose curves map P(Yes).")
 
     def __post_init__(self) -> None:
         from pacorl.judge import check_temperature
 
         check_temperature(self.temperature, key="--temperature")
+        if self.calibration and self.temperature != 1:
+            raise ValueError("--calibration has a temperature of its own; leave --temperature out")
+
+    @property
+    def judge_access(self) -> dict[str, Any]:
+        return super().judge_access | {"temperature": self.temperature, "calibration": self.calibration or ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,7 @@ class ReportOptions:
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
     least: float | None = option(
         None,
-        "Exit with code 4 if the lowest image's median score with the other images is below.",
+        "Exit with code 4 if an image's lowest median over the questions, with the other images, is below.",
         flags=("--min",),
         least=0,
         most=1,
@@ -103,7 +110,7 @@ def score(
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
 
-    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
+    with PacoReward.from_pretrained(judge.judge, **judge.judge_access) as reward:
         name = reward.name
         note = reward.note
         # Before any number: the judge's numbers may be meaningless for these images.
@@ -140,14 +147,19 @@ def score(
 
 def _below_least(scores: Scores, least: float | None) -> list[str]:
     """Report a score below `--min`."""
-    lowest = scores.lowest_panel
-    if least is None or lowest is None or lowest.median >= least:
+    if least is None:
+        return []
+    from pacorl.judge.check import failing, panel_scores
+
+    failed = failing(panel_scores(scores, [[0]] if scores.ranking else []), least)
+    lowest = next((panel for panel in failed if panel.score is not None), None)
+    if lowest is None:
         return []
     if len(scores.names) == 2:
-        return [f"the pair has P(Yes) {lowest.median:.4f}, below --min {least:g}"]
+        return [f"the pair has P(Yes) {lowest.score:.4f}, below --min {least:g}"]
     name = scores.names[lowest.panel]
     compared = "the reference" if scores.ranking else "the others"
-    return [f"the lowest image, {name}, has the median {lowest.median:.4f} with {compared}, below --min {least:g}"]
+    return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
 
 
 def _below_least_mean(scores: Scores, least: float | None) -> list[str]:

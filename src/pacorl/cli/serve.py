@@ -30,6 +30,7 @@ class ServeOptions:
     replicas: int = option(1, "vllm: so many servers, on ports one after another.", least=1, most=WORKERS)
     gpus: str = option("", "vllm: devices to share out among the servers, e.g. 0,1,2,3.")
     dtype: str = option("auto", "auto, float32 or bfloat16.")
+    calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency.")
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
@@ -104,6 +105,7 @@ def _key_of(description: Endpoints) -> str:
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge
+    from pacorl.judge.calibration import read_calibration
     from pacorl.runtime.cores import use_cores
 
     if extra:
@@ -111,7 +113,8 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     if len(servers) != 1:
         raise ValueError(f"the built-in server is one process at one address, {len(servers)} are described; use vllm")
 
-    # Check judges and port before weights are loaded.
+    # Check calibration, judges and port before weights are loaded.
+    calibration = read_calibration(options.calibration or "")
     (server,) = servers
     for adapter in server.adapters.values() or [""]:
         check_judge(server.checkpoint, adapter=adapter)
@@ -127,7 +130,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     # Load.
     use_cores()
     quiet_loading()
-    judges = load_judges(server, dtype=options.dtype)
+    judges = load_judges(server, dtype=options.dtype, calibration=calibration)
     _announce(servers)
     # Before the server blocks this thread.
     for name, judge in judges.items():

@@ -50,8 +50,8 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     """Resolve a source string (folder, hub name, server URL, endpoints YAML, `tiny`) to a judge and its display name.
 
     Args:
-        access: adapter, model, api_key_env, temperature, variants, decline, quantize, stream, as
-            in `PacoReward.from_pretrained`.
+        access: adapter, model, api_key_env, temperature, variants, calibration, decline, quantize,
+            stream, as in `PacoReward.from_pretrained`.
 
     Returns:
         The judge and its display name.

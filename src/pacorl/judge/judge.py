@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import model_validator
 
 from pacorl.config.base import Positive, Section
+from pacorl.io.files import digest
 from pacorl.models.quantize import NONE, Quantization
 from pacorl.types import Question, Verdict
 
@@ -123,6 +124,8 @@ class BackendOptions(Section):
     """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
     variants: bool = False
     """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
+    calibration: str = ""
+    """A file of `pacorl calibrate`, whose curves map each P(Yes)."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
     CPU cores; so it is without a judge too. Scores are the same either way."""
@@ -153,6 +156,11 @@ class BackendOptions(Section):
         Empty if unknown, e.g. for a checkpoint outside this machine.
         """
         return ""
+
+    @property
+    def calibration_digests(self) -> list[str]:
+        """The calibration file's digest, a part of `identity`; empty without a file."""
+        return [digest(Path(self.calibration))] if self.calibration else []
 
     @property
     def name(self) -> str:
@@ -191,8 +199,8 @@ class JudgeSpec:
     Raises ValueError or OSError with the fault.
     """
     from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize, stream) → the judge and
-    its display name. Backends ignore arguments that do not apply."""
+    """(source, *, adapter, model, api_key_env, temperature, variants, calibration, decline, quantize, stream)
+    → the judge and its display name. Backends ignore arguments that do not apply."""
     check: Callable[[str, str], object] = lambda source, adapter: None
     """(source, adapter) → raises ValueError for faults that are visible before loading; a server's appear later."""
     claims: Callable[[str], bool] = lambda source: False

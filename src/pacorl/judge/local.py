@@ -24,6 +24,7 @@ from pacorl.core.questions import text_fault
 from pacorl.io.documents import read_object
 from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.io.net import is_url, shown_url
+from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.domain import Domain
 from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
 from pacorl.judge.pairwise import both_orders
@@ -65,6 +66,7 @@ class LocalOptions(InProcessOptions):
 
         if not all(digests):
             return ""
+        digests += self.calibration_digests
         return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
 
 
@@ -94,6 +96,7 @@ class LocalJudge:
         variants: bool = False,
         share: bool | None = None,
         domain: Domain | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         """
         Args:
@@ -104,6 +107,7 @@ class LocalJudge:
             variants: Add up the spellings `VARIANTS`, EditReward-Bench's rule.
             share: Compute common prefixes once; by default for families with a proof of equality.
             domain: Verdicts about images outside it are missing.
+            calibration: Curves that map the verdicts' P(Yes).
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
@@ -122,6 +126,8 @@ class LocalJudge:
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
         self.domain = domain
         """Classifier of images outside the judge's domain; None accepts all images."""
+        self.calibration = calibration
+        """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
 
     @classmethod
     def from_pretrained(
@@ -178,7 +184,8 @@ class LocalJudge:
         if not questions:
             return []
         ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
-        return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
+        verdicts = self.domain.verdicts(ask, questions) if self.domain else ask(questions)
+        return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words, by greedy decoding under the checkpoint's repetition penalty.
@@ -301,7 +308,8 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
     """Load the judge of a config; each process loads its own."""
     keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
-    return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
+    calibration = read_calibration(options.calibration)
+    return LocalJudge.from_pretrained(device=device, calibration=calibration, **options.model_dump(include=keys))
 
 
 def from_source(

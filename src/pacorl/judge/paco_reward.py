@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judge import judge_from
+from pacorl.judge.calibration import read_calibration
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import Scores
 from pacorl.models.quantize import NONE
@@ -60,6 +61,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         api_key_env: str = "",
         temperature: float = 1.0,
         variants: bool = False,
+        calibration: str | Path = "",
         decline: bool = True,
         quantize: str = NONE,
         stream: bool = False,
@@ -74,6 +76,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             api_key_env: The environment variable that holds a server's key.
             temperature: Divisor of the Yes − No logit.
             variants: Add up the spellings of Yes and of No, as EditReward-Bench does.
+            calibration: A file of `pacorl calibrate`, whose curves map P(Yes).
             decline: Give no score to images outside the judge's domain, if its checkpoint has one.
             quantize: `none`, or the form of the blocks' weights for a judge in this process, such as `int8`.
             stream: Keep these weights in main memory, and send them to the device layer by layer.
@@ -88,6 +91,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             api_key_env=api_key_env,
             temperature=temperature,
             variants=variants,
+            calibration=read_calibration(calibration),
             decline=decline,
             quantize=quantize,
             stream=stream,

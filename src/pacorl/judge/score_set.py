@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +13,7 @@ from pacorl.core.grid import split
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, as_rgb, check_shape
 from pacorl.io.remote import open_source
-from pacorl.judge.pairwise import ask_pairs, errors_of
+from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
 from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
 from pacorl.types import Grid, Question
 
@@ -125,6 +125,7 @@ def score_set(
     names: Sequence[str] = (),
     questions: Sequence[QuestionSpec] = (),
     ranking: bool = False,
+    pairs: Iterable[Pair] | None = None,
     symmetric: bool = False,
     reasons: bool = False,
 ) -> Scores:
@@ -134,6 +135,7 @@ def score_set(
         names: Display names; numbered if empty.
         questions: Questions about each pair; empty for plain consistency.
         ranking: Compare only the first image, the reference, with each candidate; `ranked` holds them best first.
+        pairs: The pairs to ask about, in place of all pairs.
         symmetric: Ask in both orders and take the mean.
         reasons: Request the answer in words too, which takes far longer.
 
@@ -143,14 +145,16 @@ def score_set(
     # Inputs: pairs, names, RGB images.
     check_count(len(images), ranking=ranking)  # callers from Python have not passed the command's check
     every = range(len(images))
-    pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
+    if pairs is None:
+        pairs = [(0, candidate) for candidate in every[1:]] if ranking else combinations(every, 2)
+    asked = list(pairs)
     names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
     specs = tuple(questions) or questions_about()
 
     # Verdicts, with questions by number since two labels may be equal.
     texts = {number: question.text for number, question in enumerate(specs)}
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: asked, symmetric=symmetric)
     scored = []
     for (first, second), by_question in answers.items():
         verdicts = list(by_question.values())
@@ -167,7 +171,8 @@ def score_set(
             score = replace(score, reasons=_reasons(judge, images, score, specs))
         scored.append(score)
 
-    return Scores(names, tuple(images), specs, tuple(scored), ranking)
+    calibrated = getattr(judge, "calibration", None) is not None
+    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
 
 
 def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:

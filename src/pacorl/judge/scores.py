@@ -82,6 +82,8 @@ class Scores:
     """Scores of all pairs, or of the pairs with the first image if `ranking`."""
     ranking: bool = False
     """Whether only the first image is compared with each candidate."""
+    calibrated: bool = False
+    """Whether a calibration file maps the judge's P(Yes)."""
 
     @property
     def mean(self) -> float | None:
@@ -131,6 +133,7 @@ class Scores:
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},
+            "calibrated": self.calibrated,
             "mean": self.mean,
             "lowest_panel": lowest and {"image": self.names[lowest.panel], "median": lowest.median},
             "missing": len(self.missing),
@@ -189,6 +192,7 @@ def mean_of_present(values: Sequence[float | None]) -> float | None:
 
 # --- for people ------------------------------------------------------------------------------------------------
 
+UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
 THUMBNAIL = 192
 """Longer side of a thumbnail in pixels: twice the size on the page, for dense screens."""
 
@@ -216,8 +220,12 @@ def summary(scores: Scores) -> list[str]:
         for pair in scores.missing
     ]
     scored = len(scores.pairs) - len(missing)
+    count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
     if not scored:
         return missing
+
+    if not scores.calibrated:
+        missing.append(UNCALIBRATED)
 
     # The best candidate of a ranking, or the mean of a set.
     if scores.ranking:
@@ -226,7 +234,6 @@ def summary(scores: Scores) -> list[str]:
     if len(scores.pairs) == 1:
         lines = [f"P(Yes), the two images belong together: {_number(scores.mean)}."]
     else:
-        count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
         lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
 
     # The outlier.

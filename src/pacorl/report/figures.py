@@ -16,6 +16,7 @@ from pathlib import Path
 from markupsafe import Markup, escape
 from PIL import Image
 
+from pacorl.core.calibration import Bin
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_object
 from pacorl.report.folder import Matrix
@@ -217,6 +218,27 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
     label = "Share of each phase of the time"
     box = {"viewBox": "0 0 1200 20", "preserveAspectRatio": "none"}
     return tag("svg", *pieces, class_="shares", role="img", aria_label=label, **box)
+
+
+def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
+    """Draw a reliability diagram: share of Yes over P(Yes), a dot per bin; the area of a dot is its count."""
+    across = Scale(0, 1, 20, 280)
+    up = Scale(0, 1, 280, 20)
+    most = max([bar.count for bar in (*before, *after)], default=1)
+    drawn = [
+        tag("rect", x=20, y=20, width=260, height=260, fill="none", stroke="currentColor", opacity=0.3),
+        tag("line", x1=20, y1=280, x2=280, y2=20, stroke="currentColor", stroke_dasharray="4 4", opacity=0.5),
+    ]
+    for name, colour_name, bars in (("before", "var(--past)", before), ("after", "var(--accent)", after)):
+        for bar in bars:
+            title = tag(
+                "title", f"{name}: P(Yes) {bar.confidence:.3f}, share of Yes {bar.share:.3f}, {bar.count} pairs"
+            )
+            radius = 3 + 9 * math.sqrt(bar.count / most)
+            place = {"cx": across(bar.confidence), "cy": up(bar.share)}
+            drawn.append(tag("circle", title, **place, r=radius, fill=colour_name, opacity=0.7))
+    label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
+    return tag("svg", *drawn, class_="reliability", viewBox="0 0 300 300", role="img", aria_label=label_text)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------

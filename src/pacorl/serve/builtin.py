@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pacorl import __version__
 from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
+from pacorl.judge.calibration import Calibration
 from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
@@ -88,15 +89,18 @@ def create_app(
     return app
 
 
-def load_judges(server: Server, *, dtype: str = "auto") -> dict[str, LocalJudge]:
+def load_judges(
+    server: Server, *, dtype: str = "auto", calibration: Calibration | None = None
+) -> dict[str, LocalJudge]:
     """Load the judges of a server by name, each adapter merged into its own copy of the weights.
 
-    Each declines images outside of its domain.
+    Each declines images outside of its domain. `calibration` maps the answers of /v1/consistency; log-probabilities
+    stay the model's own.
     """
     adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
-    device = placement(server.checkpoint, dtype)
+    options = {**placement(server.checkpoint, dtype), "decline": True, "calibration": calibration}
     return {
-        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, decline=True, **device)
+        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **options)
         for name, adapter in adapters.items()
     }
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from pacorl.config.base import Positive
 from pacorl.io.net import is_url, service_url
 from pacorl.io.outage import OUTAGE_SECONDS
+from pacorl.judge.calibration import read_calibration
 from pacorl.judge.http.endpoints import address_of, listens, load_endpoints
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.judge import BackendOptions, JudgeSpec
@@ -57,7 +58,8 @@ class HttpOptions(BackendOptions):
         return self.model_copy(update={"startup": max(self.startup, self.outage)})
 
     def identity(self) -> str:
-        return f"model {self.model or load_endpoints(Path(self.checkpoint)).named().name}"
+        model = self.model or load_endpoints(Path(self.checkpoint)).named().name
+        return " ".join([f"model {model}", *self.calibration_digests])
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +93,9 @@ def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None, w
     """Open the judge of a config, after a handshake with every endpoint; `device` is unused."""
     keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "outage", "symmetric", "variants"}
     settings = options.model_dump(include=keys)
-    return connected(options.checkpoint, processes=processes, startup=waits * options.startup, **settings)
+    calibration = read_calibration(options.calibration)
+    startup = waits * options.startup
+    return connected(options.checkpoint, processes=processes, startup=startup, calibration=calibration, **settings)
 
 
 def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from pacorl.core.questions import text_fault
 from pacorl.io.net import LoopThread, is_url, key_from
 from pacorl.io.outage import OUTAGE_SECONDS, Answers
+from pacorl.judge.calibration import Calibration
 from pacorl.judge.http.batch import RequestBatch, encoded
 from pacorl.judge.http.client import Endpoint, EndpointPool, facts_of
 from pacorl.judge.http.endpoints import api_url, load_endpoints
@@ -56,6 +57,7 @@ class HttpJudge:
         variants: bool = False,
         image_format: ImageFormat = "png",
         decline: bool = False,
+        calibration: Calibration | None = None,
         outage: float = OUTAGE_SECONDS,
     ) -> None:
         """
@@ -69,6 +71,7 @@ class HttpJudge:
             variants: Add up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
             decline: Let servers decline images outside their judge's domain (`judge.domain`): a missing verdict.
+            calibration: Curves that map the verdicts' P(Yes).
             outage: Seconds of retries while no endpoint answers, after `keep_answers`; 0 disables them.
         """
         # Settings of requests.
@@ -78,6 +81,7 @@ class HttpJudge:
         self.temperature = temperature
         self.symmetric = symmetric
         self.image_format = image_format
+        self.calibration = calibration
         self.counters = Counters()
         """Counts so far."""
         self.answers: Answers | None = None
@@ -154,7 +158,8 @@ class HttpJudge:
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         turned = with_turned(questions) if self.symmetric else questions
         verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(turned)
-        return mean_of_orders(questions, verdicts) if self.symmetric else verdicts
+        verdicts = mean_of_orders(questions, verdicts) if self.symmetric else verdicts
+        return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
         async def ask() -> float:

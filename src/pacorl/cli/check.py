@@ -1,0 +1,236 @@
+"""`pacorl check`, the gate of an image set, and `pacorl calibrate`, which makes a judge's probabilities mean shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import typer
+
+from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, echo, echo_errors, print_json
+from pacorl.config.options import FrugalJudge, option
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.core.ranking import Interval
+    from pacorl.types import Comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckJudge(OnlyJudge, FrugalJudge):
+    """The judge of a check."""
+
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`: curves, and thresholds by number of panels.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Comparisons and threshold."""
+
+    panel: ClassVar[str] = "Check"
+
+    character: list[str] = option([], "A character that every image shows, by name or folder; may be repeated.")
+    references: int = option(1, "Reference images per character; each costs a question per panel.", least=1, most=14)
+    all_pairs: bool = option(False, "With characters, compare the panels with each other as well.")
+    theme: str = option("", "What all images are to share.")
+    criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
+    grid: str = option("", "Cut the one image into ROWSxCOLS panels, e.g. 2x2.")
+    symmetric: bool = option(False, "Ask in both orders and take the mean.")
+    least: float | None = option(
+        None, "Least P(same) of a panel; by default the calibration's.", flags=("--min",), least=0, most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutput(JsonOption):
+    """Output of the check."""
+
+    panel: ClassVar[str | None] = "Output"
+
+    report: Path | None = option(None, "Write a self-contained page.")
+
+
+def check(
+    images: list[str] = typer.Argument(help="Panels, files or URLs; with --grid, one image."),
+    *,
+    judge: CheckJudge,
+    ask: CheckOptions,
+    output: CheckOutput,
+) -> None:
+    """Check that all images show the same; exit code 4 and the odd one out if they do not."""
+    from pacorl.io.files import check_made, check_writable
+    from pacorl.io.images import open_image
+    from pacorl.judge import check_judge
+    from pacorl.judge import score_set as scoring
+    from pacorl.judge.calibration import read_calibration, threshold
+    from pacorl.judge.check import check_lines, check_set, write_check_page
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.records.characters import find_character
+    from pacorl.runtime.cores import use_cores
+
+    if output.report:
+        check_writable(output.report)
+        check_made(output.report)
+    use_cores()
+
+    # Panels, references, questions and threshold, before a judge is loaded.
+    names, opened = _panels(images, ask.grid)
+    characters = []
+    for name in ask.character:
+        character = find_character(name)
+        characters.append((character.name, [open_image(path) for path in character.images[: ask.references]]))
+    if not characters:
+        scoring.check_count(len(opened))
+    questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
+    calibration = read_calibration(judge.calibration or "")
+    least = threshold(calibration, ask.least, panels=len(opened), mode="references" if characters else "panels")
+    check_judge(judge.judge, adapter=judge.judge_adapter)
+
+    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
+        name = reward.name
+        note = reward.note
+        echo_errors(note)
+        checked = check_set(
+            reward.judge,
+            opened,
+            least=least,
+            names=names,
+            characters=characters,
+            questions=questions,
+            all_pairs=ask.all_pairs,
+            symmetric=ask.symmetric,
+        )
+
+    # Output.
+    if output.as_json:
+        print_json({"judge": name, "note": note} | checked.to_dict())
+    else:
+        echo("\n".join(check_lines(checked)))
+    if output.report:
+        write_check_page(output.report, checked, judge=name, note=note)
+        echo_errors(f"page: {output.report}")
+
+    # The exit code.
+    echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
+    if any(panel.score is not None for panel in checked.failed):
+        raise typer.Exit(BELOW)
+    if checked.failed:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _panels(images: list[str], grid: str) -> tuple[Sequence[str], Sequence[Image]]:
+    """Open the panels with their names; `grid` cuts the one image."""
+    from pacorl.core.grid import parse_layout
+    from pacorl.judge.score_set import open_images, panels_of
+
+    names, opened, _ = open_images(images)
+    if not grid:
+        return names, opened
+    if len(opened) != 1:
+        raise ValueError(f"--grid cuts one image, {len(opened)} are given")
+    return panels_of(names[0], opened[0], parse_layout(grid))
+
+
+# --- calibrate ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """Data and output of a calibration."""
+
+    panel: ClassVar[str] = "Calibration"
+
+    out: Path = option(Path("calibration.json"), "The file to write.")
+    test: str = option("", "Held-out pairs or rankings, measured before and after.")
+    limit: int | None = option(None, "Pairs at most, evenly spread.", least=20, most=1_000_000)
+    report: Path | None = option(None, "Write a page with the reliability diagram.")
+    judge_model: str = option("", "The judge's name at a server.", also=("--model",))
+    judge_adapter: str = option("", "A PEFT adapter on the judge's checkpoint.", also=("--adapter",))
+    api_key_env: str = option("", "The environment variable that holds the judge server's key.")
+
+
+def calibrate(
+    judge: str = typer.Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
+    data: str = typer.Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
+    *,
+    options: CalibrateOptions,
+) -> None:
+    """Fit a temperature and a bias per question, cross-validated, and write a calibration file."""
+    from pacorl.core.calibration import reliability
+    from pacorl.io.files import check_writable, write_atomic
+    from pacorl.judge import check_judge
+    from pacorl.judge.calibration import ask_comparisons, cross_validated, fit_calibration, read_calibration
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.runtime.cores import use_cores
+
+    if options.out.exists():
+        read_calibration(options.out)  # raises unless it is such a file, which alone is replaced
+    check_writable(options.out)
+    if options.report:
+        check_writable(options.report)
+    use_cores()
+    check_judge(judge, adapter=options.judge_adapter)
+
+    # Labelled pairs, and the judge's answers.
+    access = {"model": options.judge_model, "adapter": options.judge_adapter, "api_key_env": options.api_key_env}
+    with TemporaryDirectory() as scratch:
+        pairs = _labelled(data, options.limit, Path(scratch))
+        test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []
+        with PacoReward.from_pretrained(judge, **access, decline=False) as reward:
+            name = reward.name
+            answers = ask_comparisons(reward.judge, pairs)
+            held_out = ask_comparisons(reward.judge, test_pairs) if test_pairs else None
+
+    # The fit, and its error on pairs that it has not seen.
+    calibration = fit_calibration(answers, judge=name)
+    after = cross_validated(answers)
+    measured = {"cross-validated": answers.errors(answers.p_N, after)}
+    if held_out:
+        measured["held out"] = held_out.errors(held_out.p_N, held_out.of(calibration))
+    calibration.save(options.out)
+
+    # Output.
+    lines = [f"{len(answers.p_N)} pairs of {data}, {int(answers.yes_N.sum())} labelled Yes"]
+    for text, curve in calibration.curves.items():
+        lines.append(f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}: {text or 'all other questions'}")
+    for kind, (before, fitted) in measured.items():
+        lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(fitted)} after")
+    echo("\n".join([*lines, f"calibration: {options.out}"]))
+    if options.report:
+        from pacorl.report.figures import reliability_svg
+        from pacorl.report.page import render
+
+        diagram = reliability_svg(reliability(answers.p_N, answers.yes_N), reliability(after, answers.yes_N))
+        contents: dict[str, Any] = {"verdict": lines, "diagram": diagram, "curves": calibration.curves}
+        write_atomic(options.report, render("calibration.html", title=f"Calibration of {name}", name=name, **contents))
+        echo_errors(f"page: {options.report}")
+
+
+def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]:
+    """Read labelled pairs, or rankings: the best candidates are labelled Yes, the worst No."""
+    from pacorl.core.questions import consistent, same_theme
+    from pacorl.dataset.rules import best_worst
+    from pacorl.records.comparisons import comparisons_from
+    from pacorl.records.rankings import load_rankings
+    from pacorl.types import Comparison
+
+    if not source.endswith(".csv"):
+        return comparisons_from(source, limit=limit, scratch=scratch)
+    folder = Path(source).parent
+    pairs = []
+    for ranking in load_rankings(source):
+        question = same_theme(ranking.theme) if ranking.theme else consistent()
+        for name, label in best_worst(ranking.tiers):
+            images = (folder / ranking.reference, folder / name)
+            pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
+    return pairs
+
+
+def _interval(interval: Interval) -> str:
+    if interval.low is None:
+        return f"{interval.mean:.4f}"
+    return f"{interval.mean:.4f} ({interval.low:.4f} to {interval.high:.4f})"

@@ -1,0 +1,179 @@
+"""Calibration file of a judge, written by `pacorl calibrate`: a curve per question, and thresholds per set size.
+
+    {"judge": "tiny", "curves": {"": {"temperature": 1.9, "bias": 0.4}}, "thresholds": {"panels": {"4": 0.31}}}
+
+The curve of "" serves the questions without a curve of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacorl.core.calibration import Curve, Floats, calibration_error, fit_curve
+from pacorl.core.questions import without_theme
+from pacorl.core.ranking import Interval, bootstrap
+from pacorl.io.documents import blamed_on, read_object, typed, write_json
+from pacorl.io.images import open_image
+from pacorl.judge.judge import Judge
+from pacorl.judge.pairwise import ask
+from pacorl.types import Comparison, Question, Verdict
+
+Bools = NDArray[np.bool_]
+Mode = Literal["panels", "references"]
+"""panels: each panel is compared with the other panels. references: with a character's reference images."""
+
+FOLDS = 5
+FEWEST = 10
+"""Pairs of either label at least for a curve of a question's own; other questions share one curve."""
+CHUNK = 256
+"""Comparisons whose images are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Curves by question, and thresholds by set size."""
+
+    judge: str
+    """Name of the judge that was calibrated."""
+    curves: Mapping[str, Curve]
+    """Question without its theme → curve; "" for all other questions."""
+    thresholds: Mapping[Mode, Mapping[int, float]] = field(default_factory=dict)
+    """Mode → number of panels → least score of a panel."""
+
+    def calibrated(self, questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Calibrate the verdicts about these questions; missing verdicts stay missing."""
+        return [
+            verdict if verdict.p_yes is None else replace(verdict, p_yes=self.curve_of(question.text)(verdict.p_yes))
+            for question, verdict in zip(questions, verdicts, strict=True)
+        ]
+
+    def curve_of(self, text: str) -> Curve:
+        """Return a question's curve."""
+        return self.curves.get(without_theme(text)) or self.curves[""]
+
+    def least_for(self, panels: int, mode: Mode) -> float:
+        """Return the threshold of the largest listed size up to `panels`, or of the smallest.
+
+        Raises ValueError if the file has no thresholds of the mode.
+        """
+        by_size = self.thresholds.get(mode)
+        if not by_size:
+            raise ValueError(f"the calibration of {self.judge} has no thresholds for {mode}; give --min")
+        return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        write_json(path, asdict(self), indent=1)
+
+
+def read_calibration(path: str | Path) -> Calibration | None:
+    """Read a calibration file; None for an empty path. Raises ValueError that names the file and the fault."""
+    if not str(path):
+        return None
+    document = read_object(Path(path))
+    with blamed_on(path):
+        calibration = typed(document, Calibration)
+        if "" not in calibration.curves:
+            raise ValueError('curves has no entry ""; write the file with `pacorl calibrate`')
+    return calibration
+
+
+def threshold(calibration: Calibration | None, least: float | None, *, panels: int, mode: Mode) -> float:
+    """Return the given threshold, else the calibration's. Raises ValueError if there is neither."""
+    if least is not None:
+        return least
+    if calibration is None:
+        raise ValueError("the judge is uncalibrated: give a threshold with --min, or --calibration FILE")
+    return calibration.least_for(panels, mode)
+
+
+# --- fitting -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A judge's answers to labelled comparisons."""
+
+    questions: tuple[str, ...]
+    """Questions without their themes."""
+    p_N: Floats
+    """P(Yes)."""
+    yes_N: Bools
+    """Labels."""
+    groups: tuple[str, ...]
+    """Comparisons of one group share images."""
+
+    def of(self, calibration: Calibration) -> Floats:
+        """Calibrate the answers."""
+        curves = map(calibration.curve_of, self.questions)
+        return np.array([curve(p) for curve, p in zip(curves, self.p_N.tolist(), strict=True)])
+
+    def where(self, mask_N: Bools) -> Answers:
+        """Select answers."""
+        chosen = np.flatnonzero(mask_N)
+        questions = tuple(self.questions[index] for index in chosen)
+        return Answers(questions, self.p_N[chosen], self.yes_N[chosen], tuple(self.groups[index] for index in chosen))
+
+    def errors(self, *p_N: Floats) -> list[Interval]:
+        """Compute the ECE of each version of the probabilities, with bootstrap intervals over groups."""
+        versions = p_N or (self.p_N,)
+        return bootstrap(
+            self.groups,
+            lambda index_N: np.array(
+                [calibration_error(version[index_N], self.yes_N[index_N]) for version in versions]
+            ),
+        )
+
+
+def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
+    """Ask a judge about labelled comparisons. Raises RuntimeError for a missing answer, with its reason."""
+    p_yes: list[float] = []
+    for start in range(0, len(comparisons), CHUNK):
+        questions = {}
+        for number, comparison in enumerate(comparisons[start : start + CHUNK]):
+            images = tuple(open_image(path) for path in comparison.images)
+            questions[number] = Question(images, comparison.question)
+        for verdict in ask(judge, questions).values():
+            if verdict.p_yes is None:
+                raise RuntimeError(f"the judge gave no answer: {verdict.error}")
+            p_yes.append(verdict.p_yes)
+
+    texts = tuple(without_theme(comparison.question) for comparison in comparisons)
+    labels = np.array([comparison.consistent for comparison in comparisons], dtype=bool)
+    groups = tuple(comparison.group or str(comparison.images[0]) for comparison in comparisons)
+    return Answers(texts, np.array(p_yes), labels, groups)
+
+
+def fit_calibration(answers: Answers, *, judge: str) -> Calibration:
+    """Fit a curve for each question with enough pairs of both labels, and one for all answers."""
+    curves = {"": fit_curve(answers.p_N, answers.yes_N)}
+    for text in dict.fromkeys(answers.questions):
+        of_text = answers.where(np.array([question == text for question in answers.questions]))
+        if min(of_text.yes_N.sum(), (~of_text.yes_N).sum()) >= FEWEST:
+            curves[text] = fit_curve(of_text.p_N, of_text.yes_N)
+    return Calibration(judge, curves)
+
+
+def cross_validated(answers: Answers, *, folds: int = FOLDS, seed: int = 0) -> Floats:
+    """Calibrate each answer by curves fitted on the other folds. Groups are never divided.
+
+    Raises ValueError if there are fewer groups than folds.
+    """
+    names = sorted(set(answers.groups))
+    if len(names) < folds:
+        raise ValueError(f"{len(names)} groups of pairs are too few for {folds} folds; give more pairs")
+    shuffled = np.random.default_rng(seed).permutation(len(names))
+    fold_of = {names[index]: position % folds for position, index in enumerate(shuffled)}
+    fold_N = np.array([fold_of[group] for group in answers.groups])
+
+    p_N = np.empty(len(fold_N))
+    for fold in range(folds):
+        fitted = fit_calibration(answers.where(fold_N != fold), judge="")
+        p_N[fold_N == fold] = answers.where(fold_N == fold).of(fitted)
+    return p_N

@@ -1,0 +1,333 @@
+"""The gate of an image set: least P(same) per panel, after three controls with known answers.
+
+A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
+images; without a character, with the other panels. A set passes if no panel's score is below the threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Resampling
+
+from pacorl.io.files import write_atomic
+from pacorl.io.images import as_rgb, open_image
+from pacorl.judge.pairwise import ask_pairs
+from pacorl.judge.score_set import questions_about, score_set
+from pacorl.judge.scores import QuestionSpec, Scores
+from pacorl.report.figures import pair_matrix_svg, show
+from pacorl.report.page import render
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.judge.judge import Judge
+
+CONTROL_FIGURE = Path(__file__).with_name("control.png")
+"""A drawn figure, made by tools/control.py."""
+CROP = 64
+"""The cropped control loses 1/CROP of its width and height on each side."""
+
+
+class ControlError(RuntimeError):
+    """A control with a known answer was answered wrongly, so the judge's other answers mean nothing here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelScore:
+    """The gate's score of one panel."""
+
+    panel: int
+    """Index among the images of the scores."""
+    score: float | None
+    """Lowest median P(Yes); None if a question about the panel has no answer."""
+    question: str = ""
+    """Label of the lowest question."""
+    group: int = 0
+    """Index of the group of images with the lowest median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A pair with a known answer."""
+
+    name: str
+    """Description of the second image."""
+    same: bool
+    """Whether the answer is Yes."""
+    p_yes: float | None
+    """Lowest P(Yes) over the questions; None if the judge declines the pair."""
+
+    def passes(self, least: float) -> bool:
+        """Whether the threshold puts the pair on the right side; a declined pair is not the same."""
+        return (self.p_yes is not None and self.p_yes >= least) == self.same
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of the gate."""
+
+    scores: Scores
+    """Scores of the reference images, then of the panels."""
+    references: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name of each character and the indices of its reference images."""
+    least: float
+    """Threshold of a panel's score."""
+    controls: tuple[Control, ...]
+    """The pairs with known answers."""
+    panels: tuple[PanelScore, ...]
+    """Deciding scores."""
+
+    @property
+    def failed(self) -> tuple[PanelScore, ...]:
+        """The panels below the threshold or without a score, lowest first."""
+        return failing(self.panels, self.least)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every panel reaches the threshold."""
+        return not self.failed
+
+    @property
+    def odd_one_out(self) -> int | None:
+        """Index of the lowest panel if it fails."""
+        return self.failed[0].panel if self.failed else None
+
+    @property
+    def asked(self) -> int:
+        """Number of questions, the controls' included."""
+        return (len(self.scores.pairs) + len(self.controls)) * len(self.scores.questions)
+
+    def with_others(self, panel: int) -> float | None:
+        """Score a panel against the other panels; None if these pairs were not asked about."""
+        others = [other.panel for other in self.panels if other.panel != panel]
+        return panel_score(self.scores, panel, [others]).score
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of `--json`, with names in place of images."""
+        names = self.scores.names
+        odd = self.odd_one_out
+        failed = {panel.panel for panel in self.failed}
+        panels = [
+            {
+                "image": names[panel.panel],
+                "passed": panel.panel not in failed,
+                "score": panel.score,
+                "with_references": panel.score if self.references else None,
+                "with_others": self.with_others(panel.panel),
+                "lowest_question": panel.question,
+                "lowest_character": self.references[panel.group][0] if self.references else None,
+            }
+            for panel in self.panels
+        ]
+        controls = [{"image": control.name, "same": control.same, "p_yes": control.p_yes} for control in self.controls]
+        return {
+            "passed": self.passed,
+            "least": self.least,
+            "calibrated": self.scores.calibrated,
+            "odd_one_out": None if odd is None else names[odd],
+            "panels": panels,
+            "controls": controls,
+            "questions": {question.label: question.text for question in self.scores.questions},
+            "asked": self.asked,
+        }
+
+
+def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> PanelScore:
+    """Score one panel: the lowest median P(Yes) over the questions and the groups of images.
+
+    Args:
+        groups: Indices of the images that the panel is compared with, e.g. the references of each character.
+    """
+    pair_of = {frozenset((pair.first, pair.second)): pair for pair in scores.pairs}
+    lowest = PanelScore(panel, None)
+    for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
+        pairs = [pair_of.get(frozenset((panel, other))) for other in group]
+        answers = [pair.by_question[column] if pair else None for pair in pairs]
+        present = [answer for answer in answers if answer is not None]
+        if not present or len(present) < len(answers):
+            return PanelScore(panel, None, question.label, number)
+        if lowest.score is None or median(present) < lowest.score:
+            lowest = PanelScore(panel, median(present), question.label, number)
+    return lowest
+
+
+def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
+    """Score each panel against the groups of references; without references, against all other panels."""
+    every = range(len(scores.names))
+    if references:
+        known = {index for group in references for index in group}
+        return [panel_score(scores, panel, references) for panel in every if panel not in known]
+    return [panel_score(scores, panel, [[other for other in every if other != panel]]) for panel in every]
+
+
+def failing(panels: Sequence[PanelScore], least: float) -> tuple[PanelScore, ...]:
+    """Select the panels below the threshold or without a score, lowest first."""
+    failed = [panel for panel in panels if panel.score is None or panel.score < least]
+    return tuple(sorted(failed, key=lambda panel: -1.0 if panel.score is None else panel.score))
+
+
+def check_set(
+    judge: Judge,
+    images: Sequence[Image],
+    *,
+    least: float,
+    names: Sequence[str] = (),
+    characters: Sequence[tuple[str, Sequence[Image]]] = (),
+    questions: Sequence[QuestionSpec] = (),
+    all_pairs: bool = False,
+    symmetric: bool = False,
+) -> Check:
+    """Check whether images show the same, after the controls.
+
+    Args:
+        least: Threshold of a panel's score.
+        names: Display names; numbered if empty.
+        characters: Name and reference images of each character that every image shows.
+        questions: Questions about each pair; empty for plain consistency.
+        all_pairs: Compare the panels with each other even if there are references.
+        symmetric: Ask in both orders and take the mean.
+
+    Raises:
+        ControlError: if a control is answered wrongly.
+        ValueError: for an invalid image, or for a single image without a reference.
+    """
+    specs = tuple(questions) or questions_about()
+    names = tuple(names) or tuple(f"image {number + 1}" for number in range(len(images)))
+
+    # References first, then panels.
+    references: list[tuple[str, tuple[int, ...]]] = []
+    shown: list[Image] = []
+    shown_names: list[str] = []
+    for name, of_character in characters:
+        references.append((name, tuple(range(len(shown), len(shown) + len(of_character)))))
+        shown += of_character
+        shown_names += [f"{name}, reference {number + 1}" for number in range(len(of_character))]
+    panels = range(len(shown), len(shown) + len(images))
+    pairs = list(product(range(len(shown)), panels))
+    if all_pairs or not references:
+        pairs += combinations(panels, 2)
+
+    controls = ask_controls(judge, [*shown, *images][0], questions=specs, symmetric=symmetric)
+    check_controls(controls, least)
+    scores = score_set(
+        judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
+    )
+    judged = panel_scores(scores, [group for _, group in references])
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged))
+
+
+# --- controls ----------------------------------------------------------------------------------------------------
+
+
+def ask_controls(
+    judge: Judge, image: Image, *, questions: Sequence[QuestionSpec], symmetric: bool = False
+) -> list[Control]:
+    """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
+    image = as_rgb(image, "the first image")
+    width, height = image.size
+    margin_x = max(1, width // CROP)
+    margin_y = max(1, height // CROP)
+    crop = image.crop((margin_x, margin_y, width - margin_x, height - margin_y)).resize(image.size, Resampling.BICUBIC)
+    figure = open_image(CONTROL_FIGURE)
+
+    texts = {number: question.text for number, question in enumerate(questions)}
+    pairs = [(0, 1), (0, 2), (0, 3)]
+    (answers,) = ask_pairs(judge, [[image, image, crop, figure]], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    names = ("the same image", "a crop of the image", "a drawn figure of another character")
+    controls = []
+    for pair, name, same in zip(pairs, names, (True, True, False), strict=True):
+        verdicts = list(answers[pair].values())
+        # A declined pair is an answer; a failed question is a fault.
+        for verdict in verdicts:
+            if not verdict.valid and not verdict.declined:
+                raise RuntimeError(f"the judge gave no answer about a control: {verdict.error}")
+        p_yes = [verdict.p_yes for verdict in verdicts if verdict.p_yes is not None]
+        controls.append(Control(name, same, min(p_yes) if len(p_yes) == len(verdicts) else None))
+    return controls
+
+
+def check_controls(controls: Sequence[Control], least: float) -> None:
+    """Raise ControlError for a control on the wrong side of the threshold."""
+    for control in controls:
+        if control.passes(least):
+            continue
+        answer = "is declined" if control.p_yes is None else f"has P(Yes) {control.p_yes:.4f}"
+        side = "must reach" if control.same else "must stay below"
+        raise ControlError(
+            f"the judge cannot judge these images: the first image beside {control.name} {answer}, and {side} "
+            f"{least:g}; take another judge, calibrate it, or ask another question"
+        )
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def check_lines(check: Check) -> list[str]:
+    """Format the result for a terminal: a line per panel, then the verdict."""
+    lines = []
+    for panel in check.panels:
+        verdict = "fails" if panel in check.failed else "ok"
+        lines.append(
+            f"{_number(panel.score):>7}  {verdict:<5}  {check.scores.names[panel.panel]}{_reason(check, panel)}"
+        )
+    return [*lines, *verdict_lines(check)]
+
+
+def verdict_lines(check: Check) -> list[str]:
+    """Summarize the result in sentences."""
+    side = "the references" if check.references else "the other panels"
+    count = len(check.panels)
+    calibrated = "calibrated" if check.scores.calibrated else "uncalibrated"
+    lines = [f"Passed: all {count} panels have P(same) of {check.least:g} or more with {side} ({calibrated})."]
+    if check.failed:
+        odd = check.failed[0]
+        lines = [
+            f"Failed: {len(check.failed)} of {count} panels are below {check.least:g} with {side} ({calibrated}).",
+            f"Odd one out: {check.scores.names[odd.panel]}, {_number(odd.score)}{_reason(check, odd)}.",
+        ]
+    return [*lines, f"{check.asked} questions, {len(check.controls)} of {len(check.controls)} controls passed."]
+
+
+def check_page(check: Check, *, judge: str, note: str = "") -> str:
+    """Render the self-contained page."""
+    names = check.scores.names
+    cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
+    rows = [
+        (panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)) for panel in check.panels
+    ]
+    return render(
+        "check.html",
+        title="All panels pass" if check.passed else f"{len(check.failed)} of {len(rows)} panels fail",
+        name="check",
+        verdict=[note, *verdict_lines(check)] if note else verdict_lines(check),
+        check=check,
+        cards=cards,
+        rows=rows,
+        judge=judge,
+        matrix=pair_matrix_svg(check.scores.matrix),
+    )
+
+
+def write_check_page(path: Path, check: Check, *, judge: str, note: str = "") -> None:
+    """Write the page of `check_page` into a file."""
+    write_atomic(path, check_page(check, judge=judge, note=note))
+
+
+def _reason(check: Check, panel: PanelScore) -> str:
+    """Name the failing criterion and character, in brackets; empty for a panel that passes."""
+    if panel not in check.failed:
+        return ""
+    parts = [panel.question]
+    if check.references:
+        parts.append(check.references[panel.group][0])
+    return f" ({', '.join(parts)})"
+
+
+def _number(p_yes: float | None) -> str:
+    return "–" if p_yes is None else f"{p_yes:.4f}"

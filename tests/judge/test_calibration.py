@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pacorl.core.calibration import Curve
+from pacorl.core.questions import consistent, meets_criterion, same_theme, without_theme
+from pacorl.judge.calibration import (
+    Answers,
+    Calibration,
+    ask_comparisons,
+    cross_validated,
+    fit_calibration,
+    read_calibration,
+    threshold,
+)
+from pacorl.judge.local import LocalJudge, LocalOptions
+from pacorl.judge.paco_reward import PacoReward
+from pacorl.records.comparisons import comparisons_from
+from pacorl.tiny.characters import all_panels, draw
+from pacorl.types import Comparison, Question, Verdict
+
+TWO = (draw(all_panels()[0], 32), draw(all_panels()[1], 32))
+
+
+def answers(count: int, text: str, *, temperature: float, seed: int = 0) -> Answers:
+    random = np.random.default_rng(seed)
+    p_N = 1 / (1 + np.exp(-random.normal(0, 5, count)))
+    yes_N = random.random(count) < Curve(temperature).of(p_N)
+    return Answers((text,) * count, p_N, yes_N, tuple(str(number // 4) for number in range(count)))
+
+
+def joined(first: Answers, second: Answers) -> Answers:
+    return Answers(
+        first.questions + second.questions,
+        np.concatenate([first.p_N, second.p_N]),
+        np.concatenate([first.yes_N, second.yes_N]),
+        first.groups + tuple(f"second {group}" for group in second.groups),
+    )
+
+
+def test_each_question_with_enough_pairs_has_its_own_curve() -> None:
+    both = joined(answers(400, "hat", temperature=2), answers(400, "colour", temperature=6, seed=1))
+    calibration = fit_calibration(joined(both, answers(8, "rare", temperature=1)), judge="j")
+    assert set(calibration.curves) == {"", "hat", "colour"}
+    assert calibration.curve_of("hat").temperature < 3 < calibration.curve_of("colour").temperature
+    assert calibration.curve_of("rare") == calibration.curves[""]
+
+
+def test_a_theme_is_no_part_of_a_question() -> None:
+    assert without_theme(same_theme("a fox")) == without_theme(same_theme("an owl")) != consistent()
+    assert without_theme(meets_criterion("x")) == meets_criterion("x")
+
+
+def test_cross_validation_never_fits_on_the_group_that_it_measures() -> None:
+    given = answers(400, "hat", temperature=4)
+    before, after = given.errors(given.p_N, cross_validated(given))
+    assert after.mean < before.mean / 2
+    assert after.low is not None
+    assert before.low is not None
+    with pytest.raises(ValueError, match="2 groups of pairs are too few for 5 folds"):
+        cross_validated(answers(8, "hat", temperature=1))
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    calibration = Calibration("j", {"": Curve(2.0, 0.5)}, {"panels": {4: 0.4, 16: 0.2}})
+    calibration.save(path)
+    assert read_calibration(path) == calibration
+    assert read_calibration("") is None
+    path.write_text(json.dumps({"judge": "j", "curves": {"": {"temperature": 0, "bias": 0}}}))
+    with pytest.raises(ValueError, match=r"c\.json"):
+        read_calibration(path)
+    path.write_text(json.dumps({"judge": "j", "curves": {}}))
+    with pytest.raises(ValueError, match="no entry"):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize(("panels", "least"), [(2, 0.4), (4, 0.4), (15, 0.4), (16, 0.2), (99, 0.2)])
+def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float) -> None:
+    calibration = Calibration("j", {"": Curve()}, {"panels": {4: 0.4, 16: 0.2}})
+    assert threshold(calibration, None, panels=panels, mode="panels") == least
+    assert threshold(calibration, 0.9, panels=panels, mode="panels") == 0.9
+
+
+def test_a_threshold_must_be_given_without_a_calibration() -> None:
+    with pytest.raises(ValueError, match="uncalibrated: give a threshold with --min"):
+        threshold(None, None, panels=4, mode="panels")
+    with pytest.raises(ValueError, match="no thresholds for references; give --min"):
+        threshold(Calibration("j", {"": Curve()}), None, panels=4, mode="references")
+
+
+def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    curve = Curve(3.0, 0.25)
+    Calibration("tiny", {"": curve}).save(path)
+    question = Question(TWO, consistent())
+    plain = LocalJudge.from_pretrained("tiny").verdicts([question])[0].p_yes
+    assert plain is not None
+    with PacoReward.from_pretrained("tiny", calibration=path) as reward:
+        assert reward.judge.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
+        assert reward.score_set(TWO).calibrated
+        assert "uncalibrated" not in str(reward.score_set(TWO))
+    assert "uncalibrated" in str(PacoReward(LocalJudge.from_pretrained("tiny")).score_set(TWO))
+
+    from pacorl.judge import open_judge
+
+    opened = open_judge(LocalOptions(checkpoint="tiny", dtype="float32", calibration=str(path)), device="cpu")
+    assert opened.verdicts([question])[0].p_yes == pytest.approx(curve(plain), abs=1e-6)
+
+
+def test_another_calibration_is_another_judge_for_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    identities = {LocalOptions(checkpoint="tiny").identity()}
+    for bias in (0.0, 1.0):
+        Calibration("tiny", {"": Curve(1.0, bias)}).save(path)
+        identities.add(LocalOptions(checkpoint="tiny", calibration=str(path)).identity())
+    assert len(identities) == 3
+    assert all(identities)
+
+
+class Silent:
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(None, "no power") for _ in questions]
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    comparison = Comparison((tmp_path / "a.png",) * 2, "same?", consistent=True)
+    with pytest.raises(RuntimeError, match="gave no answer: no power"):
+        ask_comparisons(Silent(), [comparison])
+
+
+def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) -> None:
+    judge = LocalJudge.from_pretrained("tiny")
+    dev = ask_comparisons(judge, comparisons_from("tiny:dev:120", scratch=tmp_path))
+    test = ask_comparisons(judge, comparisons_from("tiny:test:120", scratch=tmp_path))
+    before, after = test.errors(test.p_N, test.of(fit_calibration(dev, judge="tiny")))
+    assert after.mean < before.mean / 2

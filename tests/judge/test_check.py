@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
+from pacorl.judge.local import LocalJudge
+from pacorl.judge.score_set import questions_about, score_set
+from pacorl.tiny.characters import Panel, draw, set_of, with_another
+from pacorl.types import Question, Verdict
+
+SUBJECT = ("red", "round", "crown", "night")
+
+
+class Grey:
+    """Compares the grey of two images; a question with "blind" is always answered Yes."""
+
+    def __init__(self, *, sure: float | None = None) -> None:
+        self.sure = sure
+        self.asked = 0
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        self.asked += len(questions)
+        return [Verdict(self._p_yes(question) if self.sure is None else self.sure) for question in questions]
+
+    def _p_yes(self, question: Question) -> float:
+        if "blind" in question.text:
+            return 1.0
+        first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
+        return 1 - min(1.0, abs(first - second) / 100)
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def grey(*shades: int) -> list[Image.Image]:
+    return [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades]
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
+    result = check_set(Grey(), grey(*[20] * (count - 1), 120), least=0.5)
+    assert not result.passed
+    assert [panel.panel for panel in result.failed] == [count - 1] == [result.odd_one_out]
+    assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
+
+
+def test_references_cost_one_question_per_panel() -> None:
+    judge = Grey()
+    result = check_set(judge, grey(*[20] * 7, 90), least=0.5, characters=[("hero", grey(20))])
+    assert judge.asked == result.asked == 8 + 3
+    assert result.to_dict()["odd_one_out"] == "image 8"
+    assert result.to_dict()["panels"][7]["lowest_character"] == "hero"
+    assert result.with_others(8) is None
+    both = check_set(Grey(), grey(20, 20, 90), least=0.5, characters=[("hero", grey(20))], all_pairs=True)
+    assert both.with_others(1) == pytest.approx((1 + 0.3) / 2)
+
+
+def test_a_panel_needs_every_character() -> None:
+    characters = [("dark", grey(20)), ("light", grey(60))]
+    result = check_set(Grey(), grey(40, 30), least=0.75, characters=characters)
+    assert [result.references[panel.group][0] for panel in result.failed] == ["light"]
+    assert [panel.score for panel in result.panels] == pytest.approx([0.8, 0.7])
+
+
+def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
+    questions = questions_about("", {"colour": "the grey", "a": "blind 1", "b": "blind 2", "c": "blind 3"})
+    result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, questions=questions)
+    assert result.failed[0].question == "colour"
+    assert "(colour)" in "\n".join(check_lines(result))
+    # The mean of the four questions would pass.
+    assert result.scores.lowest_panel is not None
+    assert result.scores.lowest_panel.median > 0.5
+
+
+@pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])
+def test_a_judge_that_fails_a_control_is_refused(sure: float, control: str) -> None:
+    judge = Grey(sure=sure)
+    with pytest.raises(ControlError, match=rf"cannot judge these images.*{control} has P\(Yes\) {sure}"):
+        check_set(judge, grey(20, 20), least=0.5)
+    assert judge.asked == 3, "no panel was judged"
+
+
+def test_the_gate_of_score_is_the_same_rule() -> None:
+    images = grey(20, 25, 20, 90)
+    questions = questions_about("", {"grey": "grey", "blind": "blind"})
+    scores = score_set(Grey(), images, questions=questions)
+    assert list(check_set(Grey(), images, least=0.5, questions=questions).panels) == panel_scores(scores)
+
+
+def test_the_page_is_whole() -> None:
+    result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, names=["a<b", "b", "c", "d"])
+    page = check_page(result, judge="grey")
+    assert "Odd one out: d" in page
+    assert "a&lt;b" in page
+    assert "uncalibrated" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_the_tiny_judge_passes_its_controls_and_finds_the_wrong_panel() -> None:
+    judge = LocalJudge.from_pretrained("tiny", decline=True)
+    panels = set_of(SUBJECT, 6, random.Random(1))
+    images = [draw(panel, 64) for panel in panels]
+    assert check_set(judge, images[1:], least=0.5, characters=[("hero", images[:1])]).passed
+    wrong = draw(with_another(panels[3], "hat", random.Random(0)), 64)
+    result = check_set(judge, [*images[1:3], wrong, *images[4:]], least=0.5, characters=[("hero", images[:1])])
+    assert [panel.panel for panel in result.failed] == [3]
+
+
+def test_the_committed_figure_is_what_its_maker_draws() -> None:
+    from tools.control import FIGURE, SIDE
+
+    assert isinstance(FIGURE, Panel)
+    assert Image.open(CONTROL_FIGURE).convert("RGB").tobytes() == draw(FIGURE, SIDE).tobytes()
