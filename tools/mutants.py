@@ -117,7 +117,11 @@ def read_mutants(path: Path) -> list[Mutant]:
     from pacorl.io.documents import read_yaml, typed
 
     mutants = typed(read_yaml(path), list[Mutant])
-    repeated = [name for name, count in Counter(mutant.name for mutant in mutants).items() if count > 1]
+    repeated = []
+    for name, count in Counter(mutant.name for mutant in mutants).items():
+        if count > 1:
+            repeated.append(name)
+
     if repeated:
         raise ValueError(f"{path}: {', '.join(sorted(repeated))} occurs twice; give each mutant a name of its own")
     return mutants
@@ -418,7 +422,11 @@ class Trials:
 
         # Run the tests with the bug in memory, and in the file for processes that a test starts.
         started = time.perf_counter()
-        ordered = [items[test] for test in sorted(tests, key=tests.__getitem__) if test in items]
+        ordered = []
+        for test in sorted(tests, key=tests.__getitem__):
+            if test in items:
+                ordered.append(items[test])
+
         events: list[dict[str, Any]] = []
         if ordered:
             with _written(path, mutant.apply(source)):

@@ -31,7 +31,10 @@ def lock(report: Path) -> Iterator[str]:
 
 def sbom() -> dict[str, Any]:
     """Describe the installed distributions in CycloneDX 1.5."""
-    found = {distribution.name.lower(): distribution for distribution in distributions()}
+    found = {}
+    for distribution in distributions():
+        found[distribution.name.lower()] = distribution
+
     components = [_component(found[name]) for name in sorted(found)]
     return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
 

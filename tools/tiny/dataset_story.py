@@ -112,6 +112,7 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
         counts[step] = dict(counted)
         print(f"{step}:", ", ".join(f"{name} {counted[name]}" for name in shown))
 
+    # Prompts and images.
     written = scale.prompts * WRITTEN_PER_KEPT
     prompts = write_all(
         folder,
@@ -126,12 +127,15 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
     source = image_source("tiny", size=GRID_SIZE, steps=6, batch=12, seed=seed)
     done("generate", generate(folder, source, grids=scale.grids), "grids", "generated")
+
+    # Labels and reasons.
     done("pair", pair(folder), "panels", "instances")
     done("annotate", annotate(folder, scale), *scale.people)
     with serving_app(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         explained = explain(folder, model, limit=scale.explained)
     done("explain", explained, "explained", "contradicted", "failed")
+
     counts["export"] = export(folder, shares={"train": 1 - scale.held_out, "test": scale.held_out}, seed=seed)
     print("export:", ", ".join(f"{name} {count}" for name, count in counts["export"]["balance"].items()))
     return counts
@@ -259,5 +263,8 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip
     train_policy(load(PolicyConfig, recipe(), overrides), resume="auto")
-    epochs = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch"]
+    epochs = []
+    for line in read_jsonl(out / "metrics.jsonl"):
+        if line["kind"] == "epoch":
+            epochs.append(line)
     return {"reward": epochs[0]["reward/consistency/mean"], "missing": epochs[0]["samples/missing"]}

@@ -53,7 +53,11 @@ def run_edit_story(
 
 def before_and_after(run: Path) -> dict[str, dict[str, float]]:
     """Return the oracle's grades at the first and at the last evaluation of a run, and their difference."""
-    evaluations = [line for line in read_jsonl(run / "metrics.jsonl") if line["kind"] == "evaluation"]
+    evaluations = []
+    for line in read_jsonl(run / "metrics.jsonl"):
+        if line["kind"] == "evaluation":
+            evaluations.append(line)
+
     grades: dict[str, dict[str, float]] = {"before": {}, "after": {}, "change": {}}
     for name in EDIT_GRADES:
         before = evaluations[0][name]

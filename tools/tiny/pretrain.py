@@ -105,7 +105,9 @@ def publish(model: Any, out: Path) -> None:
 
 def panel_pixels(size: int, panels: Sequence[Panel] | None = None) -> Tensor:
     """Draw `panels`, by default all 5,184: (P, 3, size, size) in −1..1, fp32."""
-    drawings = [np.asarray(characters.draw(panel, size)) for panel in panels or characters.all_panels()]
+    drawings = []
+    for panel in panels or characters.all_panels():
+        drawings.append(np.asarray(characters.draw(panel, size)))
     return torch.from_numpy(np.stack(drawings)).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 

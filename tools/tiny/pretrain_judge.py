@@ -306,7 +306,10 @@ def pretrain_judge(
     out.mkdir(parents=True, exist_ok=True)
     model, processor, bank = _begin(start, vae, [*draw_negatives(3000, seed=0, vae=vae), *negatives], teach)
     shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
-    streams = [teach(bank, split="train", rng=rng, captions=captions) for captions in shares]
+    streams = []
+    for captions in shares:
+        streams.append(teach(bank, split="train", rng=rng, captions=captions))
+
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
 
     # The accuracy of the last thousand decisions is logged.

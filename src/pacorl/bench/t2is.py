@@ -289,7 +289,11 @@ class T2isBench:
         for number in range(1, len(case.captions) + 1):
             stem = f"{case.id}_{number:04d}"
             # A user's finished images may have any format.
-            files = [f"{stem}{suffix}" for suffix in IMAGE_TYPES if (self.images / f"{stem}{suffix}").is_file()]
+            files = []
+            for suffix in IMAGE_TYPES:
+                if (self.images / f"{stem}{suffix}").is_file():
+                    files.append(f"{stem}{suffix}")
+
             if not files:
                 raise BadItemError(f"{self.images / stem}.png is missing")
             images.append(cache.open(files[0]))

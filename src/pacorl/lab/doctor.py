@@ -208,7 +208,7 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         host += plan.peak_bytes
         held += plan.peak_bytes
 
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = _main_memory()
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
     if held > memory:
         yield Finding("error", "memory", text)
@@ -217,6 +217,10 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         yield Finding("warning", "memory", f"{text}; {pages}: loading is slow")
     else:
         yield Finding("fine", "memory", text)
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _on_card(plan: Plan, card: int) -> Finding:

@@ -66,6 +66,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     if str(path).startswith(TINY):
         return prompts_from(str(path))
 
+    # Published collections.
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
@@ -75,6 +76,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     if suffix not in (".jsonl", ".txt"):
         raise ValueError(f"{path}: prompts are read from {SOURCES}; this name has another ending")
 
+    # One prompt per line.
     prompts: list[Prompt] = []
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         with blamed_on(f"{path}:{number}"):

@@ -264,7 +264,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         if match:
             numbered.append(name)
             order.append(int(match[1]))
-    between = []
+    between: list[str] = []
     if "best" in header and "worst" in header:
         span = header[header.index("best") : header.index("worst") + 1]
         between = [name for name in span if name and name not in KEYS]

@@ -150,6 +150,8 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
             advantage_clip=5.0,
             used_B=torch.tensor([True, True, False]),
         )
+
+    # A stochastic step.
     sampled = _taken(old)
     transition = Transition(prediction, STD)
     return Step(

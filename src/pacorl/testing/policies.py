@@ -137,7 +137,11 @@ def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Non
     adapted = copy.copy(policy)
     image_size = policy.size_of(prompt, size)
     adapted.transformer = copy.deepcopy(policy.transformer)
-    linear = [name for name, module in adapted.transformer.named_modules() if isinstance(module, nn.Linear)]
+    linear = []
+    for name, module in adapted.transformer.named_modules():
+        if isinstance(module, nn.Linear):
+            linear.append(name)
+
     add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
 
     conditioning = adapted.collate(adapted.encode([prompt], image_size))

@@ -74,7 +74,10 @@ def check_tiny_edit(prompt: Prompt) -> None:
     """
     instruction = prompt.text
     if instruction not in INSTRUCTIONS:
-        near = [repr(text) for text in difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5)]
+        near = []
+        for text in difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5):
+            near.append(repr(text))
+
         hint = f"nearest: {' or '.join(near)}" if near else "none is near"
         forms = []
         for name, form in EDITS.items():
@@ -88,6 +91,7 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
     Raises:
         ValueError: for an unknown word, two values of an attribute, or a missing required attribute.
     """
+    # Sort the words.
     attributes: dict[str, str] = {}
     unknown = []
     fault = ""
@@ -101,6 +105,7 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
         else:
             attributes[name] = word
 
+    # Report unknown words first, the likeliest mistake.
     if unknown:
         vocabulary = "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
         raise ValueError(f"{where} has unknown words, {_quoted(unknown)}; the tiny generator has {vocabulary}")

@@ -96,7 +96,10 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
 
 def _units(config: PolicyConfig, tree: Tree, *, world: int) -> Iterator[list[int]]:
     """List the global rows that one process draws together, over all updates and processes."""
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    rows = []
+    for number in range(config.prompts_per_epoch * config.group_size):
+        rows.append(Row(Prompt(0, ""), number))
+
     updates = config.optimizer.updates_per_epoch
     for rank in range(world):
         assigned = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
