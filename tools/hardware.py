@@ -69,7 +69,7 @@ GiB in int8.
 """
 
 END = """
-[scaling.md](scaling.md) lists what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
+[scaling.md](scaling.md) explains sharding, and [recipes.md](recipes.md) each recipe.
 """
 
 TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
