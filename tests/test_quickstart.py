@@ -120,7 +120,7 @@ def test_a_second_run_has_a_folder_of_its_own(chosen: list[Path]) -> None:
     assert [result.exit_code for result in said] == [0, 0, 0]
     assert [result.stderr for result in said][:2] == [
         "",
-        "runs/quickstart stays as it is; this run's folder is runs/quickstart-2\n",
+        "runs/quickstart is not changed; this run's folder is runs/quickstart-2\n",
     ]
 
 

@@ -1,8 +1,8 @@
-"""What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
+"""Requirements of each recipe by its plan: `python -m tools.hardware > docs/hardware.md`.
 
-Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors and published
-shapes, the same everywhere.
-With results of a card, `python -m tools.hardware day.jsonl`, the column of measured seconds is filled.
+Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors with published
+shapes, equal on every machine. `python -m tools.hardware day.jsonl` fills the column of measured seconds with the
+results of a card.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ GiB in int8.
 """
 
 END = """
-[scaling.md](scaling.md) lists what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
+[scaling.md](scaling.md) explains sharding, and [recipes.md](recipes.md) each recipe.
 """
 
 TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
@@ -90,14 +90,15 @@ depths by `python -m benchmarks.gpu_day`, and extrapolated to the published dept
 
 
 def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The tables of all recipes, in Markdown; `records` are those of a day with a card."""
-    runs = {name: load(PolicyConfig, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
-    plans = {name: planned(run) for name, run in runs.items()}
-    needs = "".join(row(name, run, plans[name]) for name, run in runs.items())
-    seconds = "".join(
-        seconds_row(name, plans[name], measured_epoch(run, records, processes=RECIPES[name]))
-        for name, run in runs.items()
-    )
+    """Write the tables of all recipes in Markdown; `records` are measurements of a card."""
+    needs = ""
+    seconds = ""
+    for name, processes in RECIPES.items():
+        run = load(PolicyConfig, ROOT / "configs" / f"{name}.yaml")
+        plan = planned(run)
+        needs += row(name, run, plan)
+        seconds += seconds_row(name, plan, measured_epoch(run, records, processes=processes))
+
     heading = SECONDS.format(
         share=REACHED,
         measured=f", which here are those of {device(records)}" if records else "",
@@ -114,7 +115,7 @@ def planned(run: PolicyConfig) -> Plan:
 
 
 def seconds_row(name: str, plan: Plan, measured: str) -> str:
-    """One recipe's computed and measured seconds of an epoch."""
+    """Format a recipe's computed and measured seconds of an epoch."""
     assert plan.cost is not None
     flops = plan.cost.epoch
     computed = [seconds_on(card, plan, flops / RECIPES[name]) for card in TIMED]
@@ -123,14 +124,15 @@ def seconds_row(name: str, plan: Plan, measured: str) -> str:
 
 
 def seconds_on(card: Card, plan: Plan, flops: float) -> str:
-    """Seconds of some FLOPs on a card; a dash if the run does not fit."""
+    """Format the seconds of some FLOPs on a card; a dash if the run does not fit."""
     fits = plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9
     return f"{3600 * card.hours(flops):.0f}" if fits else "–"
 
 
 def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, processes: int) -> str:
-    """Seconds of an epoch's sampling and training by measured forwards; empty if its form or batch was not measured."""
-    batch, work = run.sampling.batch, work_of(run, world=1)
+    """Compute the seconds of an epoch from measured forwards; empty if its form or batch was not measured."""
+    batch = run.sampling.batch
+    work = work_of(run, world=1)
     nodes = work.node_batch or batch
     training = "trained step" if run.model.gradient_checkpointing is True else "trained step without checkpointing"
     here = [record for record in records if record.get("side") == run.sampling.size[0]]
@@ -146,22 +148,23 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
 
 
 def form_of(run: PolicyConfig) -> str:
-    """The name of a recipe's form in the benchmark."""
+    """Return the name of a recipe's form in the benchmark."""
     if run.model.quantize != NONE:
         return "streamed" if run.model.stream else run.model.quantize
     return "fused" if run.sampling.fuse_lora else "bf16"
 
 
 def link(name: str) -> str:
-    """A link to a recipe."""
+    """Link a recipe."""
     return f"[{name}.yaml](../configs/{name}.yaml)"
 
 
 def row(name: str, run: PolicyConfig, plan: Plan) -> str:
-    """One recipe's line of the table."""
+    """Format a recipe's row of the table."""
     largest = PHASES[max(PHASES, key=plan.phase_bytes)]
-    sizes = (plan.peak_bytes, plan.host_bytes, plan.disk_bytes)
-    peak, host, disk = (f"{size / 2**30:.1f}" for size in sizes)
+    peak = f"{plan.peak_bytes / 2**30:.1f}"
+    host = f"{plan.host_bytes / 2**30:.1f}"
+    disk = f"{plan.disk_bytes / 2**30:.1f}"
     trains = RECIPES[name]
     written_for = f"8 GPUs, {trains} of them train" if trains > 1 else "1 GPU, with the judge"
     cells = (link(name), run.model.checkpoint, written_for, peak, largest, smallest_card(plan), host, disk)
@@ -169,9 +172,11 @@ def row(name: str, run: PolicyConfig, plan: Plan) -> str:
 
 
 def smallest_card(plan: Plan) -> str:
-    """The smallest card that holds the plan's largest phase."""
-    needed = plan.peak_bytes + CUDA_BYTES
-    return next((f"{card} GB" for card in CARDS if needed <= card * 10**9), "more than one")
+    """Return the smallest card for the plan's largest phase."""
+    for card in CARDS:
+        if plan.peak_bytes + CUDA_BYTES <= card * 10**9:
+            return f"{card} GB"
+    return "more than one"
 
 
 if __name__ == "__main__":

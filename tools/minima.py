@@ -9,20 +9,24 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 EXTRAS = ("serve", "data")
-"""What the tests of both ends install beside the dependencies."""
+"""Extras that the tests of both ends need."""
 
 
 def minima(project: Path = PROJECT) -> Iterator[str]:
-    """One line per direct dependency.
+    """Yield one line per direct dependency.
 
     Raises:
-        ValueError: a dependency has no lower bound, so nothing says which version is the least that works.
+        ValueError: if a dependency has no lower bound.
     """
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    for need in table["dependencies"] + [need for extra in EXTRAS for need in table["optional-dependencies"][extra]]:
-        bound = re.fullmatch(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)(?:,.*)?", need)
+    requirements = list(table["dependencies"])
+    for extra in EXTRAS:
+        requirements += table["optional-dependencies"][extra]
+
+    for requirement in requirements:
+        bound = re.fullmatch(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)(?:,.*)?", requirement)
         if not bound:
-            raise ValueError(f"{project}: {need!r} names no lowest version; write NAME>=VERSION")
+            raise ValueError(f"{project}: {requirement!r} names no lowest version; write NAME>=VERSION")
         yield f"{bound[1]}=={bound[2]}"
 
 

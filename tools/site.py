@@ -1,7 +1,7 @@
-"""What the documentation site takes from outside `docs/`: a hook of mkdocs (`make docs`, mkdocs.yml).
+"""Hook of mkdocs that adds files from outside `docs/` to the site (`make docs`, mkdocs.yml).
 
-README.md is its first page. `cli.md` is made of the command line. Files that pages link to, such as recipes, become
-part of the site. A public name of `api.md` without a docstring is a warning, and warnings fail a strict build.
+README.md is its first page. `cli.md` is generated from the command line. Linked files, such as recipes, become part of
+the site. A public name of `api.md` without a docstring is a warning, and warnings fail a strict build.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what lies beside `docs/`, and the page of commands."""
+    """Add the files of ADDED, and the page of commands."""
     for name in ADDED:
-        for path in [ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*.*")):
+        paths = [ROOT / name]
+        if not paths[0].is_file():
+            paths = sorted(paths[0].rglob("*.*"))
+        for path in paths:
             if "__pycache__" not in path.parts:
                 source = path.relative_to(ROOT).as_posix()
                 files.append(File.generated(config, site_path(source), abs_src_path=str(path)))
@@ -51,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links of the repository into links of the site."""
+    """Convert links of the repository to links of the site."""
     own = page.file.src_uri
     if own == "api.md":
         for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
@@ -69,22 +72,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes a cell of a table's head that says nothing a plain cell: it heads no column."""
+    """Convert empty header cells of tables to plain cells, for screen readers."""
     return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
 
 
 def site_path(source: str) -> str:
-    """`docs/judge.md` → `judge.md`, `README.md` → `index.md`; other files keep their path."""
+    """Map `docs/judge.md` to `judge.md` and `README.md` to `index.md`; other files keep their path."""
     return "index.md" if source == START else source.removeprefix("docs/")
 
 
 def repository_path(page: str) -> str:
-    """The way back of `site_path`."""
-    return START if page == "index.md" else page if page in ADDED else f"docs/{page}"
+    """Invert `site_path`."""
+    if page == "index.md":
+        return START
+    return page if page in ADDED else f"docs/{page}"
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options, by typer's own writer."""
+    """Document every command with its arguments and options, by typer's own writer."""
     from typer.cli import get_docs_for_click
 
     command = typer.main.get_command(app)
@@ -93,7 +98,7 @@ def commands_page() -> str:
 
 
 def undocumented(names: list[str]) -> Iterator[str]:
-    """The public modules, classes, fields and functions below those given without a docstring, loggers aside."""
+    """Yield the public modules, classes, fields and functions below `names` without a docstring, except loggers."""
     package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
     for name in names:
         yield from _undocumented(package[name.removeprefix("pacorl.")])
@@ -110,10 +115,10 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
 
 
 class FencedExamples(griffe.Extension):  # type: ignore[misc]
-    """Shows the code below `Example:` as code."""
+    """Format the code below `Example:` as code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Fences the example of one docstring."""
+        """Fence the example of one docstring."""
         if obj.docstring:
             obj.docstring.value = EXAMPLE.sub(_fenced, obj.docstring.value)
 

@@ -1,4 +1,4 @@
-"""Where the installed code comes from: a lock with hashes, and a bill of materials (`make lock`, `make sbom`)."""
+"""Origins of the installed code: a lock with hashes, and a bill of materials (`make lock`, `make sbom`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def lock(report: Path) -> Iterator[str]:
-    """List what `pip install --dry-run --report` chose, as requirements with hashes.
+    """List the packages of `pip install --dry-run --report` as requirements with hashes.
 
-    A wheel's hash is that of one platform and one version of Python, so the lock holds on such machines alone.
+    A wheel's hash is valid for one platform and one version of Python, and so is the lock.
 
     Raises:
-        ValueError: a package has no SHA-256.
+        ValueError: if a package has no SHA-256.
     """
     for package in json.loads(report.read_text(encoding="utf-8"))["install"]:
         origin = package["download_info"]
@@ -31,7 +31,10 @@ def lock(report: Path) -> Iterator[str]:
 
 def sbom() -> dict[str, Any]:
     """Describe the installed distributions in CycloneDX 1.5."""
-    found = {distribution.name.lower(): distribution for distribution in distributions()}
+    found = {}
+    for distribution in distributions():
+        found[distribution.name.lower()] = distribution
+
     components = [_component(found[name]) for name in sorted(found)]
     return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
 

@@ -48,7 +48,7 @@ A forward, a trained step and an image at full size, counted in kernels and GB. 
 project's own loop runs at the published width on a pretended one, with one, two or three blocks of each kind, and every
 further block asks for the same. A kernel is an operation of torch that writes memory; a card fuses a few of them. GB
 sent are weights from main memory ([scaling.md](scaling.md#weights-that-stay-in-main-memory)), and copies to the host
-what the host would wait for.
+operations for which the host would wait.
 
 This page is made by `PYTHONPATH=src:qa/fullsize:tests/judge python qa/fullsize/budgets.py > docs/budgets.md`.
 

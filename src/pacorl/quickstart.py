@@ -61,7 +61,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
         ValueError: The folder holds a finished run, or files that no run wrote.
     """
     say = say or (lambda line: None)
-    quiet_loading()  # the models load in a blink
+    quiet_loading()  # the models load in less than a second
     out = config.out
     check_unfinished(out)
     if config.judge is None:
@@ -122,15 +122,21 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     """
     rng = random.Random(seed)
     pool = characters.panels_of("test")
-    posed = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
-    posed += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
+    # The answers alternate between Yes and No.
+    posed = []
+    for number in range(pairs):
+        posed.append(_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng))
+    for number in range(texts):
+        posed.append(_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng))
+
     verdicts = judge.verdicts(posed)
-    answers = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
-    accuracy = {f"{kind}s": float(len(judged)) for kind, judged in answers.items()}
-    for kind, judged in answers.items():
-        if judged:
-            # The questions alternate between Yes and No.
-            right = [((answer.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, answer in enumerate(judged)]
+    accuracy = {"pairs": float(pairs), "texts": float(texts)}
+    for kind, judged in {"pair": verdicts[:pairs], "text": verdicts[pairs:]}.items():
+        right = []
+        for number, verdict in enumerate(judged):
+            says_yes = (verdict.p_yes or 0.0) > 0.5
+            right.append(says_yes == (number % 2 == 0))
+        if right:
             accuracy[f"{kind}_accuracy"] = fmean(right)
     return accuracy
 
@@ -187,7 +193,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """An evaluation's images, graded: one value per image and metric, and each set's majority values."""
+    """Grades of an evaluation: one value per image and metric, and each set's majority values."""
 
     values: dict[str, NDArray[np.float64]]
     majorities: list[Majority]
@@ -230,7 +236,7 @@ def _interval(mean_of: Callable[[NDArray[np.int64]], float], draws: NDArray[np.i
 
 
 def _seconds(out: Path) -> dict[str, float]:
-    """Seconds per phase over the whole run, resumed parts included."""
+    """Add up the seconds per phase over the whole run, resumed parts included."""
     total: dict[str, float] = {}
     for line in read_jsonl(out / "metrics.jsonl"):
         for name, seconds in line.items():

@@ -244,7 +244,7 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")
     outcome = run(Numbers(KEYS), tmp_path / "bench", BenchmarkOptions(name="here", trained=tmp_path))
     names = [line.name for line in outcome.tables[0].lines]
-    assert names == ["here", "here, without what it was trained on", "Somebody"]
+    assert names == ["here", "here, without its training data", "Somebody"]
     clean = outcome.tables[0].lines[1].cells[0]
     assert isinstance(clean, Interval)
     assert clean.mean == 4.0

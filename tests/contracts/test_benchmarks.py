@@ -105,10 +105,10 @@ def raising(measure: Any, rows: Any) -> Any:
 @pytest.mark.parametrize(
     ("method", "change", "said"),
     [
-        ("figures", inverted, "a judge that is wrong has the better"),
+        ("figures", inverted, "a wrong judge has the better"),
         ("figures", lambda figures, rows: figures(rows)[:-1], r"\d+ figures for \d+ columns"),
         ("measure", raising, "not measured"),
-        ("measure", lambda measure, keys: measure(keys)[::-1], "not the items that were asked for"),
+        ("measure", lambda measure, keys: measure(keys)[::-1], "not the requested items"),
     ],
 )
 def test_a_wrong_benchmark_is_refused(name: str, method: str, change: Any, said: str, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
     [
         ("gone.png", r"train\.jsonl:3: image 'gone\.png' cannot be read \(No such file"),
         ("broken.png", r"train\.jsonl:3: .*broken\.png: not an image"),
-        ("../../secret.png", r"train\.jsonl:3: image '\.\./\.\./secret\.png' lies outside"),
+        ("../../secret.png", r"train\.jsonl:3: image '\.\./\.\./secret\.png' is outside"),
     ],
 )
 def test_a_bad_source_is_named_before_weights_load(

@@ -258,7 +258,7 @@ def test_the_doctor_finds_a_run_without_a_judge_fine(
     result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
     assert result.exit_code == 0, result.output
     texts = {one["topic"]: one["text"] for one in json.loads(result.stdout)["findings"]}
-    assert texts["judge"] == "none is needed: neither a reward nor a measure asks one"
+    assert texts["judge"] == "none is needed: no reward or measure asks one"
     assert texts["rewards"] == "jpeg_size scores a trial image"
 
 

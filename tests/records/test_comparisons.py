@@ -139,7 +139,7 @@ def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> 
     ("changes", "fault"),
     [
         ({"consistent": "yes"}, "'consistent' must be true or false, got 'yes'"),
-        ({"answer": "No."}, "'consistent' is true and the answer says 'No.'"),
+        ({"answer": "No."}, "'consistent' is true and the answer begins with 'No.'"),
         ({"question": " "}, "'question' is missing or empty"),
         ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
         ({"images": []}, "'images' must be a list of paths"),

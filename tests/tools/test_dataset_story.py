@@ -71,15 +71,15 @@ def test_a_judge_learns_from_a_dataset_of_its_own(tmp_path: Path, measured: Call
 
 
 def test_what_the_narrator_says() -> None:
-    assert reasons(FIRST, OTHER_HAT, says_yes=True) == {
+    assert reasons(FIRST, OTHER_HAT, label=True) == {
         "answer": "Yes",
         "style": "Both show sunset.",
         "identity": "Both show red. Both show round. The hat differs: crown and cap.",
         "logic": "jumping, boat; waving, tree.",
     }
-    assert reasons(FIRST, OTHER_HAT, says_yes=False)["answer"] == "No"
-    assert reasons(FIRST, STRANGER, says_yes=True)["answer"] == "No"
-    assert reasons(FIRST, FIRST, says_yes=False)["answer"] == "Yes"
+    assert reasons(FIRST, OTHER_HAT, label=False)["answer"] == "No"
+    assert reasons(FIRST, STRANGER, label=True)["answer"] == "No"
+    assert reasons(FIRST, FIRST, label=False)["answer"] == "Yes"
 
 
 @pytest.mark.parametrize(("other", "status"), [(OTHER_HAT, "explained"), (STRANGER, "contradicted")])

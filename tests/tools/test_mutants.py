@@ -56,7 +56,7 @@ def test_a_mutant_that_no_longer_applies_is_named() -> None:
 def test_names_are_told_apart(tmp_path: Path) -> None:
     entry = "- {name: minus, file: sums.py, old: a, new: b, why: c}\n"
     (tmp_path / "mutants.yaml").write_text(2 * entry)
-    with pytest.raises(ValueError, match="minus stands twice"):
+    with pytest.raises(ValueError, match="minus occurs twice"):
         read_mutants(tmp_path / "mutants.yaml")
 
 
@@ -82,8 +82,8 @@ def test_it_says_which_test_sees_which_bug(tmp_path: Path) -> None:
         assert "| undivided | `sums.py` | the sum is enough | none |" in page
         assert "old" not in page
         said.append(run.stdout)
-    assert "0 of the 1 tests that the table names pass" in said[0]
-    assert "what do the tests of tests/sums/test_sums.py call?" in said[0]
-    assert re.search("(1 of the 1|2 of the 2) tests that the table names pass", said[1])
-    assert "what do the tests" not in said[1]
+    assert "0 of the 1 tests in the table pass" in said[0]
+    assert "tracing the calls of tests/sums/test_sums.py" in said[0]
+    assert re.search("(1 of the 1|2 of the 2) tests in the table pass", said[1])
+    assert "tracing the calls" not in said[1]
     assert (tmp_path / "src" / "pacorl" / "sums.py").read_text() == FILES["src/pacorl/sums.py"]

@@ -1,11 +1,11 @@
-"""Does a refactor change a single bit? Runs the same commands at two revisions and compares everything they wrote.
+"""Regression test of refactors: runs the same commands at two revisions and compares all written files bit by bit.
 
     python tools/same_bits/same_bits.py record /tmp/before --revision REV   # a few minutes, one thread
     python tools/same_bits/same_bits.py record /tmp/after
     python tools/same_bits/same_bits.py compare /tmp/before /tmp/after
 
-Weights are compared tensor by tensor, images pixel by pixel, metrics and records value by value; only what measures
-time may differ. Bits are those of one machine and one thread.
+Weights are compared tensor by tensor, images pixel by pixel, metrics and records value by value; only durations may
+differ. The comparison holds for one machine and one thread.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ROOT = HERE.parents[1]
 VOLATILE = re.compile(
     r"^(seconds(/.*)?|.*_seconds|.*_runtime|.*_per_second|sha256|inputs|outputs|time|created|version|versions|out|page|root|host|pid|numpy|python)$"
 )
-"""Keys whose values tell of time, place or version, digests of what names a place, and generators that nobody reads."""
+"""Keys of times, paths, versions, digests of files with paths, and unused random generators."""
 
 COARSE = "story/policy/"
-"""The run of a story whose judge answers over HTTP: which questions meet in a batch is chance, so that scores agree to
-rounding only and its weights are left out."""
+"""Run with a judge behind HTTP: the batches of its questions are random, so that scores agree to rounding only. Its
+weights are not compared."""
 
 PLACE = re.compile(r"/[^ \"']*?/(?=src/pacorl/|tools/same_bits/|configs/)")
-"""The checkout that a path in a record begins with."""
+"""The checkout at the beginning of a path in a record."""
 
 POLICY = ["train-policy", str(HERE / "tiny.yaml")]
 STORIES: dict[str, list[list[str]]] = {
@@ -71,11 +71,11 @@ STORIES: dict[str, list[list[str]]] = {
 """Story → its commands, one after the other; `{out}` is the story's folder."""
 
 MOVED: dict[tuple[str, ...], list[str]] = {("dataset", "story"): ["-m", "tools.tiny", "dataset-story"]}
-"""Commands that are no longer `pacorl …` → the arguments of `python` that run them now; tried if the first refuses."""
+"""Former commands of `pacorl` → today's arguments of `python`, for the revisions without the command."""
 
 
 def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
-    """Runs every story into `folder`, with the code of `revision` or, if it is empty, of this checkout."""
+    """Run every story into `folder`, with the code of `revision` or, if it is empty, of this checkout."""
     claim_folder(folder)
     with _source(revision) as source:
         for name in only or STORIES:
@@ -89,7 +89,7 @@ def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
 
 
 class _source:  # noqa: N801 - reads as a function
-    """The folder that holds the package: this checkout's, or a worktree of another revision for a while."""
+    """Folder of the code: this checkout, or a temporary worktree of another revision."""
 
     def __init__(self, revision: str) -> None:
         self.revision = revision
@@ -110,10 +110,11 @@ def _run(arguments: Sequence[str], source: Path) -> str:
     environment = os.environ | {
         "PYTHONPATH": f"{source / 'src'}:{source}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"
     }  # fmt: skip
-    words = next((count for count in (2, 1) if tuple(arguments[:count]) in MOVED), 0)
     current = ["-m", "pacorl", *arguments]
-    if words and not (source / "src/pacorl/app").is_dir():
-        current = [*MOVED[tuple(arguments[:words])], *arguments[words:]]
+    if not (source / "src/pacorl/app").is_dir():
+        for command, moved in MOVED.items():
+            if tuple(arguments[: len(command)]) == command:
+                current = [*moved, *arguments[len(command) :]]
     done = subprocess.run(
         [sys.executable, *current], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -126,10 +127,12 @@ def _run(arguments: Sequence[str], source: Path) -> str:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Prints every difference and a count of what is equal; returns how many differences there are."""
+    """Print the differences and a count of equal values; return the number of differences."""
     differences = equal = 0
-    for name in sorted({path.name for folder in (before, after) for path in folder.iterdir() if path.is_dir()}):
-        first, second = (dict(_contents(folder / name)) for folder in (before, after))
+    stories = {path.name for path in (*before.iterdir(), *after.iterdir()) if path.is_dir()}
+    for name in sorted(stories):
+        first = dict(_contents(before / name))
+        second = dict(_contents(after / name))
         for key in sorted({*first, *second}):
             if first.get(key) == second.get(key):
                 equal += 1
@@ -142,7 +145,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Every comparable value of a story's folder by a name that holds its file and its place in it."""
+    """Yield every comparable value of a story's folder, with its file and path as the name."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file = str(path.relative_to(folder))
         if path.suffix in (".safetensors", ".png", ".jpg"):
@@ -174,7 +177,7 @@ def _pixels(path: Path) -> tuple[Any, ...]:
 
 
 def _first_document(text: str) -> Any:
-    """A story's standard output may tell of its steps behind the document."""
+    """Parse the document at the beginning of a story's standard output, which may continue with its log."""
     return json.JSONDecoder().raw_decode(text.lstrip())[0]
 
 

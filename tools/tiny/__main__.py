@@ -1,4 +1,4 @@
-"""`python -m tools.tiny …`, from the repository's root: makes the tiny checkpoints again and tells the stories."""
+"""Commands of the tiny world: `python -m tools.tiny …`, from the repository's root."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def judge(
     steps: int = typer.Option(5000, help="Training steps of 32 examples."),
     lr: float = typer.Option(1.5e-3, help="Learning rate."),
 ) -> None:
-    """The judge, from `vae` and what `generator` fails at (about 60 CPU minutes)."""
+    """The judge, from `vae` and failures of `generator` (about 60 CPU minutes)."""
     from diffusers import AutoencoderKL
 
     from tools.tiny.negatives import policy_failures
@@ -60,8 +60,7 @@ def judge(
 
 @app.command()
 def domain(out: Path = OUT, share: float = SHARE, seed: int = typer.Option(0, help="Of images and training.")) -> None:
-    """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
-    the committed ones (about 30 CPU minutes)."""
+    """The judge's domain, from `generator` and `kontext`, or from the committed ones (about 30 CPU minutes)."""
     from pacorl.models.policies.flux import TINY_FLUX
     from pacorl.models.policies.kontext import TINY_KONTEXT
     from tools.tiny.pretrain_domain import pretrain_domain
@@ -114,7 +113,7 @@ def edit_judge(
 
 @app.command("all")
 def everything(out: Path = OUT, share: float = SHARE) -> None:
-    """All of them, in order, each from the ones before (about three and a half CPU hours)."""
+    """All checkpoints, in order (about three and a half CPU hours)."""
     vae(out, share)
     generator(out, share)
     judge(out, share, start=None, steps=5000, lr=1.5e-3)
@@ -139,15 +138,15 @@ def edit_story(
 
 @app.command()
 def dataset_story(
-    folder: Path = typer.Argument(help="A new folder, or one in which a story was interrupted."),
+    folder: Path = typer.Argument(help="A new folder, or the folder of an interrupted story."),
     *,
-    prompts: int = typer.Option(24, help="Prompts that are kept, of four times as many."),
+    prompts: int = typer.Option(24, help="Selected prompts, of four times as many."),
     grids: int = typer.Option(4, help="Grids of each prompt."),
     judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
-    seed: int = typer.Option(0, help="Of everything that is drawn."),
+    seed: int = typer.Option(0, help="Seed of the story."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Everything in small, on the tiny world: a dataset, the judge that learns from it, a policy that it rewards."""
+    """The whole method on the tiny world: a dataset, a judge trained on it, a policy rewarded by the judge."""
     from tools.tiny.dataset_story import Scale, run_story
 
     scale = Scale(prompts=prompts, grids=grids, judge_steps=judge_steps)

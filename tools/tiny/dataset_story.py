@@ -1,9 +1,9 @@
-"""`python -m tools.tiny dataset-story`: all of pacorl in small, from prompts to a rewarded policy.
+"""The whole method in small: `python -m tools.tiny dataset-story`.
 
     prompts → diversify → generate → pair → annotate → explain → export → train-reward → serve → train-policy
 
-Every step is the command's own, with the committed tiny checkpoints. The people and the model that explains belong to
-the tiny world (the oracle, with noise) and are reached over the HTTP APIs that real ones would use.
+Every step calls the code of its command, with the committed tiny checkpoints. Annotators and the explaining model are
+simulated by the oracle, with noise, behind the same HTTP APIs as real ones.
 """
 
 from __future__ import annotations
@@ -51,40 +51,44 @@ from tools.tiny.serving import serving_app
 
 GRID_SIZE = Size(64, 64)
 JUDGE = "home-made"
-"""What the trained judge is called at its server."""
+"""Name of the trained judge at its server."""
 WRITTEN_PER_KEPT = 4
 MEASURED = ("before", "after", "margin")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of everything."""
+    """Size of the story."""
 
-    prompts: int  # that are kept, of four times as many
-    grids: int  # of each prompt
+    prompts: int  # selected from four times as many
+    grids: int  # per prompt
     judge_steps: int  # of 16 pairs
     people: tuple[str, ...] = ("ann", "ben", "cat")
     noise: float = 0.3  # standard deviation of a person's judgement, in attributes
-    # What people look at: colours alone, while the committed judge was taught that shape and hat count as much.
+    # People judge by colours alone, while the committed judge has learned that shape and hat count as much.
     attend: tuple[str, ...] = ("colour", "palette")
     explained: int = 100  # pairs, at most
-    held_out: float = 0.35  # share of the prompts whose pairs the judge does not learn from
+    held_out: float = 0.35  # share of the prompts for testing the judge
 
 
 def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
-    """Runs the story in `folder` and writes its summary.json; returns what is in it.
+    """Run the story in `folder`, write its summary.json and return the content.
 
-    A story that was interrupted goes on from its last finished step.
+    An interrupted story goes on from its last finished step.
 
     Raises:
-        ValueError: `folder` holds a finished story.
+        ValueError: if `folder` contains a finished story.
     """
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished story; name another folder")
     quiet_loading()
+
+    # The dataset, and a judge trained on it.
     dataset = folder / "dataset"
     counts = make_dataset(dataset, scale=scale, seed=seed)
     merged = teach(dataset / "export", folder / "judge", steps=scale.judge_steps, seed=seed)
+
+    # The judge on held-out pairs, and as a reward.
     with serving_app(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
         held_out = load_comparisons(dataset / "export" / "comparisons_test.jsonl")
         served = HttpJudge.connect(f"{url}/v1", model=JUDGE)
@@ -95,19 +99,21 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
         print("judge on held-out pairs:", ", ".join(_in_words(name, compared[name]) for name in MEASURED))
         epoch = reward(dataset / "diverse.jsonl", folder / "policy", url=f"{url}/v1", seed=seed)
     print(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
+
     summary = {"scale": asdict(scale), "seed": seed, "dataset": counts, "judge": compared, "policy": epoch}
     write_json(folder / "summary.json", summary)
     return summary
 
 
 def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
-    """Prompts to exported pairs; returns each step's counts."""
+    """Make the dataset from prompts to exported pairs; return each step's counts."""
     counts: dict[str, Any] = {}
 
     def done(step: str, counted: Mapping[str, Any], *shown: str) -> None:
         counts[step] = dict(counted)
         print(f"{step}:", ", ".join(f"{name} {counted[name]}" for name in shown))
 
+    # Prompts and images.
     written = scale.prompts * WRITTEN_PER_KEPT
     prompts = write_all(
         folder,
@@ -122,21 +128,24 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
     source = image_source("tiny", size=GRID_SIZE, steps=6, batch=12, seed=seed)
     done("generate", generate(folder, source, grids=scale.grids), "grids", "generated")
+
+    # Labels and reasons.
     done("pair", pair(folder), "panels", "instances")
     done("annotate", annotate(folder, scale), *scale.people)
     with serving_app(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         explained = explain(folder, model, limit=scale.explained)
     done("explain", explained, "explained", "contradicted", "failed")
+
     counts["export"] = export(folder, shares={"train": 1 - scale.held_out, "test": scale.held_out}, seed=seed)
     print("export:", ", ".join(f"{name} {count}" for name, count in counts["export"]["balance"].items()))
     return counts
 
 
 def annotate(folder: Path, scale: Scale) -> dict[str, int]:
-    """People of the tiny world rank everything through the page's API; returns how many rankings each made."""
+    """Rank everything through the page's API with simulated people; return the number of rankings by person."""
     with Store(folder / "annotations.db") as store:
-        # A story that goes on must renew the links: only digests of the first ones are stored.
+        # A resumed story must renew the links: only digests of the first ones are stored.
         links = prepare(store, folder, scale.people, sharing=Sharing(controls=4), renew=store.people())
         tokens = {name: links[name].rpartition("/")[2] for name in scale.people}
         with serving_app(make_app(folder, store)) as url:
@@ -145,31 +154,36 @@ def annotate(folder: Path, scale: Scale) -> dict[str, int]:
 
 
 def narrator() -> FastAPI:
-    """A vision-language model of the tiny world behind the usual API: it reads two images and gives reasons."""
+    """Create the API of a simulated vision-language model, which gives reasons about two images."""
     app = FastAPI(openapi_url=None)
 
     @app.post("/v1/chat/completions")
     def chat(request: dict[str, Any]) -> dict[str, Any]:
         *images, question = request["messages"][0]["content"]
-        first, second = (read_panel(base64.b64decode(image["image_url"]["url"].partition(",")[2])) for image in images)
-        text = json.dumps(reasons(first, second, says_yes="the answer is Yes" in question["text"]))
+        panels = []
+        for image in images:
+            encoded = image["image_url"]["url"].partition(",")[2]
+            panels.append(read_panel(base64.b64decode(encoded)))
+        text = json.dumps(reasons(*panels, label="the answer is Yes" in question["text"]))
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         return {"id": "0", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
 
     return app
 
 
-def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
-    """What speaks for the label; if all or nothing is shared, what is seen overrides the label."""
+def reasons(first: Panel, second: Panel, *, label: bool) -> dict[str, str]:
+    """Give reasons for the label. If all attributes or none are shared, the images override the label."""
 
     def compared(name: str) -> str:
         a = getattr(first, name)
         b = getattr(second, name)
         return f"Both show {a}." if a == b else f"The {name} differs: {a} and {b}."
 
+    # If the images contradict the label, a real model argues for the images, and `explain` must flag the pair.
     shared = shared_attributes(first, second)
-    # Told a label that the images contradict, a real model argues for what it sees; `explain` must then flag the pair.
-    yes = says_yes if 0 < shared < len(KEPT) else shared > 0
+    yes = label
+    if shared in (0, len(KEPT)):
+        yes = shared > 0
     return {
         "answer": "Yes" if yes else "No",
         "style": compared("palette"),
@@ -179,7 +193,7 @@ def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
 
 
 def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
-    """Trains the committed judge on an export, as configs/reward/tiny.yaml does; returns the merged checkpoint."""
+    """Train the committed judge on an export like configs/reward/tiny.yaml; return the merged checkpoint."""
     config = JudgeConfig.model_validate(
         {
             "out": out,
@@ -201,32 +215,38 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
 
 
 def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> dict[str, Any]:
-    """Decision accuracy of two judges and the margin between them, with 95 % intervals bootstrapped over prompts."""
+    """Compare the decision accuracy of two judges, with 95 % intervals bootstrapped over prompts."""
     right_2N = np.stack([_right(judge, comparisons) for judge in (before, after)])
 
     def figures(rows: Indices) -> Floats:
         accuracy_before, accuracy_after = right_2N[:, rows].mean(1)
         return np.array([accuracy_before, accuracy_after, accuracy_after - accuracy_before])
 
-    # Pairs of one prompt share its grids, so that whole prompts are drawn again.
+    # Pairs of one prompt share its grids, so that the bootstrap draws whole prompts.
     groups = [comparison.group for comparison in comparisons]
-    intervals = dict(zip(MEASURED, map(asdict, bootstrap(groups, figures)), strict=True))
-    return {"pairs": len(comparisons), "prompts": len(set(groups)), **intervals}
+    compared: dict[str, Any] = {"pairs": len(comparisons), "prompts": len(set(groups))}
+    for name, interval in zip(MEASURED, bootstrap(groups, figures), strict=True):
+        compared[name] = asdict(interval)
+    return compared
 
 
 def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
-    """(N,): 1 for a comparison that a judge decides as people did, otherwise 0."""
+    """Return (N,): 1 if the judge agrees with the label, otherwise 0."""
     questions = []
     for compared in comparisons:
         questions.append(Question(tuple(open_image(path) for path in compared.images), compared.question))
 
-    verdicts = judge.verdicts(questions)
-    errors = [verdict.error for verdict in verdicts if verdict.p_yes is None]
+    right = []
+    errors = []
+    for verdict, compared in zip(judge.verdicts(questions), comparisons, strict=True):
+        if verdict.p_yes is None:
+            errors.append(verdict.error)
+        else:
+            right.append((verdict.p_yes > 0.5) == compared.consistent)
     if errors:
         failed = f"{len(errors)} of {len(questions)} held-out pairs were not judged"
         raise ValueError(f"{failed}, the first because: {errors[0]}")
-    decided = [verdict.p_yes is not None and verdict.p_yes > 0.5 for verdict in verdicts]
-    return np.array([yes == pair.consistent for yes, pair in zip(decided, comparisons, strict=True)], dtype=float)
+    return np.array(right, dtype=float)
 
 
 def _in_words(name: str, interval: Mapping[str, float]) -> str:
@@ -234,8 +254,8 @@ def _in_words(name: str, interval: Mapping[str, float]) -> str:
 
 
 def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]:
-    """One epoch of the quickstart's recipe on the dataset's own prompts, by a judge behind HTTP; its figures."""
-    # So little that it takes seconds: it shows that the judge's answers arrive, not how far they lead.
+    """Train for one epoch of the quickstart's recipe on the dataset's own prompts, with a judge behind HTTP."""
+    # Only seconds of training: it tests the connection to the judge, not the effect of its rewards.
     overrides = [
         f"out={out}", f"seed={seed}", "epochs=1", "trackers=[]",
         f"prompts.train={prompts}", "prompts.evaluation=tiny:test", "prompts.evaluation_limit=2",
@@ -244,5 +264,8 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip
     train_policy(load(PolicyConfig, recipe(), overrides), resume="auto")
-    epoch = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
-    return {"reward": epoch["reward/consistency/mean"], "missing": epoch["samples/missing"]}
+    epochs = []
+    for line in read_jsonl(out / "metrics.jsonl"):
+        if line["kind"] == "epoch":
+            epochs.append(line)
+    return {"reward": epochs[0]["reward/consistency/mean"], "missing": epochs[0]["samples/missing"]}

@@ -1,8 +1,8 @@
-"""`python -m tools.tiny edit-story`: does a reward of √(kept·followed) teach an editor to keep what it should?
+"""RL of the tiny editor with the reward √(kept·followed): `python -m tools.tiny edit-story`.
 
-Each seed is a whole run of one config. The judge rewards; the oracle of the tiny world grades what was kept and
-followed, before and after, on held-out sources with the same noise. The verdict is the worst seed's; an image shows
-some edits of the first.
+Each seed is a whole run of one config. The judge rewards. The oracle of the tiny world grades *kept* and *followed*
+before and after the run, on held-out sources with the same noise. The verdict is the worst seed's; an image shows some
+edits of the first.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from pacorl.tiny.character_edits import EDIT_GRADES, grade_edits
 from pacorl.tiny.characters import Oracle
 
 KEPT_GOAL = 0.10
-"""What *kept* is to rise by, in every seed, while *followed* does not fall."""
+"""Minimum rise of *kept* in every seed; *followed* must not fall."""
 
 
 def run_edit_story(
     config: Path, *, out: Path, seeds: Sequence[int], overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """Runs `config` once per seed into `out`/seed-N and writes `out`/summary.json and `out`/edits.png; returns the
-    summary's path and a verdict in lines.
+    """Run `config` once per seed into `out`/seed-N and write `out`/summary.json and `out`/edits.png.
 
-    Runs that are finished are kept, unfinished ones go on.
+    Finished runs stay, unfinished runs go on.
+
+    Returns:
+        The summary's path, and the lines of a verdict.
     """
     grade = partial(grade_edits, oracle=Oracle())
     rows = []
@@ -50,14 +52,24 @@ def run_edit_story(
 
 
 def before_and_after(run: Path) -> dict[str, dict[str, float]]:
-    """The oracle's grades at the first and at the last evaluation of a run, and what changed."""
-    evaluations = [line for line in read_jsonl(run / "metrics.jsonl") if line["kind"] == "evaluation"]
-    before, after = ({name: line[name] for name in EDIT_GRADES} for line in (evaluations[0], evaluations[-1]))
-    return {"before": before, "after": after, "change": {name: after[name] - before[name] for name in EDIT_GRADES}}
+    """Return the oracle's grades at the first and at the last evaluation of a run, and their difference."""
+    evaluations = []
+    for line in read_jsonl(run / "metrics.jsonl"):
+        if line["kind"] == "evaluation":
+            evaluations.append(line)
+
+    grades: dict[str, dict[str, float]] = {"before": {}, "after": {}, "change": {}}
+    for name in EDIT_GRADES:
+        before = evaluations[0][name]
+        after = evaluations[-1][name]
+        grades["before"][name] = before
+        grades["after"][name] = after
+        grades["change"][name] = after - before
+    return grades
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The seeds, the smallest change of each grade over them, and whether it reaches the goal."""
+    """Return the seeds, the smallest change of each grade over them, and whether it reaches the goal."""
     worst = {}
     for name in EDIT_GRADES:
         worst[name] = min(row["change"][name] for row in rows)
@@ -86,7 +98,8 @@ MARGIN = 8
 
 
 def draw_edits(run: PolicyConfig) -> Image.Image:
-    """Sources and what the editor made of them before and after the run, from the same noise."""
+    """Draw sources and their edits before and after the run, from the same noise."""
+    # The rows of images.
     prompts = prompts_from(run.prompts.evaluation, limit=None)[:SHOWN]
     samples = run.out / "samples"
     rows = {"source": [open_image(prompt.sources[0]) for prompt in prompts]}
@@ -95,6 +108,8 @@ def draw_edits(run: PolicyConfig) -> Image.Image:
         # Each source is edited more than once; reversed, so that the first of a prompt's images stays.
         first = {line["prompt_id"]: line["image"] for line in reversed(read_jsonl(file))}
         rows[name] = [open_image(samples / first[prompt.id]) for prompt in prompts]
+
+    # The table.
     step = CELL + MARGIN
     font = ImageFont.load_default(13)
     canvas = Image.new("RGB", (60 + step * len(prompts), 44 + step * len(rows)), "white")

@@ -1,9 +1,9 @@
-"""Images that show nothing of the tiny world: what its judge says No to, and what its domain leaves outside.
+"""Negatives of the tiny world: images without a hero, for training its judge and the judge's domain.
 
-The judge meets drawn noise, flat and dark fields, blurs and shuffles, and a policy's failures. The domain meets
-textures, scenes and documents, drawn so that it can be made again without a single photograph: noise of natural
-spectra, cells, grain, gradients, overlapping shapes, bricks, documents and lights, then composed, coloured and blurred
-as photographs are.
+The judge learns from drawn noise, flat and dark fields, blurs and shuffles, and a policy's failures. The domain learns
+from textures, scenes and documents, drawn so that its training needs no photographs: noise of natural spectra, cells,
+grain, gradients, overlapping shapes, bricks, documents and lights, then composed, coloured and blurred as photographs
+are.
 """
 
 from __future__ import annotations
@@ -42,22 +42,28 @@ Texture = Callable[[random.Random, np.random.Generator], Image.Image]
 
 
 def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
-    """Panels that a generator spoils when it is given one or two steps: those that the oracle finds invalid."""
+    """Generate panels in one or two steps, and return the ones that the oracle finds invalid."""
     policy = FLUX.from_pretrained(checkpoint, max_sequence_length=TRAINED_WITH["max_sequence_length"])
     cache = ConditioningCache(policy)
     prompts = characters.character_prompts("train", count)
     panels = []
     for steps in (1, 2):
         sampler = Sampler(size=Size(64, 64), steps=steps)
-        # The word is part of the seeds: another one gives other images than the committed judge met.
+        # The word is part of the seeds: with another one the committed judge could not be trained again.
         seeds = [seed_of("junk", steps, prompt.id) for prompt in prompts]
         grids = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=24)
-        panels += [panel for prompt, grid in zip(prompts, grids, strict=True) for panel in split(grid, prompt.grid)]
-    return [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
+        for prompt, grid in zip(prompts, grids, strict=True):
+            panels += split(grid, prompt.grid)
+
+    failures = []
+    for panel, seen in zip(panels, Oracle().read(panels), strict=True):
+        if seen is None:
+            failures.append(panel)
+    return failures
 
 
 def draw_negatives(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
-    """Noise, flat and dark fields, blurs, shuffles and, for a third, half-denoised latents."""
+    """Draw noise, flat and dark fields, blurs, shuffles and, for a third, half-denoised latents."""
     rng = random.Random(seed)
     noise = np.random.default_rng(seed)
     makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
@@ -66,7 +72,7 @@ def draw_negatives(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.I
     for _ in range(count * 2 // 3):
         negatives.append(rng.choice(makers)(rng, noise))
 
-    # All panels before the noise of any: a single loop would draw in another order, and a seed give other images.
+    # All panels before the noise of any: a single loop would draw in another order, and change the images of a seed.
     panels = [_panel(rng) for _ in range(count - len(negatives))]
     return negatives + [_half_denoised(panel, vae, rng) for panel in panels]
 
@@ -112,11 +118,13 @@ def _shuffled(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
     blocks = []
     for strip in np.split(pixels, side):
-        for block in np.split(strip, side, axis=1):
-            blocks.append(block)
+        blocks += np.split(strip, side, axis=1)
 
     rng.shuffle(blocks)
-    return _image(np.concatenate([np.concatenate(blocks[i * side : (i + 1) * side], axis=1) for i in range(side)]))
+    strips = []
+    for start in range(0, len(blocks), side):
+        strips.append(np.concatenate(blocks[start : start + side], axis=1))
+    return _image(np.concatenate(strips))
 
 
 def _blended(rng: random.Random, noise: np.random.Generator) -> Image.Image:
@@ -129,7 +137,7 @@ def _blended(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 @torch.no_grad()
 def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: random.Random) -> Image.Image:
-    """What a policy that lost its way generates: a latent that still holds much noise."""
+    """Imitate a broken policy: decode a latent with much noise left."""
     pixels = torch.from_numpy(np.asarray(panel).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
     clean = encode_panels(vae, pixels)
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
@@ -139,7 +147,7 @@ def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: random.Random) -
 
 
 def to_images(pixels_B3HW: Tensor) -> Iterator[Image.Image]:
-    """(B, 3, H, W) in −1..1 → RGB images."""
+    """Convert (B, 3, H, W) in −1..1 to RGB images."""
     for pixels in ((pixels_B3HW.clamp(-1, 1) + 1) * 127.5).round().byte():
         yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
@@ -148,25 +156,28 @@ def to_images(pixels_B3HW: Tensor) -> Iterator[Image.Image]:
 
 
 def draw_textures(count: int, *, seed: int) -> list[Image.Image]:
-    """`count` images: half of one texture, half of several laid over one another; most of them graded and blurred."""
+    """Draw `count` images: half of one texture, half of several overlapping ones; most of them graded and blurred."""
     rng = random.Random(seed)
     noise = np.random.default_rng(seed)
     return [_photographed(_scene(rng, noise), rng, noise) for _ in range(count)]
 
 
 def _scene(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """A texture, perhaps with objects of other textures in front of it."""
+    """Draw a texture, perhaps with objects of other textures in front of it."""
     scene = rng.choice(TEXTURES)(rng, noise)
     for _ in range(rng.choice((0, 0, 0, 1, 2, 4))):
         outline = _cloud(noise, rng.uniform(1.5, 3.0))
-        mask = Image.fromarray(((outline > np.quantile(outline, rng.uniform(0.4, 0.9))) * 255).astype(np.uint8))
+        inside = outline > np.quantile(outline, rng.uniform(0.4, 0.9))
+        mask = Image.fromarray((inside * 255).astype(np.uint8))
         scene = Image.composite(rng.choice(TEXTURES)(rng, noise), scene, mask)
     return scene
 
 
 def _photographed(scene: Image.Image, rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """The scene with the colours, contrast, light, grain, focus and framing of a photograph."""
+    """Give a scene the colours, contrast, light, grain, focus and framing of a photograph."""
     pixels = np.asarray(scene, dtype=float)
+
+    # Colours, contrast, light and grain.
     if rng.random() < 0.6:
         grey = pixels.mean(-1, keepdims=True)
         pixels = grey + (pixels - grey) * rng.choice((0.0, rng.random(), rng.random()))
@@ -179,6 +190,8 @@ def _photographed(scene: Image.Image, rng: random.Random, noise: np.random.Gener
         pixels = pixels * (1 + rng.uniform(0.1, 0.5) * light / light.std())[..., None].clip(0.1, 2)
     if rng.random() < 0.3:
         pixels = pixels + noise.normal(0, rng.uniform(2, 25), pixels.shape)
+
+    # Focus and framing.
     image = _image(pixels)
     if rng.random() < 0.4:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 4.0)))
@@ -214,17 +227,21 @@ def _coloured_clouds(rng: random.Random, noise: np.random.Generator) -> Image.Im
 
 
 def _cells(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """Worley noise: the distance of every pixel to the nearest of some points, or to the borders between them."""
+    """Draw Worley noise: the distance of every pixel to the nearest of some points, or to the borders between them."""
     y, x = _axes()
     points = noise.uniform(0, 1, (rng.choice((6, 15, 30, 60)), 2))
     distances = np.sort(np.stack([np.hypot(x - across, y - down) for across, down in points]), axis=0)
-    return _coloured(distances[1] - distances[0] if rng.random() < 0.5 else distances[0], noise, colours=3)
+    values = distances[0]
+    if rng.random() < 0.5:
+        values = distances[1] - distances[0]
+    return _coloured(values, noise, colours=3)
 
 
 def _marble(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     y, x = _axes()
     cloud = _cloud(noise, rng.uniform(1.3, 2.0))
-    waves = np.sin(rng.uniform(2, 12) * (x + rng.random() * y) + rng.uniform(1, 6) * cloud / cloud.std())
+    phase = rng.uniform(2, 12) * (x + rng.random() * y)
+    waves = np.sin(phase + rng.uniform(1, 6) * cloud / cloud.std())
     return _coloured(np.abs(waves), noise, colours=3)
 
 
@@ -248,7 +265,7 @@ def _dots(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _dead_leaves(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """Overlapping shapes of every size, whose statistics are those of natural scenes (doi 10.1023/A:1016083017292)."""
+    """Draw overlapping shapes of every size, with the statistics of natural scenes (doi 10.1023/A:1016083017292)."""
     image, pen = _canvas(np.zeros(3))
     base = noise.uniform(60, 190, 3)
     spread = noise.normal(0, rng.uniform(20, 60), (3, 3))
@@ -264,7 +281,7 @@ def _dead_leaves(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _confetti(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """A crowd of small bright things."""
+    """Draw many small bright rectangles."""
     image, pen = _canvas(noise.uniform(0, 255, 3))
     size = rng.uniform(2, 9)
     for _ in range(int(SIDE**2 / size**2)):
@@ -275,7 +292,7 @@ def _confetti(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _crowd(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """Many small outlined things on a light ground, as an illustration has them."""
+    """Draw many small outlined shapes on a light ground, like an illustration."""
     image, pen = _canvas(noise.uniform(180, 256, 3))
     size = rng.uniform(3, 14)
     for _ in range(int(rng.uniform(0.5, 2) * SIDE**2 / size**2)):
@@ -302,7 +319,7 @@ def _bricks(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _window(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """A program's window: bars, boxes and text."""
+    """Draw a program's window: bars, boxes and text."""
     image, pen = _canvas(np.array(rng.choice(((250, 250, 250), (236, 240, 244), (28, 30, 36)))))
     font = ImageFont.load_default(size=rng.choice((7, 9, 12)))
     pen.rectangle((0, 0, SIDE, SIDE // 10), fill=_rgb(noise.uniform(0, 255, 3)))
@@ -320,11 +337,12 @@ def _lights(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     pixels = np.broadcast_to(noise.uniform(0, 70, 3), (SIDE, SIDE, 3)).copy()
     for _ in range(rng.randint(6, 40)):
         distance = np.hypot(x - rng.random(), y - rng.random())
-        pixels += (distance < rng.uniform(0.01, 0.1))[..., None] * noise.uniform(10, 200, 3)
+        lit = distance < rng.uniform(0.01, 0.1)
+        pixels += lit[..., None] * noise.uniform(10, 200, 3)
     return _image(pixels).filter(ImageFilter.GaussianBlur(1))
 
 
-# A family that stands more than once comes more often: dead leaves for natural scenes, crowds for illustrations.
+# Repeated entries are drawn more often: dead leaves for natural scenes, crowds for illustrations.
 TEXTURES: tuple[Texture, ...] = (
     _white_noise, _coarse_noise, _clouds, _coloured_clouds, _coloured_clouds, _cells, _marble, _gradient, _dots,
     _dead_leaves, _dead_leaves, _dead_leaves, _confetti, _confetti, _crowd, _crowd, _bricks, _window, _lights,
@@ -332,10 +350,12 @@ TEXTURES: tuple[Texture, ...] = (
 
 
 def _cloud(noise: np.random.Generator, slope: float) -> Array:
-    """Noise whose amplitude falls as frequency to the power of −`slope`; photographs have slopes near 1."""
+    """Draw noise with amplitude ∝ frequency^−`slope`; photographs have slopes near 1."""
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
-    frequency[0, 0] = 1 / SIDE  # the mean's would be 0, to divide by
-    return np.asarray(np.fft.ifft2(np.fft.fft2(noise.normal(size=(SIDE, SIDE))) / frequency**slope).real)
+    # The mean has the frequency 0, by which the spectrum cannot be divided.
+    frequency[0, 0] = 1 / SIDE
+    spectrum = np.fft.fft2(noise.normal(size=(SIDE, SIDE)))
+    return np.asarray(np.fft.ifft2(spectrum / frequency**slope).real)
 
 
 def _axes() -> tuple[Array, Array]:
@@ -344,11 +364,12 @@ def _axes() -> tuple[Array, Array]:
 
 
 def _coloured(values: Array, noise: np.random.Generator, *, colours: int) -> Image.Image:
-    """Values → colours of a random scale."""
+    """Map values to colours of a random scale."""
     scaled = (values - values.min()) / (np.ptp(values) + 1e-9)
     scale = noise.uniform(0, 255, (colours, 3))
     stops = np.linspace(0, 1, colours)
-    return _image(np.stack([np.interp(scaled, stops, scale[:, channel]) for channel in range(3)], axis=-1))
+    channels = [np.interp(scaled, stops, channel) for channel in scale.T]
+    return _image(np.stack(channels, axis=-1))
 
 
 def _canvas(colour: NDArray[Any]) -> tuple[Image.Image, ImageDraw.ImageDraw]:

@@ -1,11 +1,10 @@
-"""The tiny autoencoder, generator and editor (`python -m tools.tiny vae|generator|edits|kontext`), and what every
-training here shares.
+"""Training of the tiny autoencoder, generator and editor: `python -m tools.tiny vae|generator|edits|kontext`.
 
-Everything learns from images that `tiny.characters` draws, so nothing is downloaded. A training prints its loss and
-writes it to `log.jsonl` beside the weights; `docs/tiny.md` says how the committed checkpoints were made.
+All data are images of `tiny.characters`, so there are no downloads. A training prints its loss and writes it to
+`log.jsonl` in the folder of the weights. `docs/tiny.md` has the commands of the committed checkpoints.
 
 The editor starts from the generator, whose autoencoder and text encoders it keeps. The last teacher of both is
-unreliable, so that reinforcement learning has something to mend.
+unreliable, so that reinforcement learning can improve on it.
 
 Legend: B batch, P panels, N tokens, C channels, H height, W width.
 """
@@ -43,7 +42,7 @@ GRID = Grid(2, 2)
 
 
 class Stage:
-    """One training: its schedule, its optimizer, the moving average of its weights, and its log."""
+    """One training: schedule, optimizer, moving average of the weights, and log."""
 
     def __init__(self, modules: Sequence[nn.Module], *, lr: float, steps: int, log: Path, ema: float) -> None:
         def warm_cosine(step: int) -> float:
@@ -62,7 +61,7 @@ class Stage:
         self.recent: list[float] = []
 
     def update(self, loss: Tensor, **metrics: float) -> None:
-        """One optimizer step; every hundredth is logged, with the mean loss since the last."""
+        """Make an optimizer step; log every hundredth one, with the mean loss since the last."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -70,7 +69,7 @@ class Stage:
         self.scheduler.step()
         self.step += 1
         self.recent.append(loss.item())
-        # The first steps are far from any good weights: the average must not carry them to the end.
+        # The first steps are far from any good weights: the average must forget them.
         decay = min(self.ema, self.step / (self.step + 10))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - decay)
         if self.step % 100 == 0 or self.step == self.steps:
@@ -81,19 +80,19 @@ class Stage:
             print(line, flush=True)
 
     def save_average(self, model: Any, out: Path) -> None:
-        """Saves `model`, which holds the modules, with their averaged weights; training goes on from the last ones."""
+        """Save `model`, which contains the modules, with averaged weights; training goes on from the last weights."""
         last = [p.detach().clone() for p in self.parameters]
         self.use_average()
         model.save_pretrained(out)
         torch._foreach_copy_([p.detach() for p in self.parameters], last)
 
     def use_average(self) -> None:
-        """Puts the averaged weights in place of the last ones."""
+        """Replace the last weights by the averaged ones."""
         torch._foreach_copy_([p.detach() for p in self.parameters], self.average)
 
 
 def publish(model: Any, out: Path) -> None:
-    """Saves a model or pipeline without the path that it came from."""
+    """Save a model or pipeline without the path of its origin."""
     model.save_pretrained(out)
     for file in out.rglob("*.json"):
         config = read_json(file)
@@ -105,26 +104,28 @@ def publish(model: Any, out: Path) -> None:
 
 
 def panel_pixels(size: int, panels: Sequence[Panel] | None = None) -> Tensor:
-    """Drawings of `panels`, by default of all 5,184: (P, 3, size, size) in −1..1, fp32."""
-    drawings = [np.asarray(characters.draw(panel, size)) for panel in panels or characters.all_panels()]
+    """Draw `panels`, by default all 5,184: (P, 3, size, size) in −1..1, fp32."""
+    drawings = []
+    for panel in panels or characters.all_panels():
+        drawings.append(np.asarray(characters.draw(panel, size)))
     return torch.from_numpy(np.stack(drawings)).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
 @torch.no_grad()
 def encode_panels(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
-    """Latent modes of many images, unscaled."""
+    """Encode many images to unscaled latent modes."""
     return torch.cat([vae.encode(batch).latent_dist.mode() for batch in pixels.split(64)])
 
 
 def panel_latents(vae: AutoencoderKL, size: int, panels: Sequence[Panel] | None = None) -> Tensor:
-    """The scaled latents of `panel_pixels`: (P, C, size / 4, size / 4)."""
+    """Encode `panel_pixels` to scaled latents: (P, C, size / 4, size / 4)."""
     codes = encode_panels(vae, panel_pixels(size, panels))
     latents: Tensor = (codes - vae.config.shift_factor) * vae.config.scaling_factor
     return latents
 
 
 def tile(panels_BPCHW: Tensor) -> Tensor:
-    """Four panels → one 2×2 grid: (B, 4, C, H, W) → (B, C, 2H, 2W); images and latents alike."""
+    """Join four panels to a 2×2 grid, images or latents: (B, 4, C, H, W) → (B, C, 2H, 2W)."""
     top_left, top_right, bottom_left, bottom_right = panels_BPCHW.unbind(1)
     top = torch.cat([top_left, top_right], -1)
     bottom = torch.cat([bottom_left, bottom_right], -1)
@@ -135,9 +136,10 @@ def tile(panels_BPCHW: Tensor) -> Tensor:
 
 
 def pretrain_vae(out: Path, *, share: float) -> None:
-    """Trains the tiny VAE on grid images, half of them encoded panel by panel, as the generator's data is.
+    """Train the tiny VAE on grid images, half of them encoded panel by panel like the generator's data.
 
-    `share` scales the 1,800 steps, for a quick try.
+    Args:
+        share: factor of the 1,800 steps, for a quick try.
     """
     steps = round(share * 1800)
     batch = 8
@@ -148,10 +150,16 @@ def pretrain_vae(out: Path, *, share: float) -> None:
     stage = Stage([vae], lr=2e-3, steps=steps, log=out / "log.jsonl", ema=0.995)
     for step in range(steps):
         # Every fourth batch is of 128 px grids, a quarter as many: each has four times the pixels.
-        size, count = (PANEL_SIZES[0], batch) if step % 4 else (PANEL_SIZES[1], batch // 4)
+        size = PANEL_SIZES[0]
+        count = batch
+        if step % 4 == 0:
+            size = PANEL_SIZES[1]
+            count = batch // 4
         panels = pixels[size][torch.randint(len(pixels[size]), (count, 4))]
         grids = tile(panels)
-        if step % 2:  # the generator learns from latents that are put together, policies decode whole grids
+
+        # The generator learns from joined latents of panels, while policies decode whole grids.
+        if step % 2:
             code = vae.encode(panels.flatten(0, 1)).latent_dist
             latents = tile(code.sample().unflatten(0, (count, 4)))
         else:
@@ -160,8 +168,9 @@ def pretrain_vae(out: Path, *, share: float) -> None:
         decoded = vae.decode(latents).sample
         distance = F.l1_loss(decoded, grids) + F.mse_loss(decoded, grids)
         stage.update(distance + 1e-4 * code.kl().mean() / latents[0].numel(), distance=distance.item())
+
+    # The generator is trained on standardized latents, and policies invert that by these two numbers.
     stage.use_average()
-    # The generator is trained on standardized latents, and policies undo it by these two numbers.
     codes = torch.cat([encode_panels(vae, pixels[size][::8]).flatten() for size in PANEL_SIZES])
     vae.register_to_config(shift_factor=codes.mean().item(), scaling_factor=1 / codes.std().item())
     vae.save_pretrained(out)
@@ -171,7 +180,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 
 
 def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
-    """Endless (prompt text, panels) of training characters, as a teacher shows them who redraws attributes."""
+    """Yield (prompt text, panels) of training characters without end, some attributes redrawn by the teacher."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
     subjects = characters.subjects_of("train")
     while True:
@@ -184,20 +193,20 @@ class TrainingPhase(NamedTuple):
     """One phase of the generator's training."""
 
     steps: int
-    large_share: float  # of the steps, at 128 px
-    redraw: float  # the chance with which the teacher redraws each kept attribute of each panel
+    large_share: float  # share of the steps at 128 px
+    redraw: float  # probability that the teacher redraws a kept attribute of a panel
 
 
 WORDS = TrainingPhase(steps=1500, large_share=0.15, redraw=0.0)
 """First a faultless teacher, mostly at 64 px: words and images are matched early."""
 SETS = TrainingPhase(steps=2200, large_share=0.55, redraw=0.27)
-"""Then an unreliable one, at both sizes: the generator is to be able, but inconsistent."""
+"""Then an unreliable teacher, at both sizes: the generator becomes capable, but inconsistent."""
 BATCH = {32: 32, 64: 12}
 """Grid images per step by panel size; one of 128 px has four times the tokens."""
 
 
 def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
-    """Trains transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px."""
+    """Train transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px."""
     torch.manual_seed(0)
     rng = random.Random(0)
     out.mkdir(parents=True, exist_ok=True)
@@ -216,17 +225,18 @@ def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
             rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
             loss = generator_loss(pipeline, texts, pack(tile(latents[size][rows])))
             stage.update(loss, **{f"loss_{2 * size}px": loss.item()})
-            if stage.step % 300 == 0:  # an hour's work is not to be lost
+            # A training takes more than an hour: an interruption must not lose it all.
+            if stage.step % 300 == 0:
                 stage.save_average(pipeline, out)
         stage.use_average()
     publish(pipeline.to(torch.float16), out)
 
 
 def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor) -> Tensor:
-    """The flow matching loss of whole grids, text encoders included."""
+    """Compute the flow matching loss of whole grids, text encoders included."""
     batch, tokens, _ = clean_BNC.shape
-    # Padding is attended to, so that guidance and length are part of what is learned.
     side = math.isqrt(tokens)
+    # The model attends to padding, so that inference must use the length and the guidance of training.
     length = TRAINED_WITH["max_sequence_length"]
 
     def read(tokenizer: Any, max_length: int) -> Tensor:
@@ -252,7 +262,7 @@ def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tens
 
 
 def flow_matching_loss(velocity: Callable[[Tensor, Tensor], Tensor], clean_BNC: Tensor, *, shift: float) -> Tensor:
-    """Mean squared error of `velocity` (noisy latents, times) at times that favour noise."""
+    """Compute the mean squared error of `velocity` (noisy latents, times) at times that favour noise."""
     batch = len(clean_BNC)
     # Half logit-normal, half uniform, then shifted towards noise, where an image's content is decided.
     t = torch.where(torch.rand(batch) < 0.5, torch.rand(batch), torch.sigmoid(torch.randn(batch)))
@@ -269,27 +279,29 @@ COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 96}
 
 
 def draw_edits(out: Path) -> list[Path]:
-    """Writes the world's edits for training, development and test as `{split}.jsonl`, each beside its sources."""
-    return [
-        write_edits(out, character_edits(split, count), name=split, pixels=PIXELS) for split, count in COUNTS.items()
-    ]
+    """Write the world's edits for training, development and test as `{split}.jsonl`, with their sources."""
+    paths = []
+    for split, count in COUNTS.items():
+        edits = character_edits(split, count)
+        paths.append(write_edits(out, edits, name=split, pixels=PIXELS))
+    return paths
 
 
 class EditPhase(NamedTuple):
     """One phase of the editor's training."""
 
     steps: int
-    spoil: float  # the chance with which the teacher redraws each attribute that should stay
-    ignore: float = 0.0  # the chance with which it leaves the attribute that should change
+    spoil: float  # probability that the teacher redraws an attribute that should stay
+    ignore: float = 0.0  # probability that it leaves the attribute that should change
 
 
 FAULTLESS = EditPhase(steps=1200, spoil=0.0)
-"""After it the editor makes every held-out edit without a fault: nothing would be left to mend."""
+"""After it the editor makes every held-out edit without a fault, so that RL could not improve it."""
 UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
 
 
 def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
-    """Endless edits of training characters, and what the teacher makes of each."""
+    """Yield edits of training characters without end, and the teacher's result of each."""
     pool = characters.panels_of("train")
     while True:
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
@@ -304,14 +316,14 @@ def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, P
 
 
 def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
-    """Trains a tiny Kontext by flow matching, from the tiny FLUX in `start`; `share` scales the steps."""
+    """Train a tiny Kontext by flow matching, from the tiny FLUX in `start`; `share` scales the steps."""
     torch.manual_seed(0)
     rng = random.Random(0)
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
     policy = KONTEXT.over(pipeline, **TRAINED_WITH)
-    pipeline.transformer.requires_grad_(True).train()  # a policy freezes what it is given
-    # Text encoders and VAE stay as they are, so every text and panel is encoded once.
+    pipeline.transformer.requires_grad_(True).train()  # `over` froze it
+    # Text encoders and VAE are frozen, so every text and panel is encoded once.
     with torch.no_grad():
         texts = dict(zip(INSTRUCTIONS, policy.encoded_texts(INSTRUCTIONS), strict=True))
     tokens = pack(panel_latents(pipeline.vae, PIXELS))

@@ -1,8 +1,8 @@
 """The tiny judge's domain: `python -m tools.tiny domain`.
 
-Its images are all that can be met in the tiny world: drawings, what the autoencoder makes of them, and what generators
-make, from one that has learned nothing over spoiled ones to the committed one. What lies outside is drawn by
-`tools.tiny.negatives`. The threshold is set on images of the world that the classifier did not learn from.
+Positive images are drawings of the tiny world, their reconstructions, and images of generators, from an untrained one
+over damaged ones to the committed one. `tools.tiny.negatives` draws the negative images. The threshold is set on
+held-out images of the world.
 
 Legend: B images, C latent channels, H and W sides of latents.
 """
@@ -53,23 +53,23 @@ from tools.tiny.pretrain import (
 NAME = "the tiny world of drawn characters"
 WIDTH = 24
 SIDE = 32
-"""Channels of the first convolution; pixels of the copies it looks at, which are what the judge itself sees."""
+"""Channels of the first convolution; pixels of its input, the size of the judge's own."""
 DECLINED_SHARE = 0.001
-"""Share of the generated images, among those that were not learned from, that the threshold declines."""
+"""Share of the held-out generated images beyond the threshold."""
 LAYOUTS = (Grid(2, 2), Grid(2, 2), Grid(1, 2), Grid(2, 1), Grid(1, 3), Grid(2, 3), Grid(3, 3), Grid(1, 4))
 EARLY_STEPS = (0, 15, 50, 100, 200)
 ADAPTER_SPREADS = (0.05, 0.15, 0.3, 0.4)
-"""Standard deviations of an adapter's second matrix: from a change that is hardly seen to one that leaves noise."""
+"""Standard deviations of an adapter's second matrix: from a hardly visible change to pure noise."""
 MIXES = (0.3, 0.5, 0.7, 0.85)
-"""Shares of the trained weights in a transformer that is mixed with a new one."""
+"""Shares of the trained weights in a mix with random weights."""
 
 
 def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, seed: int) -> None:
-    """Makes `domain.json` and `domain.safetensors` in `out`; `share` scales images and steps, for a quick try."""
+    """Write `domain.json` and `domain.safetensors` to `out`; `share` scales images and steps, for a quick try."""
     out.mkdir(parents=True, exist_ok=True)
     generated, spoiled = world_images(generator, editor, seed=seed, share=share)
     random.Random(seed).shuffle(generated)
-    # The threshold is set by what generators make: latents that are spoiled by hand lie farther out than any of it.
+    # The threshold is set on images of generators: latents that are spoiled by hand are farther from the world.
     held_out = generated[: len(generated) // 5]
     learned = [*generated[len(generated) // 5 :], *spoiled]
     random.Random(seed).shuffle(learned)
@@ -87,7 +87,7 @@ def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, s
 def fit(
     inside: Sequence[Image.Image], outside: Sequence[Image.Image], *, steps: int, log: Path, seed: int, batch: int = 64
 ) -> DomainNet:
-    """Trains the classifier; half of each batch is inside, and half of it is mirrored."""
+    """Train the classifier; half of each batch is inside, and half of it is mirrored."""
     torch.manual_seed(seed)
 
     groups = []
@@ -103,7 +103,7 @@ def fit(
         mirrored = torch.where(torch.rand(batch, 1, 1, 1) < 0.5, batch_B3HW.flip(-1), batch_B3HW)
         stage.update(F.binary_cross_entropy_with_logits(net(mirrored), is_outside))
     stage.use_average()
-    # Through fp16, in which the weights are stored: the threshold must fit what is loaded.
+    # Through fp16, in which the weights are stored: the threshold must fit the loaded weights.
     return net.half().float().eval().requires_grad_(False)
 
 
@@ -113,11 +113,11 @@ def fit(
 def world_images(
     generator: Path, editor: Path, *, seed: int, share: float
 ) -> tuple[list[Image.Image], list[Image.Image]]:
-    """Images of the world as the classifier sees them, whole grids and single panels.
+    """Make images of the world at the classifier's size, whole grids and single panels.
 
     Returns:
-        those that are drawn or generated, about 5,900 times `share`, and twice as many of latents that are spoiled by
-        hand, farther than any generator spoils them.
+        Drawn or generated images, about 5,900 times `share`, and twice as many of artificially spoiled latents,
+        farther from the world than any generator's.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -140,7 +140,7 @@ def world_images(
 
 
 def handled(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Now and then, the image as it comes back from a page or a chat: as JPEG, or at another size."""
+    """Imitate a web page or a chat: sometimes compress the image as JPEG, sometimes resize it."""
     draw = rng.random()
     if draw < 0.1:
         buffer = io.BytesIO()
@@ -154,7 +154,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
-    """Panels and grids as `tiny.characters` draws them."""
+    """Yield panels and grids of `tiny.characters`."""
     panels = characters.panels_of("train")
     for _ in range(count):
         if rng.random() < 0.6:
@@ -167,7 +167,7 @@ def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
 
 @torch.no_grad()
 def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
-    """What the autoencoder makes of latents between a drawn grid and noise, a grid or one of its panels each."""
+    """Decode latents between a drawn grid and noise, and yield the grid or one of its panels."""
     shown = rng.sample(characters.panels_of("train"), 400)
     scale = vae.config.scaling_factor
     shift = vae.config.shift_factor
@@ -181,14 +181,14 @@ def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 
 
 
 def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
-    """What the generator makes in few and in many steps, under random adapters, and mixed with an untrained one.
+    """Yield images of the generator in few and in many steps, under random adapters, and with partly random weights.
 
-    `count` grids of each kind at both sizes.
+    Args:
+        count: grids of each kind at both sizes.
     """
     for steps in (10, 3, 2, 1):
-        yield from _grids(
-            FLUX.from_pretrained(generator, **TRAINED_WITH), seed=seed + steps, count=2 * count, steps=steps
-        )
+        policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
+        yield from _grids(policy, seed=seed + steps, count=2 * count, steps=steps)
     for number in range(8):
         for spread in ADAPTER_SPREADS:
             policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
@@ -207,22 +207,22 @@ def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
 
 
 def early(vae: AutoencoderKL, *, seed: int, share: float) -> Iterator[Image.Image]:
-    """What a generator makes at EARLY_STEPS of its training."""
+    """Yield images of a generator at EARLY_STEPS of its training."""
     for pipeline in early_generators(vae, [round(step * share) for step in EARLY_STEPS], seed=seed):
         yield from _grids(FLUX.over(pipeline, **TRAINED_WITH), seed=seed, count=max(2, round(24 * share)))
 
 
 def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> Iterator[FluxPipeline]:
-    """One generator that is trained from scratch as `pretrain.WORDS` begins, handed out after each of `steps`."""
+    """Train a generator from scratch like the first steps of `pretrain.WORDS`, and yield it after each of `steps`."""
     torch.manual_seed(seed)
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=2e-3, betas=(0.9, 0.99))
     teacher = imperfect_sets(random.Random(seed), redraw=WORDS.redraw)
-    # A loop of its own, without schedule or average: what matters is how images look long before anything is learned.
+    # Without schedule or average: only the images of the first steps matter.
     for step in range(max(steps) + 1):
         if step in steps:
-            yield copy.deepcopy(pipeline)  # a policy freezes what it is given
+            yield copy.deepcopy(pipeline)  # a policy freezes its pipeline
         texts, sets = zip(*(next(teacher) for _ in range(16)), strict=True)
         latents = panel_latents(vae, PANEL_SIZES[0], [panel for panels in sets for panel in panels])
         grids = tile(latents.unflatten(0, (len(sets), GRID.count)))
@@ -232,7 +232,7 @@ def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> 
 
 
 def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
-    """What the editor makes, in few and in many steps, and under a random adapter."""
+    """Yield images of the editor, in few and in many steps, and under a random adapter."""
     with tempfile.TemporaryDirectory() as folder:
         edits = character_edits("train", count, seed=seed)
         prompts = prompts_from(str(write_edits(Path(folder), edits, name="edits")), limit=None)
@@ -244,7 +244,7 @@ def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
 
 
 def random_adapter(transformer: torch.nn.Module, targets: Sequence[str], *, spread: float, seed: int) -> None:
-    """Adds an adapter that was never trained; `spread` is the standard deviation of its second matrices."""
+    """Add a random adapter; `spread` is the standard deviation of its second matrices."""
     torch.manual_seed(seed)
     add_lora(transformer, rank=16, alpha=32, targets=targets)
     for name, parameter in transformer.named_parameters():
@@ -253,7 +253,7 @@ def random_adapter(transformer: torch.nn.Module, targets: Sequence[str], *, spre
 
 
 def _grids(policy: Policy, *, seed: int, count: int, steps: int = 10) -> Iterator[Image.Image]:
-    """`count` grids at each size, each with two of its panels."""
+    """Yield `count` grids at each size, each with two of its panels."""
     prompts = characters.character_prompts("train", count, seed=seed)
     for size in PANEL_SIZES:
         for grid in _samples(policy, prompts, seed=seed, size=2 * size, steps=steps):
@@ -267,7 +267,7 @@ def _samples(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int,
     return sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=12)
 
 
-# --- latents of generators that have not learned, or have lost, something --------------------------------------
+# --- latents of imperfect generators ---------------------------------------------------------------------------
 
 
 def _clean(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
@@ -299,13 +299,13 @@ def _mixed(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
 
 
 def _shuffled(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
-    """Blocks that lost their places: what a generator makes that has learned details before wholes."""
+    """Shuffle blocks, like a generator that learned details before the whole."""
     shuffled = shuffled_blocks(grids_BCHW, rng)
     return torch.lerp(shuffled, torch.randn_like(shuffled), 0.6 * _each(shuffled))
 
 
 def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
-    """Some of the blocks of each grid, or all, replaced by others of it; in all grids alike."""
+    """Replace some or all blocks of each grid by others of it, in all grids alike."""
     side = grids_BCHW.shape[-1]
     block = rng.choice((1, 2, 2, 4))
     blocks = F.unfold(grids_BCHW, block, stride=block)  # (B, C · block², positions)
@@ -316,7 +316,7 @@ def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
 
 
 def _periodic(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
-    """A small pattern over and over on top: what random adapters make."""
+    """Add a small periodic pattern, like random adapters."""
     batch, channels, side, _ = grids_BCHW.shape
     period = rng.choice((2, 4))
     pattern = torch.randn(batch, channels, period, period).repeat(1, 1, side // period, side // period)
@@ -338,7 +338,7 @@ SPOILERS: tuple[Spoiler, ...] = (
 
 
 def recoloured(images: Sequence[Image.Image]) -> Iterator[Image.Image]:
-    """Images of the world in colours that it does not have: their channels swapped, or in grey."""
+    """Give images of the world colours that it does not have: swapped channels, or grey."""
     for number, image in enumerate(images):
         red, green, blue = image.split()
         orders = ((blue, green, red), (green, red, blue), (green, blue, red), 3 * (image.convert("L"),))

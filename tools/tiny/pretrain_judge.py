@@ -1,7 +1,8 @@
-"""The tiny judge and the judge of edits: `python -m tools.tiny judge|edit-judge`.
+"""Training of the tiny judge and the judge of edits: `python -m tools.tiny judge|edit-judge`.
 
 It learns the questions of `core.questions` on drawn panels, their VAE reconstructions, and negatives. An answer is Yes
-or No and then its reasons, which name what is equal or differs: they teach a judge from scratch what to look at.
+or No and then its reasons, which name the equal or different attributes: they direct the attention of a judge that is
+trained from scratch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
 
 SUBTLE = "shape"
-"""The kept attribute that is hardest to tell apart: more pairs differ in it alone."""
+"""The kept attribute with the least visible differences: more pairs differ in it alone."""
 CAPTIONS = (0.8, 0.05)
 """Share of plain descriptions in the first fifth of a training from scratch, and after it."""
 CAPTIONS_AFTERWARDS = 0.03
@@ -39,7 +41,7 @@ CAPTION_REQUEST = "What does this image show?"
 CRITERIA = {name.lower(): text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
 """Kept attribute → its criterion."""
 DECISION_SHARE = 0.5
-"""α: what the decision weighs in an example's loss, beside its reasons."""
+"""α: weight of the decision in an example's loss; the reasons weigh 1 − α."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +64,39 @@ class TrainingExample:
 
 
 class ImageBank:
-    """Images as the image processor hands them to the judge, each prepared once.
-
-    Panels come drawn and reconstructed, at both sizes; negatives lie behind them.
-    """
+    """Preprocessed images: all panels, drawn and reconstructed, at both sizes, and then the negatives."""
 
     def __init__(self, image_processor: Any, *, vae: AutoencoderKL, negatives: Sequence[Image.Image]) -> None:
         self.panels = characters.all_panels()
         self.number = {panel: number for number, panel in enumerate(self.panels)}
 
-        versions = []
+        images: list[Image.Image] = []
         for size in PANEL_SIZES:
-            for pixels in (panel_pixels(size), _reconstructed(vae, size)):
-                versions.append(pixels)
-
-        images = [*(image for pixels in versions for image in to_images(pixels)), *negatives]
-        self.versions = len(versions)
+            images += to_images(panel_pixels(size))
+            images += to_images(_reconstructed(vae, size))
+        images += negatives
+        self.versions = 2 * len(PANEL_SIZES)
         self.negative_count = len(negatives)
+
         # In fp16 the 24,000 images take 0.3 GB.
         prepared = []
         for start in range(0, len(images), 256):
-            prepared.append(
-                image_processor(images=images[start : start + 256], return_tensors="pt")["pixel_values"].half()
-            )
-
+            inputs = image_processor(images=images[start : start + 256], return_tensors="pt")
+            prepared.append(inputs["pixel_values"].half())
         self.patches = torch.cat(prepared).unflatten(0, (len(images), -1))
 
     def of(self, panel: Panel, rng: random.Random) -> int:
-        """One of the images of a panel."""
+        """Draw one of the images of a panel, as an index."""
         return self.number[panel] + len(self.panels) * rng.randrange(self.versions)
 
     def of_negative(self, rng: random.Random) -> int:
+        """Draw a negative, as an index."""
         return len(self.panels) * self.versions + rng.randrange(self.negative_count)
 
 
 @torch.no_grad()
 def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
-    """Every panel as the VAE gives it back, four to a grid as policies make them: (5184, 3, size, size)."""
+    """Reconstruct every panel by the VAE, four to a grid like policies: (5184, 3, size, size)."""
     grids = tile(encode_panels(vae, panel_pixels(size)).unflatten(0, (-1, 4)))
     decoded = torch.cat([vae.decode(batch).sample for batch in grids.split(16)])
     return decoded.unfold(2, size, size).unfold(3, size, size).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, size, size)
@@ -110,14 +108,17 @@ def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
 def training_examples(
     bank: ImageBank, *, split: Split, rng: random.Random, captions: float
 ) -> Iterator[TrainingExample]:
-    """Endless examples about the characters of one split; of those that decide, half with the answer Yes.
+    """Yield examples about the characters of one split without end; half of the decisions are Yes.
 
-    `captions` is the share of plain descriptions: without them a judge never learns to see more than colours.
+    Args:
+        captions: share of plain descriptions, without which a judge learns only colours.
     """
     pool = characters.panels_of(split)
     kinds = [_pair_example, _text_example, _criterion_example]
     while True:
-        kind = _caption_example if rng.random() < captions else rng.choices(kinds, weights=(3, 4, 1.5))[0]
+        kind = _caption_example
+        if rng.random() >= captions:
+            kind = rng.choices(kinds, weights=(3, 4, 1.5))[0]
         yield kind(rng.choice(pool), pool, rng, bank)
 
 
@@ -128,9 +129,12 @@ def _caption_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, ba
 
 
 def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
-    # What the reward's question quotes: a prompt's text before its first panel.
+    # The reward's question quotes a prompt's text before its first panel.
     theme = f"{GRID} grid layout of {rng.choice([first, first, rng.choice(pool)]).subject}."
-    question = questions.consistent() if rng.random() < 0.15 else questions.same_theme(theme)
+    question = questions.same_theme(theme)
+    if rng.random() < 0.15:
+        question = questions.consistent()
+
     draw = rng.random()
     if draw < 0.14:
         return _negative_pair(first, question, rng, bank)
@@ -138,7 +142,7 @@ def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank:
     if draw < 0.57:
         answer = f"Yes. Both show {first.subject}."
     else:
-        # Few differences, and often in shape alone: from panels at random, colours would be enough to be right.
+        # Few differences, and often in shape alone: with random panels, colours would be enough to be right.
         second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(3, 3, 2))[0], rng)
         if rng.random() < 0.35:
             second = changed(_new_scene(first, rng), (SUBTLE,), 1, rng)
@@ -161,27 +165,30 @@ def _negative_pair(first: Panel, question: str, rng: random.Random, bank: ImageB
 
 
 def _text_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
-    shown = {name: getattr(panel, name) for name in VALUES}  # in the order in which a panel's text names them
     image = bank.of(panel, rng)
     draw = rng.random()
-    text = panel.text
-    answer = f"Yes. It shows {panel.text}."
-    words = tuple((value, draw >= 0.12) for value in shown.values())
+    described = panel
     if draw < 0.12:
         image = bank.of_negative(rng)
-        answer = "No. It shows nothing."
     elif draw >= 0.55:
-        said = changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
-        text = said.text
-        words = tuple((getattr(said, name), getattr(said, name) == shown[name]) for name in VALUES)
+        described = changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
 
-        wrong = []
-        for name in VALUES:
-            if getattr(said, name) != shown[name]:
-                wrong.append(f"The {name} is {shown[name]}.")
+    # VALUES has the order of a panel's text.
+    words = []
+    wrong = []
+    for name in VALUES:
+        value = getattr(described, name)
+        shown = getattr(panel, name)
+        words.append((value, draw >= 0.12 and value == shown))
+        if value != shown:
+            wrong.append(f"The {name} is {shown}.")
 
+    answer = f"Yes. It shows {panel.text}."
+    if draw < 0.12:
+        answer = "No. It shows nothing."
+    elif wrong:
         answer = f"No. {' '.join(wrong)}"
-    return TrainingExample((image,), questions.shows_text(text), answer, words)
+    return TrainingExample((image,), questions.shows_text(described.text), answer, tuple(words))
 
 
 def _criterion_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
@@ -189,7 +196,7 @@ def _criterion_example(first: Panel, pool: Sequence[Panel], rng: random.Random, 
     question = questions.meets_criterion(CRITERIA[name])
     if rng.random() < 0.1:
         return _negative_pair(first, question, rng, bank)
-    # The other attributes differ as they like: the judge is to look at the one that the criterion names.
+    # The other attributes may differ: the judge must learn to ignore them.
     distractors = tuple(attribute for attribute in KEPT if attribute != name)
     second = changed(_new_scene(first, rng), distractors, rng.randrange(len(distractors) + 1), rng)
     if rng.random() < 0.5:
@@ -205,22 +212,28 @@ def _new_scene(panel: Panel, rng: random.Random) -> Panel:
 
 
 def changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
-    """The panel with other values of `count` attributes of `names`."""
+    """Change `count` attributes of `names`."""
     for name in rng.sample(names, count):
         panel = with_another(panel, name, rng)
     return panel
 
 
 def differences(first: Panel, second: Panel, names: Sequence[str] = KEPT) -> str:
-    """What tells two panels apart, a sentence for each attribute; empty if nothing does."""
-    values = {name: (getattr(first, name), getattr(second, name)) for name in names}
-    return " ".join(f"The {name} differs: {a} and {b}." for name, (a, b) in values.items() if a != b)
+    """Describe the differences of two panels, a sentence per attribute."""
+    sentences = []
+    for name in names:
+        a = getattr(first, name)
+        b = getattr(second, name)
+        if a != b:
+            sentences.append(f"The {name} differs: {a} and {b}.")
+    return " ".join(sentences)
 
 
 def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[TrainingExample]:
-    """Endless examples about edits of one split's characters, half of them with the answer Yes.
+    """Yield examples about edits of one split's characters without end; half of the answers are Yes.
 
-    `captions` is the share of plain descriptions and questions about pairs of a set, which teach a judge to look.
+    Args:
+        captions: share of plain descriptions and questions about pairs of a set.
     """
     pool = characters.panels_of(split)
     plain = training_examples(bank, split=split, rng=rng, captions=captions)
@@ -240,10 +253,12 @@ def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions
 
 
 def _attempt(edit: Edit, rng: random.Random) -> Panel:
-    """What an editor might make of it: followed or not, the rest kept or not, each as often."""
-    panel = edit.after if rng.random() < 0.5 else edit.before
-    if panel is edit.before and rng.random() < 0.5:
-        panel = with_another(edit.after, edit.attribute, rng)  # changed, but to what nobody asked for
+    """Imitate an editor's result: followed or not, the rest kept or not, each with probability 1/2."""
+    panel = edit.after
+    if rng.random() >= 0.5:
+        panel = edit.before
+        if rng.random() < 0.5:
+            panel = with_another(edit.after, edit.attribute, rng)  # changed, but to a wrong value
     if rng.random() < 0.5:
         return panel
     return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)
@@ -265,7 +280,7 @@ def _followed_example(edit: Edit, seen: Panel) -> TrainingExample:
 # --- training --------------------------------------------------------------------------------------------------
 
 Teach = Callable[..., Iterator[TrainingExample]]
-"""Makes endless examples, as `training_examples` does."""
+"""Generator of examples, such as `training_examples`."""
 
 
 def pretrain_judge(
@@ -279,11 +294,11 @@ def pretrain_judge(
     start: Path | None = None,
     negatives: Sequence[Image.Image] = (),
 ) -> None:
-    """Trains the tiny judge on the examples of `teach`, from scratch or on from the checkpoint `start`.
+    """Train the tiny judge on the examples of `teach`, from scratch or from the checkpoint `start`.
 
     Args:
-        share: scales the number of steps, for a quick try.
-        negatives: further images that show nothing, such as a policy's failures.
+        share: factor of the number of steps, for a quick try.
+        negatives: further negatives, such as a policy's failures.
     """
     steps = round(share * steps)
     torch.manual_seed(0)
@@ -291,16 +306,23 @@ def pretrain_judge(
     out.mkdir(parents=True, exist_ok=True)
     model, processor, bank = _begin(start, vae, [*draw_negatives(3000, seed=0, vae=vae), *negatives], teach)
     shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
-    streams = [teach(bank, split="train", rng=rng, captions=captions) for captions in shares]
+    streams = []
+    for captions in shares:
+        streams.append(teach(bank, split="train", rng=rng, captions=captions))
+
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
+
+    # The accuracy of the last thousand decisions is logged.
     right = {"pairs": deque[bool](maxlen=1000), "texts": deque[bool](maxlen=1000)}
     while stage.step < steps:
-        examples = [next(streams[stage.step > steps / 5]) for _ in range(32)]
+        stream = streams[stage.step > steps / 5]
+        examples = [next(stream) for _ in range(32)]
         loss, said_yes = _loss(model, examples, bank, processor)
         for example, answer in zip(examples, said_yes, strict=True):
             if example.decides:
                 right["pairs" if len(example.images) == 2 else "texts"].append(answer == example.yes)
         stage.update(loss, **{name: sum(answers) / max(1, len(answers)) for name, answers in right.items()})
+
     stage.use_average()
     publish(model.half(), out)
     processor.save_pretrained(out)
@@ -309,60 +331,81 @@ def pretrain_judge(
 def _begin(
     start: Path | None, vae: AutoencoderKL, negatives: Sequence[Image.Image], teach: Teach
 ) -> tuple[Any, Any, ImageBank]:
-    """Model, processor and images: new ones, or those of a checkpoint."""
+    """Load model and processor, or create them, and prepare the images."""
     if start is not None:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
         model.config.dtype = model.config.text_config.dtype = None  # it is stored in another
         processor = load_processor(start)
         return model, processor, ImageBank(processor.image_processor, vae=vae, negatives=negatives)
-    # The tokenizer needs the examples' words and the bank needs an image processor: a first judge lends its own.
-    bank = ImageBank(twins.tiny_judge(["Yes. No."])[1].image_processor, vae=vae, negatives=negatives)
-    examples = zip(teach(bank, split="train", rng=random.Random(0), captions=0.2), range(3000), strict=False)
-    texts = [f"{example.question}\n{example.answer}" for example, _ in examples]
-    # Twice, with the template's own words: what a tokenizer reads often enough is one token or two.
-    return *twins.tiny_judge([*texts, "You are a helpful assistant.\nuser\nassistant\n"] * 2), bank
+
+    # The tokenizer needs the examples, which need a bank, which needs an image processor: that of a first judge.
+    _, processor = twins.tiny_judge(["Yes. No."])
+    bank = ImageBank(processor.image_processor, vae=vae, negatives=negatives)
+    texts = []
+    for example in islice(teach(bank, split="train", rng=random.Random(0), captions=0.2), 3000):
+        texts.append(f"{example.question}\n{example.answer}")
+
+    # Twice, with the words of the template: frequent words become one token or two.
+    model, processor = twins.tiny_judge([*texts, "You are a helpful assistant.\nuser\nassistant\n"] * 2)
+    return model, processor, bank
 
 
 def _loss(
     model: Any, examples: Sequence[TrainingExample], bank: ImageBank, processor: Any
 ) -> tuple[Tensor, list[bool]]:
-    """The loss of a batch of examples, and whether each was answered Yes.
+    """Compute the loss of a batch of examples, and whether each was answered Yes.
 
-    An example's loss is α of its decision and 1 − α of its reasons. One more term teaches to read: below the last
-    layer, each quoted word is to say by itself whether the image shows it, so that the last layer only has to collect.
-    From whole texts alone, a judge of this size does not find out that six words are to be compared.
+    An example's loss is α of its decision and 1 − α of its reasons. One more term is an auxiliary classification:
+    below the last layer, the token of each quoted word predicts whether the image shows it, so that the last layer only
+    aggregates. From whole texts alone, a judge of this size does not learn to compare six words.
     """
-    yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
+    yes, no = processor.tokenizer.convert_tokens_to_ids(["Yes", "No"])
     inputs, answered, word_ends = collate(examples, bank, processor)
     output = model(**inputs, output_hidden_states=True)
     logits = output.logits[:, :-1]
     labels = inputs["input_ids"][:, 1:]
     answered = answered[:, 1:]
     loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+
+    # Decision (the first token of the answer) and reasons.
     decides = torch.tensor([example.decides for example in examples])
-    first = answered & (answered.cumsum(1) == 1)  # the decision's token
+    first = answered & (answered.cumsum(1) == 1)
     reasoned = answered & ~(first & decides[:, None])
     reasons = (loss_per_token * reasoned).sum(1) / reasoned.sum(1)
     decided = DECISION_SHARE * loss_per_token[first] + (1 - DECISION_SHARE) * reasons
     loss = torch.where(decides, decided, reasons).mean()
+
+    # Quoted words.
     if len(word_ends):
         hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(word_ends.T)])
         fits = torch.tensor([fit for example in examples for _, fit in example.words])
         loss = loss + F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], fits.long())
-    return loss, (logits[first][:, yes] > logits[first][:, no]).tolist()
+    decisions = logits[first]
+    return loss, (decisions[:, yes] > decisions[:, no]).tolist()
 
 
 def collate(
     examples: Sequence[TrainingExample], bank: ImageBank, processor: Any
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """A batch of examples as the model takes it.
+    """Collate examples to a batch of the model.
 
     Returns:
-        its inputs, padded on the right; the mask of the answers' tokens, the end token included (B, T); and row and
-        column of each quoted word's last token (W, 2).
+        Inputs, padded on the right; mask of the answers' tokens, the end token included (B, T); row and column of each
+        quoted word's last token (W, 2).
     """
-    prompts, ends = zip(*(_chat(example, processor) for example in examples), strict=True)
-    answers = [processor.tokenizer(f"{example.answer}<|im_end|>").input_ids for example in examples]
+    # Tokens of each example.
+    prompts = []
+    answers = []
+    word_ends = []
+    images: list[int] = []
+    for row, example in enumerate(examples):
+        prompt, columns = _chat(example, processor)
+        prompts.append(prompt)
+        answers.append(processor.tokenizer(f"{example.answer}<|im_end|>").input_ids)
+        word_ends += [(row, column) for column in columns]
+        images += example.images
+
+    # Padded tensors.
     length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
     ids = torch.full((len(examples), length), processor.tokenizer.pad_token_id)
     attended = torch.zeros_like(ids)
@@ -372,10 +415,6 @@ def collate(
         ids[row, :end] = torch.tensor(prompt + answer)
         attended[row, :end] = 1
         answered[row, len(prompt) : end] = True
-    images = []
-    for example in examples:
-        for index in example.images:
-            images.append(index)
 
     inputs = {
         "input_ids": ids,
@@ -385,15 +424,14 @@ def collate(
         "image_grid_thw": torch.tensor([[1, 4, 4]]).repeat(len(images), 1),
         "mm_token_type_ids": (ids == processor.image_token_id).int(),
     }
-    word_ends = [(row, column) for row, columns in enumerate(ends) for column in columns]
     return inputs, answered, torch.tensor(word_ends, dtype=torch.long).view(-1, 2)
 
 
 def _chat(example: TrainingExample, processor: Any) -> tuple[list[int], list[int]]:
-    """An example's prompt in tokens, and the index at which each of its words ends."""
-    content = [*({"type": "image"} for _ in example.images), {"type": "text", "text": example.question}]
+    """Tokenize an example's prompt, and find the index of each quoted word's last token."""
+    content = [{"type": "image"}] * len(example.images) + [{"type": "text", "text": example.question}]
     text = chat_text(processor, [{"role": "user", "content": content}])
-    # Images of 32 px are 16 patches, merged by fours: what the processor would insert if it were given the image.
+    # Images of 32 px are 16 patches, merged by fours. The processor would insert the tokens if it had the image.
     text = text.replace("<|image_pad|>", "<|image_pad|>" * 4)
     tokens = processor.tokenizer(text, return_offsets_mapping=True)
     word_ends = []

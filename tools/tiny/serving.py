@@ -14,19 +14,20 @@ from pacorl.web.site import listening
 
 
 class QuickServer(uvicorn.Server):
-    """Sees within a hundredth of a second that it is to end, not within a tenth: tests start dozens."""
+    """Server that ends within a hundredth of a second instead of a tenth, since tests start dozens."""
 
     async def main_loop(self) -> None:
-        await self.on_tick(0)  # it writes the headers that every response has
+        await self.on_tick(0)  # sets the headers of every response
         while not self.should_exit:
             await asyncio.sleep(0.01)
 
 
 @contextmanager
 def serving_app(app: Any) -> Iterator[str]:
-    """Serves `app` in a thread while the block runs; yields its URL."""
+    """Serve `app` in a thread during the block; yield its URL."""
     server = QuickServer(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
-    with listening("127.0.0.1", 0) as (listener, url):  # who asks before the server runs waits in the socket's queue
+    # A request before the server runs waits in the socket's queue.
+    with listening("127.0.0.1", 0) as (listener, url):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

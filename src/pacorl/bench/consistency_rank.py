@@ -33,7 +33,7 @@ PROMPTS = "prompt_data.jsonl"
 RANKS = "consistency_full_rank.jsonl"
 
 REWARD_OF = {"clip-i": "panel_clip_image", "dreamsim": "dreamsim"}
-"""The paper's scorers → the rewards that they are."""
+"""The paper's scorers → our rewards."""
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -44,15 +44,15 @@ MEASURES = {
     "rank_rho": "rank ρ",
 }
 NOTE = (
-    "τ and ρ of order lists are what the released evaluation prints: it correlates the lists of candidate numbers, "
-    "best first. Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined. Intervals are 95 %, "
+    "τ and ρ of order lists are the released evaluation's: it correlates the lists of candidate numbers, best first. "
+    "Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined. Intervals are 95 %, "
     "bootstrapped over folders."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions(BenchmarkOptions):
-    """Who scores, and what a judge is asked."""
+    """Options of ConsistencyRank: the scorer, and a judge's question."""
 
     panel: ClassVar[str] = "Scorer"
 
@@ -73,9 +73,10 @@ class RankOptions(BenchmarkOptions):
 
 
 def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Ranked, Path]:
-    """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
+    """Read and check the folder: existing files, distinct candidates, orders that are permutations of the candidates.
 
-    Raises ValueError listing the items that are wrong; with `skip_bad` they are left out and named in `refused`.
+    Raises:
+        ValueError: with a list of the faulty items; with `skip_bad` they are in `refused` instead.
     """
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
@@ -87,13 +88,17 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
         item = _item(row, prompts)
         if item.key in keys:
             raise ValueError("the same item as an earlier record")
-        for name in (item.reference, *item.candidates):  # now, and not after hours of judging
+        # Missing files are reported now, not after hours of judging.
+        for name in (item.reference, *item.candidates):
             if not inside(folder / IMAGES, name).is_file():
                 raise ValueError(f"{folder / IMAGES / name} is missing")
-        keys.add(item.key)  # last: a record that is left out does not make the next one a repetition
+        # Last: a refused record must not make the next one a repetition.
+        keys.add(item.key)
         return item
 
-    records = {f"{folder / RANKS}, record {number}": (row,) for number, row in enumerate(read_jsonl(folder / RANKS), 1)}
+    records = {}
+    for number, row in enumerate(read_jsonl(folder / RANKS), 1):
+        records[f"{folder / RANKS}, record {number}"] = (row,)
     items, refused = parse_records(records, parse, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
@@ -102,10 +107,13 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
 
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
+    # The order.
     folder = row.get("folder")
     reference = row.get("ref_image", row.get("ref_img"))
-    candidates, order = (_names(row, *keys) for keys in (("comp_images", "comparison_images"), ("rank_images",)))
-    if not isinstance(folder, str) or not isinstance(reference, str) or candidates is None or order is None:
+    candidates = row.get("comp_images", row.get("comparison_images"))
+    order = row.get("rank_images")
+    are_texts = isinstance(folder, str) and isinstance(reference, str)
+    if not are_texts or not _are_names(candidates) or not _are_names(order):
         raise ValueError(
             f"not a ranking: needs folder, ref_image, comp_images and rank_images, it has {', '.join(row) or 'nothing'}"
         )
@@ -113,9 +121,18 @@ def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> R
         raise ValueError(f"needs two different candidates or more, got {candidates}")
     if sorted(order) != sorted(candidates):
         raise ValueError(f"rank_images {order} is no order of comp_images {candidates}")
+
+    # The prompt. The published files have a few criteria without a text.
     if folder not in prompts:
         raise ValueError(f"folder {folder!r} has no record in {PROMPTS}")
     prompt = prompts[folder]
+    criteria: dict[str, dict[str, str]] = {}
+    for dimension, texts in (prompt.get("criteria") or {}).items():
+        criteria[str(dimension)] = {}
+        for name, text in (texts or {}).items():
+            if isinstance(text, str) and text:
+                criteria[str(dimension)][str(name)] = text
+
     return Ranked(
         # A reference is ranked several times, with other candidates each time.
         key=f"{folder}/{reference}: {' '.join(candidates)}",
@@ -125,17 +142,12 @@ def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> R
         best_first=tuple(f"{folder}/{name}" for name in order),
         category=str(row.get("category") or prompt.get("category") or ""),
         prompt=str(prompt.get("prompt") or ""),
-        # The published files have a few criteria without a text.
-        criteria={
-            str(dimension): {str(name): text for name, text in (texts or {}).items() if isinstance(text, str) and text}
-            for dimension, texts in (prompt.get("criteria") or {}).items()
-        },
+        criteria=criteria,
     )
 
 
-def _names(row: Mapping[str, Any], *keys: str) -> list[str] | None:
-    names = next((row[key] for key in keys if key in row), None)
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 @dataclass(eq=False)
@@ -159,7 +171,10 @@ class ConsistencyRank:
     def measure(self, keys: Sequence[str]) -> list[Row]:
         items = [self.data.items[key] for key in keys]
         cache = ImageCache(self.data.source / IMAGES)
-        return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True)]
+        rows = []
+        for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True):
+            rows.append(_row(item, scores))
+        return rows
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         measures = np.array([self._measures(row) for row in rows])
@@ -185,10 +200,10 @@ class ConsistencyRank:
 
 
 def _row(item: Ranked, scores: Sequence[Score]) -> Row:
-    """Keeps the raw scores, in the released evaluation's own keys."""
-    fault = next((score.error for score in scores if score.value is None), "")
-    if fault:
-        return {"key": item.key, "error": fault}
+    """Store the raw scores with the released evaluation's keys."""
+    for score in scores:
+        if score.value is None and score.error:
+            return {"key": item.key, "error": score.error}
     return {
         "key": item.key,
         "folder": item.folder,
@@ -199,7 +214,7 @@ def _row(item: Ranked, scores: Sequence[Score]) -> Row:
 
 
 def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
-    """A file of scores, a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
+    """Create the scorer: a file of scores, a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
     if options.scores:
         return ScoreFile(options.scores)
     if reward:
@@ -208,7 +223,7 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
 
 
 def _example(folder: Path) -> tuple[Path, RankOptions]:
-    """Three references in three folders, each with candidates that were ranked by how near their colours are."""
+    """Write three references in three folders, each with candidates ranked by the similarity of their colours."""
     prompts = []
     ranks = []
     for number, colour in enumerate(("red", "green", "blue")):

@@ -51,7 +51,7 @@ class Choice:
     """One row: two outputs, the preferred one first."""
 
     number: int
-    """Its index in the table."""
+    """Index in the table."""
     outputs: tuple[str, str]
     instruction: str
     task: str
@@ -63,7 +63,11 @@ Judged = tuple[Choice, float, float]
 
 
 def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Choice, Rows]:
-    """Reads the texts of the table. Raises ValueError listing rows that are none of its own, unless `skip_bad`."""
+    """Read the texts of the table.
+
+    Raises:
+        ValueError: unless `skip_bad`, with a list of the faulty rows.
+    """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
 
@@ -111,7 +115,7 @@ class EditRewardBench:
         first: dict[str, tuple[Choice, int]] = {}
         for choice in self.data.items.values():
             for index, output in enumerate(choice.outputs):
-                # Several rows ask about one output; its images are read from the first of them.
+                # Several rows share one output, whose image is read from the first.
                 first.setdefault(output, (choice, index))
         return first
 
@@ -119,7 +123,7 @@ class EditRewardBench:
         return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
     def texts(self) -> Mapping[str, Sequence[str]]:
-        """The distinct outputs of the wanted rows."""
+        """Return the distinct outputs of the rows, with their instructions."""
         return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -155,13 +159,15 @@ class EditRewardBench:
         return _accuracies(self._judged(rows))
 
     def _judged(self, rows: Sequence[Row]) -> list[Judged]:
-        """The rows of the table whose two outputs are both measured."""
+        """Score the rows whose two outputs are both measured."""
         row_of = {row["key"]: row for row in rows}
-        return [
-            (choice, *(_score(row_of[output], choice.dimension) for output in choice.outputs))  # type: ignore[misc]
-            for choice in self.data.items.values()
-            if all(output in row_of for output in choice.outputs)
-        ]
+        judged = []
+        for choice in self.data.items.values():
+            better, worse = choice.outputs
+            if better in row_of and worse in row_of:
+                dimension = choice.dimension
+                judged.append((choice, _score(row_of[better], dimension), _score(row_of[worse], dimension)))
+        return judged
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         return grouped("By task type", self.columns, self._judged(rows), lambda row: row[0].task, _accuracies)
@@ -174,31 +180,33 @@ def _score(row: Row, dimension: str) -> float:
 
 
 def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
-    """Macro means over task types, per dimension: strict, then with ties."""
+    """Compute macro means over task types, per dimension: strict, then with ties."""
+    # One number per (task type, dimension): an interval counts them 2,000 times.
     tasks = sorted({choice.task for choice, _, _ in judged})
     shape = (len(tasks), len(DIMENSIONS))
-    # One number per (task type, dimension): an interval counts them 2,000 times.
-    cell_N = np.array(
-        [tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension) for choice, _, _ in judged],
-        dtype=np.int64,
-    )
-    right_N2 = np.array([[better > worse, better >= worse] for _, better, worse in judged], dtype=float).reshape(-1, 2)
+    cells = []
+    right = []
+    for choice, better, worse in judged:
+        cells.append(tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension))
+        right.append([better > worse, better >= worse])
+    cell_N = np.array(cells, dtype=np.int64)
+    right_N2 = np.array(right, dtype=float).reshape(-1, 2)
 
     def statistic(drawn: Indices) -> Floats:
         size = shape[0] * shape[1]
         counts = np.bincount(cell_N[drawn], minlength=size).astype(float)
         sums = np.stack([np.bincount(cell_N[drawn], right_N2[drawn, rule], size).astype(float) for rule in (0, 1)])
         share = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0).reshape(2, *shape)
-        # A draw may lack a task type: the mean is over those it has, and 0 / 0, which is NaN, if it has none.
+        # A draw may lack a task type: the mean is over the others, and NaN (0 / 0) without any.
         with np.errstate(invalid="ignore"):
             return np.asarray(share.sum(1) / (counts > 0).reshape(shape).sum(0)).reshape(-1)
 
-    # Rows of one instruction share their images, so they are drawn together.
+    # Rows of one instruction share their images, so the bootstrap draws them together.
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
 def _example(folder: Path) -> tuple[Path, BenchmarkOptions]:
-    """Three inputs, each with an output of its own colour and one of another, asked about in every dimension."""
+    """Write three inputs, each with an output of its own colour and one of another, in every dimension."""
     rows = []
     for number, colour in enumerate(("red", "green", "blue")):
         images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}

@@ -64,7 +64,10 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
     """Settings that change the images, for their recipes and the results; an adapter by its content."""
     if options.images:  # finished images have no further description
         return {"images": str(options.images)}
-    given_options = {name: value for name, value in options.policy_options.items() if value is not None}
+    given_options = {}
+    for name, value in options.policy_options.items():
+        if value is not None:
+            given_options[name] = value
     return {
         "model": options.model,
         "adapter": _adapter_digest(options.adapter),

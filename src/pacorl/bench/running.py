@@ -1,12 +1,12 @@
-"""`run_benchmark`: read the data, generate what is missing, ask the judge, write the tables.
+"""Running a benchmark: read the data, generate missing images, ask the judge, write the tables.
 
 outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
 print(outcome.tables[0].markdown)
 
-A run's folder holds `settings.json` (what the results depend on), `results.jsonl` (one line per item; with --shard one
-file per process), `table.md`, `table.html` and `summary.json`. Raw judgements are stored and figures are computed from
-them at the end, so that a run can be resumed item by item, nothing counts twice, and a table can be made again without
-asking anybody.
+A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; with
+--shard one file per process), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored raw
+judgements at the end. Therefore a run can be resumed item by item, no item counts twice, and tables can be made again
+without the judge.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pacorl.records import leaks
 from pacorl.report.page import render
 
 RUN_LEVELS = 3
-"""How far above an adapter its run's folder may lie: RUN/checkpoints/step-000040/adapter."""
+"""Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 Notice = Callable[[str], None]
@@ -40,29 +40,30 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has measured so far, over all of its processes."""
+    """Results of a run so far, over all of its processes."""
 
     folder: Path
     total: int
-    """Items that there are to measure."""
+    """Number of items."""
     measured: int
     missing: Mapping[str, str]
-    """Items without a judgement, and why; another run tries them again."""
+    """Item without a judgement → error; another run tries it again."""
     skipped: Mapping[str, str]
-    """Items whose data cannot be used, left out on request."""
+    """Unusable item, left out on request → error."""
     trained_on: Mapping[str, str]
-    """Items that the named run was trained on, and what they share."""
+    """Item in the training data of the measured model → the shared text."""
     tables: tuple[Table, ...]
     note: str = ""
-    """What a reader must know of the judge; empty for most."""
+    """Remark about the judge; empty for most."""
 
     @property
     def complete(self) -> bool:
+        """Whether every item is measured or skipped."""
         return self.measured + len(self.skipped) == self.total
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Output of `--json`."""
         return {
             "wanted": self.total,
             "measured": self.measured,
@@ -75,11 +76,14 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the tables must know."""
-        lines = [] if self.complete else [f"Incomplete: {self.measured} of {self.total} items are measured."]
-        for items, fate in ((self.missing, "without a judgement"), (self.skipped, "left out, unusable")):
-            if items:
-                lines.append(f"{len(items)} items {fate}, such as {_first(items)}.")
+        """Limits of the tables, a sentence each."""
+        lines = []
+        if not self.complete:
+            lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
+        if self.missing:
+            lines.append(f"{len(self.missing)} items without a judgement, such as {_first(self.missing)}.")
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} items left out, unusable, such as {_first(self.skipped)}.")
         if self.trained_on:
             leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
             lines.append(f"{leaked}, such as {_first(self.trained_on)}.")
@@ -99,36 +103,41 @@ def run_benchmark(
     progress: Progress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
 ) -> Outcome | None:
-    """Runs a benchmark of the table, or goes on with it.
+    """Run a benchmark of the table, or resume it.
 
     Args:
         data: the published data, as it was downloaded.
         options: an object of the entry's own options class.
-        progress: opens a bar for an activity.
-        notice: hears one line of what a user should know.
+        progress: opens a progress bar for an activity.
+        notice: receives warnings, a line each.
 
     Returns:
-        The tables; None if images were to be generated only.
+        The results; None with `generate_only`.
 
     Raises:
         ValueError: if name, data or options cannot be used, or the run's folder holds results of other settings.
     """
+    # Errors in the data are reported before a model is loaded.
     spec = BENCHMARKS.named(name)
-    items = spec.read(data, options)  # first of all: faulty data are told before a model is loaded
-    # The entry of a file is called by the last part of its name.
+    items = spec.read(data, options)
+    # The entry of a file has the last part of its name.
     out = options.out or Path("runs") / "bench" / name.rpartition(":")[2]
     check_writable(out, folder=True)
-    # A judge's benchmark has no such options.
+    # A judge's benchmark has no options for generating.
     generate_only = getattr(options, "generate_only", False)
     if options.needs_judge and not generate_only:
         check_judge(options.judge, adapter=options.judge_adapter)
     claim_folder(out, "settings.json")
+
+    # Generate.
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
             spec.generate(items, options, out, _shard(options), advance)
     if generate_only:
         return None
-    quiet_loading()  # imports what loads models, for seconds
+
+    # Measure. The import of the model libraries takes seconds.
+    quiet_loading()
     with opened_judge(options, all_spellings=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)
@@ -136,16 +145,16 @@ def run_benchmark(
 
 
 def _shard(options: BenchmarkOptions) -> Shard:
-    """Without --shard, torchrun's rank: one command then serves one process and many."""
-    rank = os.environ.get("RANK", "0")
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    return Shard.parse(options.shard) if options.shard else Shard(int(rank), int(world_size))
+    """Return the shard of --shard, or of torchrun's rank."""
+    if options.shard:
+        return Shard.parse(options.shard)
+    return Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
-    """The judge, if one is needed.
+    """Load the judge, if the benchmark needs one.
 
-    It declines nothing: a benchmark measures what a judge says, and a generator by all that it made.
+    It declines no images: a benchmark measures every answer of a judge, and every image of a generator.
     """
     if not options.needs_judge:
         return nullcontext()
@@ -153,18 +162,22 @@ def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractC
 
 
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
-    """Item → what it shares with the training data, of a run that is named or that the measured adapter lies in."""
+    """Find the items in the training data of the named run, or of the run that contains the measured adapter."""
     if options.trained:
         return leaks.trained_on(benchmark.texts(), options.trained)
-    adapter = Path(options.subject_adapter)
-    folders = [adapter, *adapter.resolve().parents[:RUN_LEVELS]] if options.subject_adapter else []
-    folder = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
-    try:
-        return leaks.trained_on(benchmark.texts(), folder) if folder else {}
-    except ValueError as error:
-        # Nobody asked for this comparison, so it must not stop the run.
-        notice(f"not compared with what the adapter was trained on: {error}")
+    if not options.subject_adapter:
         return {}
+
+    adapter = Path(options.subject_adapter)
+    for folder in (adapter, *adapter.resolve().parents[:RUN_LEVELS]):
+        if (folder / "config.yaml").is_file():
+            try:
+                return leaks.trained_on(benchmark.texts(), folder)
+            except ValueError as error:
+                # The user did not request this comparison, so it must not stop the run.
+                notice(f"not compared with the training data of the adapter: {error}")
+                return {}
+    return {}
 
 
 def run(
@@ -175,7 +188,7 @@ def run(
     progress: Progress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
 ) -> Outcome:
-    """Measures what is not measured yet and writes the tables.
+    """Measure the remaining items and write the tables.
 
     Raises:
         ValueError: if `out` holds results of other settings, or another process writes this shard.
@@ -195,8 +208,12 @@ def run(
 
 
 def _claim(out: Path, settings: Mapping[str, Any]) -> None:
-    """Makes `out` the folder of these settings. Raises ValueError if it is another's, naming what differs."""
-    # As JSON has them: a tuple or a path in memory would differ from what was stored of it.
+    """Store the settings in `out`.
+
+    Raises:
+        ValueError: if `out` has other settings; the message names them.
+    """
+    # In JSON's types: a tuple or a path in memory would differ from the stored list or text.
     path = out / "settings.json"
     requested = as_read_back(settings)
     if not path.is_file():
@@ -233,39 +250,48 @@ def _measure_missing(
     notice: Notice,
     advance: Advance,
 ) -> None:
-    """Measure the items of a shard that have no judgement, in the batches of a run that was never stopped.
+    """Measure the items of a shard without a judgement, in the batches of an uninterrupted run.
 
-    The last bits of a judge's answer may depend on the batch that it is asked in, and so batches are cut from all items
-    of a shard, never from the missing ones. A batch of which a stop left a part on the disk is measured whole. Items
-    that were measured before keep their rows, and a notice names them if they now come out otherwise.
+    The last bits of a judge's answer may depend on its batch. Therefore batches are cut from all items of a shard, not
+    from the missing ones, and a partly written batch is measured whole. Earlier rows stay, and a notice names them if
+    they differ now.
     """
-    # Rows of every process: shards may have been cut otherwise in an earlier run.
+    # Rows of every process: an earlier run may have had other shards.
     row_of = read_results(journal.path.parent)
-    own_keys = [key for batch in shard.batches(list(benchmark.texts()), size=options.dealt) for key in batch]
+    own_keys: list[str] = []
+    for batch in shard.batches(list(benchmark.texts()), size=options.dealt):
+        own_keys += batch
     missing = {key for key in own_keys if key not in row_of or "error" in row_of[key]}
+
     done = 0
     for batch in Shard().batches(own_keys, size=options.batch):
         lacking = [key for key in batch if key in missing]
         if not lacking:
             continue
-        # Not every batch that lacks an item is repeated: an item that failed, and a raised limit, leave others that
-        # were asked in full, and a question to a server has its price.
+        # A batch is repeated only after an interruption: after a failed item or with a larger limit, the answers of
+        # the rest are complete, and questions to a server cost money.
         keys = batch if _is_cut_short(batch, journal) else lacking
-        rows = _measured(benchmark, keys, skip_bad=options.skip_bad)
-        repeated = [row for row in rows if row["key"] not in missing and "error" not in row]
-        changed = [row["key"] for row in repeated if as_read_back(row) != row_of[row["key"]]]
+
+        new = []
+        changed = []
+        for row in _measured(benchmark, keys, skip_bad=options.skip_bad):
+            key = row["key"]
+            if key in missing:
+                new.append(row)
+            elif "error" not in row and as_read_back(row) != row_of[key]:
+                changed.append(key)
         if changed:
             notice(
-                f"{journal.path}: {', '.join(changed)} kept, although the batch now comes out with other numbers: "
-                "another machine or software version made the lines; delete them to replace them"
+                f"{journal.path}: {', '.join(changed)} kept, although the batch now has other numbers: another machine "
+                "or software version made the lines; delete them to replace them"
             )
-        journal.add(*(row for row in rows if row["key"] in missing))
+        journal.add(*new)
         done += len(lacking)
         advance(done, len(missing))
 
 
 def _is_cut_short(batch: Sequence[str], journal: Journal) -> bool:
-    """Whether a stop fell into the write of a batch: its first items, and not all of them, are the journal's last."""
+    """Check whether an interruption cut a batch: the journal ends with its first items, and lacks the rest."""
     written = [key for key in batch if key in journal]
     if not 0 < len(written) < len(batch):
         return False
@@ -280,23 +306,30 @@ def _measured(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> l
             raise BadItemError(f"{error}; --skip-bad leaves such items out") from None
         if len(keys) == 1:
             return [{"key": keys[0], "error": str(error), "skipped": True}]
-        # The error does not say whose it is, so each item of the batch is tried alone.
-        return [row for key in keys for row in _measured(benchmark, [key], skip_bad=True)]
+        # The error does not name the item, so each item of the batch is tried alone.
+        rows = []
+        for key in keys:
+            rows += _measured(benchmark, [key], skip_bad=True)
+        return rows
     assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
     return rows
 
 
 def read_results(out: Path) -> dict[str, Row]:
-    """Item → row over the files of all processes; a judgement wins over a failure, a later line over an earlier one.
+    """Read the rows of all processes by item; a judgement replaces a failure, a later line an earlier one.
 
-    A last line that is half-written is another process at work, and passed over. Raises ValueError with file and line
-    for any other line that is no result.
+    A half-written last line belongs to another process, and is skipped.
+
+    Raises:
+        ValueError: with file and line, if another line is no result.
     """
     rows: dict[str, Row] = {}
     for path in sorted(out.glob("results*.jsonl")):
         # Bytes: a half-written line may end within a letter.
         whole_lines = path.read_bytes().rpartition(b"\n")[0]
-        for number, line in enumerate(whole_lines.split(b"\n") if whole_lines else [], start=1):
+        if not whole_lines:
+            continue
+        for number, line in enumerate(whole_lines.split(b"\n"), start=1):
             with blamed_on(f"{path}:{number}"):
                 row = parse_json(line, fix="delete the line, and its item is measured again")
                 if not isinstance(row, dict) or not isinstance(row.get("key"), str):
@@ -307,40 +340,60 @@ def read_results(out: Path) -> dict[str, Row]:
 
 
 def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
-    """The figures of everything that all processes have measured; each item counts once."""
-    # Read again, because other processes have measured in the meantime.
+    """Compute the figures from the rows of all processes; each item counts once."""
+    # Sort the rows. They are read again, because other processes have measured in the meantime.
     keys = list(benchmark.texts())
     row_of = read_results(out)
-    rows = [row_of[key] for key in keys if key in row_of]
-    good = [row for row in rows if "error" not in row]
-    errors = {row["key"]: str(row["error"]) for row in rows if "error" in row}
-    skipped = {key: why for key, why in errors.items() if row_of[key].get("skipped")}
-    leaked = {row["key"] for row in good} & trained_on.keys()
-    clean = [row for row in good if row["key"] not in leaked]
-    lines = [Line(name, tuple(benchmark.figures(good)))] if good else []
+    good = []
+    clean = []
+    missing = {}
+    skipped = dict(benchmark.data.refused)
+    for key in keys:
+        row = row_of.get(key)
+        if row is None:
+            continue
+        if "error" not in row:
+            good.append(row)
+            if key not in trained_on:
+                clean.append(row)
+        elif row.get("skipped"):
+            skipped[key] = str(row["error"])
+        else:
+            missing[key] = str(row["error"])
+    measured = {row["key"] for row in good}
+    leaked = {key: shared for key, shared in trained_on.items() if key in measured}
+
+    # The tables. The paper has no figures in columns that are ours alone.
+    lines = []
+    tables: list[Table] = []
+    if good:
+        lines.append(Line(name, tuple(benchmark.figures(good))))
+        tables += benchmark.breakdowns(good)
     if leaked and clean:
-        lines.append(Line(f"{name}, without what it was trained on", tuple(benchmark.figures(clean))))
-    width = len(benchmark.columns)  # the paper has no figures in columns that are ours alone
-    lines += [
-        Line(paper_name, (*figures, *(None,) * (width - len(figures))), published=True)
-        for paper_name, figures in (benchmark.paper.rows if benchmark.paper else {}).items()
-    ]
-    source = benchmark.paper.source if benchmark.paper else ""
+        lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
+    source = ""
+    if benchmark.paper:
+        source = benchmark.paper.source
+        for paper_name, figures in benchmark.paper.rows.items():
+            empty = (None,) * (len(benchmark.columns) - len(figures))
+            lines.append(Line(paper_name, (*figures, *empty), published=True))
     main = Table(benchmark.title, benchmark.columns, tuple(lines), source=source, notes=benchmark.notes)
+
     return Outcome(
         folder=out,
         total=len(keys) + len(benchmark.data.refused),
         measured=len(good),
-        missing={key: why for key, why in errors.items() if key not in skipped},
-        skipped=dict(benchmark.data.refused) | skipped,
-        trained_on={key: shared for key, shared in trained_on.items() if key in leaked},
-        tables=(main, *(benchmark.breakdowns(good) if good else ())),
+        missing=missing,
+        skipped=skipped,
+        trained_on=leaked,
+        tables=(main, *tables),
     )
 
 
 def _write_tables(outcome: Outcome, *, title: str) -> None:
-    """table.md, table.html and summary.json."""
-    text = "\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks])
+    """Write table.md, table.html and summary.json."""
+    texts = [table.markdown for table in outcome.tables] + outcome.remarks
+    text = "\n\n".join(texts)
     write_atomic(outcome.folder / "table.md", f"# {title}\n\n{text}\n")
     page = render(
         "benchmark.html",

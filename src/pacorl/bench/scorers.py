@@ -247,7 +247,9 @@ class RewardTexts:
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
         # The text as the prompt and as its only panel, because rewards differ in the field they read.
-        prompts = [Prompt(id=number, text=text, theme=text, panels=(text,)) for number, text in enumerate(texts)]
+        prompts = []
+        for number, text in enumerate(texts):
+            prompts.append(Prompt(id=number, text=text, theme=text, panels=(text,)))
         return [score_of(value, self.name) for value in self.reward(prompts, images)]
 
 

@@ -135,7 +135,10 @@ class Table:
         """Table for programs."""
         rows = []
         for line in self.lines:
-            values = {column: _plain(cell) for column, cell in zip(self.columns, line.cells, strict=True)}
+            values = {}
+            for column, cell in zip(self.columns, line.cells, strict=True):
+                values[column] = _plain(cell)
+
             source = "published, not measured here" if line.published else "measured"
             rows.append({"name": line.name, "source": source, "values": values})
         return {

@@ -5,10 +5,10 @@ images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 - Prompt alignment: P(Yes) that an image shows each of its texts; mean over texts per dimension, then over images.
 - Visual consistency: each pair of a case, resized to 512 × 512, against each criterion; mean over pairs, criteria,
-  then cases. The released evaluation leaves out cases whose mean is 0, which is how it leaves out cases without
-  criteria in a dimension; the mean over all cases that have criteria stands beside it.
-- Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. These weights are printed nowhere; they
-  reproduce the paper's averages.
+  then cases. The released evaluation leaves out cases whose mean is 0, and with them cases without criteria in a
+  dimension. Further columns have the mean over all cases with criteria.
+- Average = 0.2 · aesthetics + 0.3 · mean alignment + 0.5 · mean consistency. The paper does not publish these weights;
+  they reproduce its averages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -45,15 +45,17 @@ if TYPE_CHECKING:
 
     from pacorl.judge.paco_reward import PacoReward
 
+Name = TypeVar("Name")
+
 CASES = "T2IS-Bench.json"
 CRITERIA = "prompt_consistency.json"
 ALIGNMENT = "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
 PAIR_SIDE = 512
-"""Of both images of a pair, in pixels; a judge's own processor may round it to its patches (Qwen2.5-VL: 504)."""
+"""Side of the images of a pair, in pixels; a judge's processor may round it to its patches (Qwen2.5-VL: 504)."""
 WEIGHTS = (0.2, 0.3, 0.5)
-"""Of aesthetics, alignment and consistency."""
+"""Weights of aesthetics, alignment and consistency."""
 
 TAB_3 = paper_table("t2is")
 GEMMA = paper_table("t2is_gemma")
@@ -73,7 +75,7 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class T2isOptions(GeneratorBenchmarkOptions):
-    """What the sets are generated from, and who scores them."""
+    """Options of T2IS-Bench: prompts, panels and scorers."""
 
     panel: ClassVar[str] = "Scoring"
 
@@ -89,7 +91,7 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of images to be made."""
+    """One set of images of the benchmark."""
 
     id: str
     instruction: str
@@ -98,12 +100,12 @@ class Case:
     criteria: Mapping[str, Mapping[str, str]]
     """Dimension → name → text."""
     alignment: tuple[Mapping[str, tuple[str, ...]], ...]
-    """Per image: dimension → texts that it must show."""
+    """Per image: dimension → texts that the image must show."""
     category: str = ""
 
 
 def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence[float]) -> float:
-    """The last column of Tab. 3."""
+    """Compute the last column of Tab. 3."""
     means = (aesthetics, fmean(alignment), fmean(consistency))
     return sum(weight * mean for weight, mean in zip(WEIGHTS, means, strict=True))
 
@@ -112,9 +114,15 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 
 
 def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Case, Path]:
-    """Reads and checks the three files. Raises ValueError listing cases that do not fit together, unless `skip_bad`."""
+    """Read and check the three files.
+
+    Raises:
+        ValueError: unless `skip_bad`, with a list of the cases whose entries do not match.
+    """
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
-    cases, criteria, alignment = (read_object(folder / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
+    cases = read_object(folder / CASES, fix=fix)
+    criteria = read_object(folder / CRITERIA, fix=fix)
+    alignment = read_object(folder / ALIGNMENT, fix=fix)
 
     records = {}
     for name, record in cases.items():
@@ -154,41 +162,47 @@ def _criteria(record: Any) -> dict[str, dict[str, str]]:
     criteria: dict[str, dict[str, str]] = {}
     for dimension in CONSISTENT:
         mapping = record.get(dimension) or {}
-        # A dimension is a list of one mapping; the released evaluation reads the first and no other.
-        mapping = mapping[0] if isinstance(mapping, list) else mapping
+        # A dimension is a list of one mapping; the released evaluation reads only the first.
+        if isinstance(mapping, list):
+            mapping = mapping[0]
         if not isinstance(mapping, dict):
             raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
-        texts = {}
         for key, text in mapping.items():
             if isinstance(text, str) and text:
-                texts[str(key)] = text
-
-        criteria |= {dimension: texts} if texts else {}
+                criteria.setdefault(dimension, {})[str(key)] = text
     return criteria
 
 
 def _alignment(record: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...]:
-    images = list(record.values()) if isinstance(record, dict) else None
-    if images is None or len(images) != count or not all(isinstance(texts, dict) for texts in images):
-        raise ValueError(f"{ALIGNMENT} has {'no' if images is None else len(images)} entries for its {count} images")
-    return tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in images)
+    if not isinstance(record, dict):
+        raise ValueError(f"{ALIGNMENT} has no entries for its {count} images")
+    images = list(record.values())
+    if len(images) != count or not all(isinstance(texts, dict) for texts in images):
+        raise ValueError(f"{ALIGNMENT} has {len(images)} entries for its {count} images")
+
+    alignment = []
+    for texts in images:
+        alignment.append({name: tuple(texts.get(name) or ()) for name in ALIGNED})
+    return tuple(alignment)
 
 
 # --- generating --------------------------------------------------------------------------------------------------
 
 
 def prompts_by_case(path: Path) -> dict[str, Prompt]:
-    """Case → prompt, from T2IS records that name the case they were written for as `original_idx`."""
-    # Read twice: a Prompt does not carry the `original_idx` of its record.
-    pairs = zip(read_jsonl(path), load_prompts(path), strict=True)
-    prompts = {str(row["original_idx"]): prompt for row, prompt in pairs if row.get("original_idx")}
+    """Read T2IS records by the case in their `original_idx`."""
+    prompts = {}
+    # Read twice: a Prompt has no field for `original_idx`.
+    for row, prompt in zip(read_jsonl(path), load_prompts(path), strict=True):
+        if row.get("original_idx"):
+            prompts[str(row["original_idx"])] = prompt
     if not prompts:
         raise ValueError(f"{path}: no record has an 'original_idx', which names the case of T2IS-Bench")
     return prompts
 
 
 def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> ImageJob:
-    """A case's grid image, from its T2IS record if there are records, else from instruction and captions composed."""
+    """Make the job of a case's grid image, from its T2IS record if there are records, else from its captions."""
     from pacorl.generate.compose import prompt_from
 
     if records:
@@ -205,7 +219,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
-    """Generates the missing grid images into `grids/` and cuts them into `images/`."""
+    """Generate the missing grid images into `grids/` and cut them into `images/`."""
     source = image_source(options, edits=False, panel=options.panel_size)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]
@@ -226,15 +240,15 @@ class T2isBench:
 
     data: Dataset[Case, Path]
     images: Path
-    """The folder of `{case}_{number:04d}` images."""
+    """Folder of the images `{case}_{number:04d}`."""
     judge: PacoReward
     made_by: Mapping[str, Any]
-    """What names the images in the settings."""
+    """Description of the images in the settings."""
     alignment: TextScorer | None
     aesthetics: RewardTexts | None = None
-    """A reward of single images."""
+    """Reward of single images."""
     aesthetics_scale: float = 1.0
-    """Brings its scores to 0..1."""
+    """Factor of the reward's scores, to 0..1."""
 
     title = "T2IS-Bench"
     columns = COLUMNS
@@ -250,7 +264,7 @@ class T2isBench:
         return settings
 
     def texts(self) -> Mapping[str, Sequence[str]]:
-        # By id too: a training record names the case that it was written for, in words of its own.
+        # Ids too: a training record of a case may have other words, and the case's id.
         return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -261,73 +275,91 @@ class T2isBench:
         try:
             alignment = self._aligned(case, images)
             consistency = self._consistent(case, images)
-            aesthetics = _values(self.aesthetics.scores(images, case.captions)) if self.aesthetics else []
-            scaled = [value * self.aesthetics_scale for value in aesthetics]
-            return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": scaled}
+            aesthetics = []
+            if self.aesthetics:
+                for value in _values(self.aesthetics.scores(images, case.captions)):
+                    aesthetics.append(value * self.aesthetics_scale)
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
+        return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": aesthetics}
 
     def _open(self, case: Case) -> list[Image]:
         cache = ImageCache(self.images)
         images = []
         for number in range(1, len(case.captions) + 1):
             stem = f"{case.id}_{number:04d}"
-            # Finished images of others come in any format.
-            file = next(
-                (f"{stem}{suffix}" for suffix in IMAGE_TYPES if (self.images / f"{stem}{suffix}").is_file()), ""
-            )
-            if not file:
+            # A user's finished images may have any format.
+            files = []
+            for suffix in IMAGE_TYPES:
+                if (self.images / f"{stem}{suffix}").is_file():
+                    files.append(f"{stem}{suffix}")
+
+            if not files:
                 raise BadItemError(f"{self.images / stem}.png is missing")
-            images.append(cache.open(file))
+            images.append(cache.open(files[0]))
         return images
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
-        """Per image: dimension → mean over its texts."""
+        """Return for each image: dimension → mean over its texts."""
         if self.alignment is None:
             return []
-        texts = [
-            (index, dimension, text)
-            for index, dimensions in enumerate(case.alignment)
-            for dimension, texts in dimensions.items()
-            for text in texts
-        ]
-        scores = self.alignment.scores([images[index] for index, _, _ in texts], [text for _, _, text in texts])
+
+        # One question per image and text.
+        asked = []
+        texts = []
+        for index, dimensions in enumerate(case.alignment):
+            for dimension, dimension_texts in dimensions.items():
+                for text in dimension_texts:
+                    asked.append((index, dimension))
+                    texts.append(text)
+        scores = self.alignment.scores([images[index] for index, _ in asked], texts)
+
         by_image: list[dict[str, list[float]]] = [{} for _ in images]
-        for (index, dimension, _), value in zip(texts, _values(scores), strict=True):
+        for (index, dimension), value in zip(asked, _values(scores), strict=True):
             by_image[index].setdefault(dimension, []).append(value)
-        return [{dimension: fmean(values) for dimension, values in shown.items()} for shown in by_image]
+        return [_means(values) for values in by_image]
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
-        """Dimension → mean over criteria of the mean over pairs."""
-        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]  # as the released evaluation does
-        questions = {
-            (criterion, (i, j)): Question((small[i], small[j]), text)
-            for criterion, text in by_criterion(case.criteria, wordings.meets_criterion_in_a_word).items()
-            for i, j in combinations(range(len(small)), 2)
-        }
+        """Return dimension → mean over criteria of the mean over pairs."""
+        # The released evaluation resizes the images too.
+        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
+        pairs = list(combinations(range(len(small)), 2))
+        questions = {}
+        for criterion, text in by_criterion(case.criteria, wordings.meets_criterion_in_a_word).items():
+            for i, j in pairs:
+                questions[criterion, (i, j)] = Question((small[i], small[j]), text)
+
         verdicts = ask(self.judge.judge, questions)
         scores = _values([Score(verdict.p_yes, verdict.error) for verdict in verdicts.values()])
         by_pair: dict[Criterion, list[float]] = {}
         for (criterion, _), p_yes in zip(verdicts, scores, strict=True):
             by_pair.setdefault(criterion, []).append(p_yes)
+
         by_dimension: dict[str, list[float]] = {}
-        for (dimension, _), p_yes_of_pairs in by_pair.items():
-            by_dimension.setdefault(dimension, []).append(fmean(p_yes_of_pairs))
-        return {dimension: fmean(means) for dimension, means in by_dimension.items()}
+        for (dimension, _), mean in _means(by_pair).items():
+            by_dimension.setdefault(dimension, []).append(mean)
+        return _means(by_dimension)
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        aesthetic_N2 = _sums(row["aesthetics"] for row in rows)
-        aligned_DN2 = [
-            _sums([shown[name] for shown in row["alignment"] if name in shown] for row in rows) for name in ALIGNED
-        ]
+        # Sum and count of each score, per case.
+        sums_CN2 = [_sums([row["aesthetics"] for row in rows])]
+        for name in ALIGNED:
+            scores = []
+            for row in rows:
+                scores.append([means[name] for means in row["alignment"] if name in means])
+            sums_CN2.append(_sums(scores))
         # NaN for a dimension without criteria, because 0 is a judgement.
         consistent_ND = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
 
         def statistic(drawn: Indices) -> Floats:
-            sums = [sum_N2[drawn].sum(0) for sum_N2 in (aesthetic_N2, *aligned_DN2)]
-            aesthetic, *alignment = (float(total / count) if count else float("nan") for total, count in sums)
+            means = []
+            for sum_N2 in sums_CN2:
+                total, count = sum_N2[drawn].sum(0)
+                means.append(float(total / count) if count else float("nan"))
+            aesthetic, *alignment = means
+
             columns = consistent_ND[drawn].T
-            # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
+            # The released evaluation leaves out 0, the mean of cases without criteria in a dimension.
             released = [_mean(column[column > 0]) for column in columns]
             every = [_mean(column[~np.isnan(column)]) for column in columns]
             # Without aesthetics the average is NaN: one of two parts would not be comparable with the paper's.
@@ -342,19 +374,30 @@ class T2isBench:
 
 
 class _UnscoredError(Exception):
-    """A question of a case stayed without an answer."""
+    """A question of a case has no answer."""
 
 
 def _values(scores: Sequence[Score]) -> list[float]:
-    """The scores, of which none may be missing: a mean over the others would be one of fewer questions."""
+    """Return the values of complete scores; means over fewer questions would not be comparable.
+
+    Raises:
+        _UnscoredError: if a score is missing.
+    """
+    values = []
     for score in scores:
         if score.value is None:
             raise _UnscoredError(score.error or "no answer")
-    return [score.value for score in scores if score.value is not None]
+        values.append(score.value)
+    return values
+
+
+def _means(values: Mapping[Name, Sequence[float]]) -> dict[Name, float]:
+    """Return the mean of each entry."""
+    return {name: fmean(numbers) for name, numbers in values.items()}
 
 
 def _sums(cases: Iterable[Sequence[float]]) -> Floats:
-    """(cases, 2): the sum over a case's images, and over how many."""
+    """Return (cases, 2): the sum over a case's images, and their number."""
     return np.array([[sum(scores), len(scores)] for scores in cases])
 
 
@@ -363,7 +406,7 @@ def _mean(column: Floats) -> float:
 
 
 def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
-    """Prompt alignment by the judge, by nobody, by a scorer at a URL, or by a reward."""
+    """Create the scorer of prompt alignment: the judge, none, a URL, or a reward."""
     kind = options.alignment
     arguments = options.alignment_arg
     if kind == "none":
@@ -389,7 +432,7 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
 
 
 def _example(folder: Path) -> tuple[Path, T2isOptions]:
-    """Three cases of two images in nearly one colour."""
+    """Write three cases of two images in nearly one colour."""
     cases = {}
     criteria = {}
     alignment = {}

@@ -39,7 +39,7 @@ app = typer.Typer(
 
 @app.callback()
 def benchmarks() -> None:
-    """Measure judges and generators as the field does."""
+    """Measure judges and generators on published benchmarks."""
 
 
 def command_of(name: str) -> Any:

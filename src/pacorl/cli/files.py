@@ -152,16 +152,18 @@ def check_prompts(
     train = prompts_from(source)
     leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
     if as_json:
-        rows = [
-            {
-                "prompt": leak.prompt.id,
-                "text": leak.prompt.text,
-                "in": leak.against,
-                "is": leak.other.id,
-                "why": leak.why,
-            }
-            for leak in leaks
-        ]
+        rows = []
+        for leak in leaks:
+            rows.append(
+                {
+                    "prompt": leak.prompt.id,
+                    "text": leak.prompt.text,
+                    "in": leak.against,
+                    "is": leak.other.id,
+                    "why": leak.why,
+                }
+            )
+
         print_json({"prompts": len(train), "leaks": rows})
     else:
         echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")

@@ -477,7 +477,11 @@ def _deliver(
 
     # Files.
     judge = reward.name if reward else ""
-    notes = [note for note in (model.note, reward.note if reward else "") if note]
+    notes = []
+    for note in (model.note, reward.note if reward else ""):
+        if note:
+            notes.append(note)
+
     saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
     page = output.page(request)
     if page:

@@ -56,7 +56,11 @@ class SuggestingGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
         if self.get_command(ctx, word) is None:
-            meant = [repr(name) for name in self.list_commands(ctx) if name.startswith(f"{word}-")]
+            meant = []
+            for name in self.list_commands(ctx):
+                if name.startswith(f"{word}-"):
+                    meant.append(repr(name))
+
             if word == "help":
                 meant = ["'--help'"]
             if meant:
@@ -105,7 +109,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**values: Any) -> Any:
         filled = {}
         for name, group in groups.items():
-            options = {field.name: _parsed(field, values.pop(field.name)) for field in _options_of(group)}
+            options = {}
+            for field in _options_of(group):
+                options[field.name] = _parsed(field, values.pop(field.name))
+
             filled[name] = group(**options)
         return command(**values, **filled)
 

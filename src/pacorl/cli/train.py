@@ -1,4 +1,4 @@
-"""`pacorl train-policy`, `train-reward`, `quickstart`, and what becomes of a run: `report` and `publish`."""
+"""Commands of training: `pacorl train-policy`, `train-reward`, `quickstart`, `report` and `publish`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
 
 
 class ResumableCommand(TyperCommand):
-    """A command whose `--resume` may stand alone, which typer's options of text may not: then it means `auto`."""
+    """Command where `--resume` without a value means `auto`; typer's text options require a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments with `auto` inserted."""
         return super().parse_args(ctx, spelled_out(args))
 
 
 def spelled_out(args: Sequence[str]) -> list[str]:
-    """The arguments with `auto` after each `--resume` that no checkpoint's folder follows."""
+    """Insert `auto` after each `--resume` without a checkpoint's folder."""
     from pacorl.config.recipes import YAML, recipe_names
 
     full: list[str] = []
@@ -53,7 +54,7 @@ def spelled_out(args: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What both trainings take."""
+    """Options of both trainings."""
 
     resume: str = option(
         "",
@@ -62,18 +63,18 @@ class RunOptions:
         metavar="auto|CHECKPOINT",
     )
     allow_changes: bool = option(
-        False, "With --resume: let the config differ from the one that the run had; the log says what changed."
+        False, "With --resume: accept a config that differs from the run's; the log lists the changes."
     )
     stop_with_stdin: bool = option(
-        False, "Stop as by SIGTERM when standard input ends: whoever started this, and held its other end, is gone."
+        False, "Stop as by SIGTERM when standard input ends, because the parent process has ended."
     )
-    dry_run: bool = option(False, "Check everything and print what it would need. Exit code 2: something is absent.")
+    dry_run: bool = option(False, "Check the config and print its requirements. Exit code 2: something is absent.")
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeRunOptions(RunOptions):
-    """A judge's training goes on in its own folder alone."""
+    """Options of a judge's training, which resumes only in its own folder."""
 
     resume: str = inherited(
         RunOptions, "resume", help="Go on from the newest complete checkpoint of the run's folder.", metavar="auto"
@@ -100,20 +101,22 @@ def train_policy(
 
         with config_errors(config, run):
             plan = plan_policy(run)
-        # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
-        echo_json(plan.to_json()) if options.as_json else print_plan(plan)
+        if options.as_json:
+            echo_json(plan.to_json())
+        else:
+            print_plan(plan)
         raise typer.Exit(plan.exit_code)
-    with ending_when_told():
+    with exit_on_sigterm():
         _train_policy(run, config, options)
 
 
 def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
     from pacorl.config.base import config_errors
-
-    with config_errors(config, run):
-        check_run(run, resume=options.resume)
     from pacorl.io.imports import frozen_imports
 
+    # Check the run before the imports, which take seconds.
+    with config_errors(config, run):
+        check_run(run, resume=options.resume)
     with frozen_imports():
         from pacorl.grpo import trainer
         from pacorl.report.page import write_report
@@ -122,16 +125,19 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
 
         _ = run.generator.pipeline_type
     use_cores()
+
     with config_errors(config, run):
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
-    if destroy_process_group():  # the main process; the others have nothing to say
-        if peaks := card_peaks():
+    # Only the main process prints.
+    if destroy_process_group():
+        peaks = card_peaks()
+        if peaks:
             echo(_peak_line(run, *peaks))
         echo(f"done: {write_report(folder)}")
 
 
 def card_peaks() -> tuple[int, int] | None:
-    """Bytes that this process had allocated and reserved on its card at the peak; None without CUDA."""
+    """Return the peak bytes that this process allocated and reserved on its card; None without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -140,9 +146,10 @@ def card_peaks() -> tuple[int, int] | None:
 
 
 def _peak_line(run: PolicyConfig, allocated: int, reserved: int) -> str:
-    """The measured peak beside the planned one. A run that is done must not fail by its plan."""
+    """Compare the measured peak with the planned one."""
     from pacorl.lab.plan.plan import peak_line, plan_policy
 
+    # A finished run must not fail by its plan.
     try:
         return peak_line(plan_policy(run), allocated=allocated, reserved=reserved)
     except (ValueError, OSError) as fault:
@@ -150,15 +157,15 @@ def _peak_line(run: PolicyConfig, allocated: int, reserved: int) -> str:
 
 
 @contextmanager
-def ending_when_told() -> Iterator[None]:
-    """End at a SIGTERM while the run loads with the exit code that makes a scheduler start it again.
+def exit_on_sigterm() -> Iterator[None]:
+    """Exit on a SIGTERM during loading, with the exit code for a restart by the scheduler.
 
-    Within the block training has handlers of its own, which save.
+    The training installs its own handlers later, which save.
     """
 
     def end(number: int, frame: object) -> None:
         echo_errors("pacorl: told to stop before training began; start the same command again")
-        # Not an exception, which the code that loads may take for a fault of its own.
+        # No exception, which the loading code could catch.
         os._exit(EX_TEMPFAIL)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -169,10 +176,10 @@ def ending_when_told() -> Iterator[None]:
 
 
 def stop_with_stdin() -> None:
-    """From now on the end of standard input is a SIGTERM to this process."""
+    """Send a SIGTERM to this process when its standard input ends."""
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):  # what is written is of no interest
+        while os.read(sys.stdin.fileno(), 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -180,16 +187,15 @@ def stop_with_stdin() -> None:
 
 
 def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
-    """Say what is wrong with a run's folder, rewards and models before what trains is imported, which takes seconds.
+    """Check a run's folder, rewards and models before the imports of the training, which take seconds.
 
     Args:
-        run: the config.
-        resume: what the training goes on from; None if nothing is trained.
+        resume: start of the training; None if there is no training.
 
     Raises:
-        ValueError: A checkpoint or adapter is not there or does not fit, a reward is not what the config calls it, the
-            samples of an epoch do not divide, or the folder holds a run already.
-        OSError: The folder cannot be written.
+        ValueError: if a checkpoint or adapter is missing or does not fit, a reward has another type, the samples of an
+            epoch do not divide, or the folder contains a run.
+        OSError: if the folder cannot be written.
     """
     from pacorl.grpo.start import named_start
     from pacorl.io.files import check_writable
@@ -199,25 +205,30 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     from pacorl.runtime.logbook import check_trackers
     from pacorl.types import TINY, Size
 
+    # Folder and rewards.
     check_writable(run.out, folder=True)
     check_trackers(run.trackers)
     if resume is not None:
         named_start(run.out, resume)
-    for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
-        check_rewards(rewards, key=key, run=False)
+    check_rewards(run.rewards, key="rewards", run=False)
+    check_rewards(run.evaluation.rewards, key="evaluation.rewards", run=False)
+
+    # Generator, prompts and judge.
     run.generator.check_trainable(run.model.checkpoint)
     run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start)
     for size in (*run.sampling.sizes, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, size=Size(*size))
     for source in (run.prompts.train, run.prompts.evaluation):
-        # A file may be long, and is read by the trainer alone.
+        # Only for the error message: an existing file may be long, and the trainer reads it.
         if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():
-            load_prompts(source)  # says what can be named
-    # A judge that nothing asks is never loaded, so it may be absent.
+            load_prompts(source)
+    # An unused judge is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
+
+    # Last, since it imports torch.
     if resume is not None:
-        from pacorl.grpo.rows import check_division  # last of all, since it imports torch
+        from pacorl.grpo.rows import check_division
 
         check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
 
@@ -228,7 +239,7 @@ def train_reward(
     *,
     options: JudgeRunOptions,
 ) -> None:
-    """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
+    """Train a judge on comparisons; `pacorl dataset import` and `export` convert your own rankings."""
     from pacorl.config.base import config_errors, load
     from pacorl.io.files import check_no_run, check_writable
     from pacorl.judge import check_judge
@@ -243,8 +254,10 @@ def train_reward(
     run = load(JudgeConfig, config, overrides or [])
     if options.stop_with_stdin:
         stop_with_stdin()
+
+    # Check the run before the imports, which take seconds. A dry run reports absent files itself.
     check_writable(run.out, folder=True)
-    if not options.dry_run:  # which says what is absent
+    if not options.dry_run:
         if not options.resume:
             check_no_run(run.out)
         with config_errors(config, run):
@@ -252,7 +265,8 @@ def train_reward(
         check_judge(run.model.checkpoint, adapter=run.tuning.start)
         for source in (*run.data.train, *run.data.evaluation):
             if missing_file(source):
-                comparisons_from(source)  # says what can be named
+                comparisons_from(source)  # for its error message
+
     from transformers.utils.logging import disable_progress_bar
 
     from pacorl.runtime.cores import use_cores
@@ -264,8 +278,12 @@ def train_reward(
 
         with config_errors(config, run):
             plan = plan_reward(run)
-        echo_json(plan.to_json()) if options.as_json else echo("\n".join(plan.lines()))
+        if options.as_json:
+            echo_json(plan.to_json())
+        else:
+            echo("\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
+
     from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     with config_errors(config, run):
@@ -276,10 +294,10 @@ def train_reward(
 def quickstart(
     overrides: list[str] = typer.Argument(None, help="Changes to the tiny recipe, as section.key=value."),
     out: Path = typer.Option(
-        None, help=f"The run's folder; {QUICKSTART} if left out, or the next of its numbers if that run is finished."
+        None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."
     ),
 ) -> None:
-    """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
+    """Run the whole method on this machine, with judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import config_errors, load
     from pacorl.config.recipes import recipe
     from pacorl.grpo.policy_config import PolicyConfig
@@ -292,7 +310,8 @@ def quickstart(
     with config_errors(recipe(), config):
         check_run(config, resume=True)
     if not out and config.out == folder != QUICKSTART:
-        echo_errors(f"{QUICKSTART} stays as it is; this run's folder is {folder}")
+        echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
+
     with frozen_imports():
         from pacorl.quickstart import run_quickstart
         from pacorl.runtime.cores import use_cores
@@ -305,9 +324,9 @@ def quickstart(
 
 def report(
     run: Path = typer.Argument(help="A run's folder."),
-    other: Path = typer.Argument(None, help="A second run's folder, to be compared with the first."),
+    other: Path = typer.Argument(None, help="A second run's folder, for a comparison."),
 ) -> None:
-    """Build a run's page again; with two runs, one page that compares them."""
+    """Write a run's page again; with two runs, a page of their comparison."""
     from pacorl.io.files import check_made
     from pacorl.report.compare import comparison_path, write_comparison
     from pacorl.report.page import write_report
@@ -322,7 +341,7 @@ def publish(
     licence: str = typer.Option("", help="The hub's identifier; the base's if it is known."),
     benchmark: list[Path] = typer.Option([], help="A folder of `pacorl benchmark` for the card; may be repeated."),
     push_to_hub: str = typer.Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
-    public: bool = typer.Option(False, "--public", help="Let everybody see the repository; else it is private."),
+    public: bool = typer.Option(False, "--public", help="Make the repository public; by default it is private."),
 ) -> None:
     """Write a run's model card; upload adapter and card only with --push-to-hub."""
     from pacorl.report.publish import push, write_card

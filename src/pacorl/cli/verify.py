@@ -80,7 +80,10 @@ def _lines(comparison: Comparison) -> list[str]:
     # The verdict, with changes of the environment as a possible reason.
     first = f": {comparison.first.name} first" if comparison.first else ""
     reason = "in the same environment"
-    changes = [f"{name} was {then} and is {now}" for name, (then, now) in comparison.environment.items()]
+    changes = []
+    for name, (then, now) in comparison.environment.items():
+        changes.append(f"{name} was {then} and is {now}")
+
     if changes:
         link = "although" if comparison.answer == "equal bits" else "perhaps since"
         reason = f"{link} {', '.join(changes)}"

@@ -1,4 +1,4 @@
-"""A config section whose keys depend on one of them: `model.kind`, `objective.name`, `judge.backend`.
+"""Config sections whose further keys depend on one selecting key: `model.kind`, `objective.name`, `judge.backend`.
 
     model: Annotated[PolicyOptions, OneOf(POLICIES, default="flux")]
 

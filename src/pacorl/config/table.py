@@ -1,10 +1,10 @@
-"""Tables of entries that a config can name: policies, judges, rewards, objectives and others.
+"""Tables of the entries of a config: policies, judges, rewards, objectives and others.
 
     POLICIES: Table[PolicySpec] = Table("generator", {"flux": "pacorl.models.policies.flux:FLUX", …}, key="kind")
     POLICIES["flux"].options      # imports the file of this entry alone
 
-An entry is a *spec*: a value in the entry's own file with everything that other packages need of it, its options
-included. There are three places for it:
+An entry is a *spec*: a value in the entry's own file with its options and its interface to other packages. It has one
+of three places:
 
     in this package     its file, and one line of the table
     in a file           named in full: `path/to/file.py:NAME`, which is executed
@@ -29,7 +29,7 @@ Spec = TypeVar("Spec")
 
 
 class Table(Mapping[str, Spec], Generic[Spec]):
-    """Name → spec, built-in entries first. It lists no entries of files."""
+    """Name → spec, built-in entries first. Iteration does not include entries of files."""
 
     # A table equals itself alone: Mapping's own comparison would import every file, and would forbid hashing.
     __eq__ = object.__eq__
@@ -41,7 +41,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             noun: word for an entry in messages, e.g. "objective".
             homes: name → "module:ATTRIBUTE" of its spec.
             group: entry points of other packages. A built-in entry takes precedence over one of the same name.
-            key: the field of an entry's options, or of the entry if it has none, that repeats the entry's name.
+            key: field with the entry's name, in its options, or in the entry if it has none.
         """
         self.noun = noun
         self.group = group
@@ -81,10 +81,10 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         return name in self._homes or name in self._loaded or name in self._points
 
     def named(self, name: str) -> Spec:
-        """Return the spec of a name that a user gave; executes the file of `path/to/file.py:NAME` at its first use.
+        """Return the spec of a user's name; execute the file of `path/to/file.py:NAME` at its first use.
 
         Raises:
-            ValueError: if there is no such entry, with the nearest entry and all others, or if it cannot be used.
+            ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
         if is_in_file(name) and name not in self._loaded:
             self._loaded[name] = self._checked(name, value_in_file(name))

@@ -1,7 +1,7 @@
-"""Python files outside the package that a config or a command names: `path/to/file.py:NAME`.
+"""Users' Python files in configs and commands: `path/to/file.py:NAME`.
 
-Such a file is executed, with all rights of the user. `user_files(run=False)` forbids it, for plans and for configs that
-are stored in somebody's folder.
+Such a file is executed with all rights of the user. `user_files(run=False)` forbids it, for plans and for stored
+configs of unknown origin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 FAULTS = (Exception, SystemExit)
-"""Errors of a user's code. A script that ends by `sys.exit(0)` must not end a run as if it were finished."""
+"""Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
 FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
@@ -74,9 +74,13 @@ def value_in_file(name: str) -> Any:
 
 
 def line_in(path: Path, error: BaseException) -> str:
-    """Return ", line N" for the line of a file that raised an error, or nothing if the error does not name one."""
+    """Return ", line N" for the line of a file that raised an error, or an empty text if it is unknown."""
     # The last frame of the file: the error itself often comes from a library that it calls.
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename) == path:
+            lines.append(frame.lineno)
+
     # The traceback of a syntax error does not contain the file.
     if isinstance(error, SyntaxError):
         lines.append(error.lineno)

@@ -141,7 +141,10 @@ def table(rows: Sequence[MeasuredSelection]) -> str:
         lines.append((*names, nearest, mean_nearest, f"{row.coverage:.3f}"))
 
     # Pad every column to its longest cell.
-    widths = [max(len(cell) for cell in column) + 2 for column in zip(*lines, strict=True)]
+    widths = []
+    for column in zip(*lines, strict=True):
+        widths.append(max(len(cell) for cell in column) + 2)
+
     padded = []
     for line in lines:
         padded.append("".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -66,7 +66,11 @@ class Export:
 
         self.split_of = split_groups(ties, shares=shares, seed=seed)
         assigned = set(self.split_of.values())
-        empty = [name for name, share in shares.items() if share > 0 and name not in assigned]
+        empty = []
+        for name, share in shares.items():
+            if share > 0 and name not in assigned:
+                empty.append(name)
+
         if empty:
             raise ValueError(
                 f"nothing is left for {', '.join(empty)}: all {len(self.split_of)} groups hang together by themes or "
@@ -156,7 +160,10 @@ def write_parquet(export: Export) -> list[Path]:
         written.append(path)
         with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for start in range(0, len(pairs), ROWS_PER_GROUP):
-                rows = [_parquet_row(export.folder, pair) for pair in pairs[start : start + ROWS_PER_GROUP]]
+                rows = []
+                for pair in pairs[start : start + ROWS_PER_GROUP]:
+                    rows.append(_parquet_row(export.folder, pair))
+
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
 

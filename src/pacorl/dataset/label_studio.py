@@ -131,7 +131,10 @@ def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
         raise ValueError("has no 'data' and 'annotations'; export the project as JSON, not as JSON_MIN")
     data = task["data"]
     for annotation in task["annotations"]:
-        orders = [row["value"]["ranker"] for row in annotation["result"] if row.get("type") == "ranker"]
+        orders = []
+        for row in annotation["result"]:
+            if row.get("type") == "ranker":
+                orders.append(row["value"]["ranker"])
 
         if annotation.get("was_cancelled") or not orders:
             continue

@@ -224,7 +224,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
 
 
 def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Connected components of the groups (union-find)."""
+    """Find the connected components of the groups (union-find)."""
     parent: dict[str, str] = {}
     first_group: dict[str, str] = {}
 

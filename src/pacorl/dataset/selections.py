@@ -208,11 +208,11 @@ SELECTIONS: dict[str, Callable[..., list[int]]] = {
 def select(
     vectors_NC: Vectors, goal: Goal, *, method: str = "independent_set", categories: Sequence[str] = (), seed: int = 0
 ) -> list[int]:
-    """Indices of the selected prompts, ascending.
+    """Select prompts and return their indices, ascending.
 
     Args:
         method: one of SELECTIONS.
-        categories: of each prompt; then every category gets as equal a share as it can fill.
+        categories: category of each prompt; all categories then get equal shares, as far as they can fill them.
     """
     if method not in SELECTIONS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(SELECTIONS)}")

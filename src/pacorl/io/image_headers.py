@@ -157,7 +157,7 @@ GIF_END = 0x3B
 
 
 def _gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
-    """First byte and position of each block; 0 and the position of each sub-block."""
+    """Yield the first byte and position of each block; 0 and the position of each sub-block."""
     position = 13 + _colour_bytes(data[10:11])
     while position < len(data):
         block = data[position]

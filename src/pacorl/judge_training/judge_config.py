@@ -34,7 +34,7 @@ class RewardTuningConfig(Section):
     rank: Rank = 32
     """r of the added product BA."""
     alpha: Positive = 64
-    """α of its scale α/r."""
+    """α of the adapter's scale α/r."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the adapter's input, in training."""
     targets: tuple[str, ...] = ()

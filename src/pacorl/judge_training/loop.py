@@ -320,7 +320,9 @@ def auc(p_yes: Values, consistent: Labels) -> float:
 def calibration_error(p_yes: Values, consistent: Labels, *, bins: int = CALIBRATION_BINS) -> float:
     """Compute the expected calibration error: |mean P(Yes) − share of Yes| over equal bins, weighted by their sizes."""
     bin_of = np.minimum((p_yes * bins).astype(int), bins - 1)
-    gaps = [abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())) for index in range(bins)]
+    gaps = []
+    for index in range(bins):
+        gaps.append(abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())))
     return sum(gaps) / len(p_yes)
 
 

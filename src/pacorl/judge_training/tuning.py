@@ -181,7 +181,11 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     if video_file:
         write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
     else:
-        video = {name: value for name, value in image.items() if name != "image_processor_type"}
+        video = {}
+        for name, value in image.items():
+            if name != "image_processor_type":
+                video[name] = value
+
         kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
         write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
     tokenizer = out / "tokenizer_config.json"

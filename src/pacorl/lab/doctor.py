@@ -1,8 +1,8 @@
-"""Whether a run would run here: `pacorl doctor CONFIG`.
+"""Checks of a run on this machine before it starts: `pacorl doctor CONFIG`.
 
-Everything that ends runs in their first hour is tried beforehand: versions, data and what rewards need of it, weights,
-memory per component against the card, room for checkpoints, ports, a real question to every judge, and an image of
-noise to every other reward. Nothing is trained and no network is asked but the addresses that the config names.
+The common failures of a run's first hour are tested beforehand: versions, data and the requirements of rewards,
+weights, memory per component against the card, disk space for checkpoints, ports, a real question to every judge, and
+an image of noise to every other reward. It trains nothing, and connects only to the addresses in the config.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from pacorl.types import Size
 
 Severity = Literal["fine", "warning", "error"]
 EXIT_CODES: dict[Severity, int] = {"fine": 0, "warning": 1, "error": 2}
-"""warning: it would run, and something deserves a look. error: it would not, or not to its end."""
+"""warning: the run would start, possibly with problems. error: it would fail."""
 
 TIGHT = 0.92
-"""Share of a card above which fragments of the allocator may tip it over."""
+"""Share of a card's memory above which fragmentation may cause an out-of-memory error."""
 CUDA_BYTES = 2**30
-"""The CUDA context and kernels' scratch space, which no plan sees."""
+"""The CUDA context and kernels' scratch space, which the plan does not include."""
 SLOW_ON_CPU = 10**9
-"""Parameters of a generator that nobody trains without a card."""
+"""Parameters of a transformer above which training on a CPU is impractical."""
 RENDEZVOUS = 29500
-"""Where accelerate and torchrun meet unless told otherwise."""
+"""Default port of accelerate and torchrun."""
 LEAST_DRIVERS = {12: 525, 13: 580}
 """CUDA's major version → the oldest branch of the driver that runs it
 (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 OWN_DRIVERS = {(12, 8): 570, (13, 0): 580}
-"""CUDA's version → the branch that came with it. From the least to this one CUDA runs with a limited feature set."""
+"""CUDA's version → the driver's branch of its release. Between the oldest branch and this one, features are limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     severity: Severity
     topic: str
@@ -62,54 +62,72 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that was looked at."""
+    """Results of all checks."""
 
     findings: tuple[Finding, ...]
     plan: Plan | None
-    """None if the config could not be planned."""
+    """None if the config is invalid."""
 
     @property
     def severity(self) -> Severity:
-        """The worst."""
+        """The worst severity."""
         return max((finding.severity for finding in self.findings), key=EXIT_CODES.__getitem__, default="fine")
 
     def to_json(self) -> str:
-        """Findings, the worst severity and the plan."""
-        document = {"severity": self.severity, "findings": [asdict(finding) for finding in self.findings]}
-        return json.dumps(document | {"plan": parse_json(self.plan.to_json()) if self.plan else None}, indent=2)
+        """Return findings, the worst severity and the plan."""
+        document = {
+            "severity": self.severity,
+            "findings": [asdict(finding) for finding in self.findings],
+            "plan": parse_json(self.plan.to_json()) if self.plan else None,
+        }
+        return json.dumps(document, indent=2)
 
 
 def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
-    """Looks at all that a run needs. With `ask` judges are asked and rewards tried, which loads those of this process.
+    """Check all requirements of a run. Failures become findings, not exceptions.
 
-    A fault becomes a finding and is not raised.
+    Args:
+        ask: whether judges are asked and rewards tried, which loads the models of this process.
     """
+    # This installation, and the plan.
     findings = [*_versions(), *_driver(torch.version.cuda, driver_version()), _port(), *_folder(config)]
     try:
         config = without_idle_judges(config)
         plan = plan_policy(config)
     except (ValueError, OSError) as fault:
-        # The judge is asked all the same: who mends the config should not wait for that news.
-        return Diagnosis((*findings, Finding("error", "config", str(fault)), *_judges(config, (), ask=ask)), None)
-    topics = {absence: "data" if absence.key.startswith("prompts.") else "weights" for absence in plan.absences}
-    if "data" not in topics.values():
-        findings.append(Finding("fine", "data", "prompts are read, kept apart, and hold what the rewards need"))
-    shortages = (card_shortage(plan), disk_shortage(config, plan))  # said with memory and disk, as errors
+        # The judge is asked all the same, so that its faults are reported in the same run.
+        findings.append(Finding("error", "config", str(fault)))
+        return Diagnosis((*findings, *_judges(config, (), ask=ask)), None)
+
+    # Data and weights.
+    absent: dict[str, list[Finding]] = {"data": [], "weights": []}
+    for absence in dict.fromkeys(plan.absences):
+        topic = "data" if absence.key.startswith("prompts.") else "weights"
+        absent[topic].append(Finding("error", topic, f"{absence.key} = {absence.source}: {absence.remedy}"))
+    if not absent["data"]:
+        findings.append(Finding("fine", "data", "prompts are readable, without leaks, and complete for the rewards"))
+    # Shortages are reported with memory and disk, as errors.
+    shortages = (card_shortage(plan), disk_shortage(config, plan))
     findings += [Finding("warning", "plan", text) for text in plan.warnings if text not in shortages]
-    findings += [Finding("error", topic, f"{a.key} = {a.source}: {a.remedy}") for a, topic in topics.items()]
-    if "weights" not in topics.values():
-        findings.append(Finding("fine", "weights", "all that are loaded here are on this machine"))
+    findings += absent["data"] + absent["weights"]
+    if not absent["weights"]:
+        findings.append(Finding("fine", "weights", "all weights to load are on this machine"))
+
+    # Memory, disk, judges and rewards.
     findings += [*_memory(plan), _disk(config, plan)]
     if not (config.judge or config.evaluation.judge):
-        findings.append(Finding("fine", "judge", "none is needed: neither a reward nor a measure asks one"))
+        findings.append(Finding("fine", "judge", "none is needed: no reward or measure asks one"))
     findings += _judges(config, plan.absences, ask=ask)
-    findings += _rewards(config, plan.absences) if ask else []
+    if ask:
+        findings += _rewards(config, plan.absences)
     return Diagnosis(tuple(findings), plan)
 
 
 def judge_severity(answers: JudgeProbe) -> Severity:
-    """No answer is an error; answers that show no judgement deserve a look."""
-    return "error" if answers.errors else "warning" if answers.problems else "fine"
+    """Return error without an answer, and warning for answers of a poor judge."""
+    if answers.errors:
+        return "error"
+    return "warning" if answers.problems else "fine"
 
 
 # --- this installation -----------------------------------------------------------------------------------------
@@ -119,9 +137,11 @@ def _versions() -> list[Finding]:
     from packaging.requirements import Requirement
 
     faults = []
-    for requirement in map(Requirement, requires("pacorl") or ()):
+    for text in requires("pacorl") or ():
+        requirement = Requirement(text)
+        # Requirements of extras have a marker.
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue  # of an extra
+            continue
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
@@ -137,7 +157,7 @@ def _versions() -> list[Finding]:
 
 
 def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
-    """Whether the driver can run the CUDA that torch was built with. Too old a one hides the card from torch."""
+    """Check that the driver supports torch's version of CUDA. A driver that is too old hides the card from torch."""
     branch = driver.partition(".")[0]
     if cuda is None or not branch.isdigit():
         return
@@ -165,7 +185,9 @@ def _port() -> Finding:
 
 def _folder(config: PolicyConfig) -> Iterator[Finding]:
     out = config.out.absolute()
-    existing = next(folder for folder in (out, *out.parents) if folder.exists())
+    existing = out
+    while not existing.exists():
+        existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Finding("error", "disk", f"out = {config.out} cannot be written; name another folder")
     elif any((out / "checkpoints").glob("step-*")):
@@ -176,44 +198,53 @@ def _folder(config: PolicyConfig) -> Iterator[Finding]:
 
 
 def _memory(plan: Plan) -> Iterator[Finding]:
-    needed, card = plan.peak_bytes, plan.device_bytes
-    yield _on_card(plan, needed + CUDA_BYTES, card) if card else _without_card(plan, needed)
-    yield _in_main_memory(plan, beside=0 if card else needed)
+    host = plan.host_bytes
+    held = plan.held_bytes
+    if plan.device_bytes:
+        yield _on_card(plan, plan.device_bytes)
+    else:
+        # The CPU is the device, and its memory the host's.
+        yield _without_card(plan)
+        host += plan.peak_bytes
+        held += plan.peak_bytes
 
-
-def _in_main_memory(plan: Plan, *, beside: int) -> Finding:
-    host, held, memory = plan.host_bytes + beside, plan.held_bytes + beside, _main_memory()
+    memory = _main_memory()
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
     if held > memory:
-        return Finding("error", "memory", text)
-    if host > memory:
+        yield Finding("error", "memory", text)
+    elif host > memory:
         pages = f"{size_text(held)} without pages of the checkpoints' files, which then are read more than once"
-        return Finding("warning", "memory", f"{text}; {pages}: loading is slow")
-    return Finding("fine", "memory", text)
-
-
-def _on_card(plan: Plan, needed: int, card: int) -> Finding:
-    if shortage := card_shortage(plan):
-        return Finding("error", "memory", shortage)
-    text = f"{size_text(needed)} of {size_text(card)} on {plan.device}, with 1 GiB for CUDA"
-    if needed > TIGHT * card:
-        return Finding("warning", "memory", f"{text}: tight; lower sampling.batch or evaluation.batch to be sure")
-    return Finding("fine", "memory", text)
-
-
-def _without_card(plan: Plan, needed: int) -> Finding:
-    if max((row.parameters or 0 for row in plan.rows if row.component == "transformer"), default=0) > SLOW_ON_CPU:
-        text = f"no CUDA device is here; the run needs one of {size_text(needed + CUDA_BYTES)} or more"
-        return Finding("error", "memory", text)
-    return Finding("fine", "memory", f"{size_text(needed)} on the CPU, which a generator of this size can bear")
+        yield Finding("warning", "memory", f"{text}; {pages}: loading is slow")
+    else:
+        yield Finding("fine", "memory", text)
 
 
 def _main_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _on_card(plan: Plan, card: int) -> Finding:
+    shortage = card_shortage(plan)
+    if shortage:
+        return Finding("error", "memory", shortage)
+    needed = plan.peak_bytes + CUDA_BYTES
+    text = f"{size_text(needed)} of {size_text(card)} on {plan.device}, with 1 GiB for CUDA"
+    if needed > TIGHT * card:
+        return Finding("warning", "memory", f"{text}: tight; lower sampling.batch or evaluation.batch to be sure")
+    return Finding("fine", "memory", text)
+
+
+def _without_card(plan: Plan) -> Finding:
+    for row in plan.rows:
+        if row.component == "transformer" and (row.parameters or 0) > SLOW_ON_CPU:
+            needed = size_text(plan.peak_bytes + CUDA_BYTES)
+            return Finding("error", "memory", f"no CUDA device is here; the run needs one of {needed} or more")
+    return Finding("fine", "memory", f"{size_text(plan.peak_bytes)} on the CPU, enough for a generator of this size")
+
+
 def _disk(config: PolicyConfig, plan: Plan) -> Finding:
-    if shortage := disk_shortage(config, plan):
+    shortage = disk_shortage(config, plan)
+    if shortage:
         return Finding("error", "disk", shortage)
     return Finding("fine", "disk", f"{size_text(plan.disk_bytes)} for checkpoints fit into {config.out}")
 
@@ -222,14 +253,16 @@ def _disk(config: PolicyConfig, plan: Plan) -> Finding:
 
 
 def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool) -> Iterator[Finding]:
-    """Whether each judge that is needed answers."""
+    """Check that each judge of the config answers."""
     absent = {absence.key.rpartition(".")[0] for absence in absences}
     for key, judge in {"judge": config.judge, "evaluation.judge": config.evaluation.judge}.items():
-        if judge and not ask:
+        if not judge:
+            continue
+        if not ask:
             yield Finding("fine", key, "not asked: --no-ask")
-        elif judge and JUDGES[judge.backend].in_process and key in absent:
+        elif JUDGES[judge.backend].in_process and key in absent:
             yield Finding("warning", key, "not asked: its weights are absent")
-        elif judge:
+        else:
             yield _asked(key, judge)
 
 
@@ -250,7 +283,7 @@ def _asked(key: str, options: BackendOptions) -> Finding:
 
 
 def _rewards(config: PolicyConfig, absences: Sequence[MissingFile]) -> Iterator[Finding]:
-    """Tries every reward that is no judge on one image of noise."""
+    """Try every reward without a judge on one image of noise."""
     absent = {absence.key for absence in absences}
     if absent & {"prompts.train", "prompts.evaluation"}:
         return
@@ -263,7 +296,7 @@ def _rewards(config: PolicyConfig, absences: Sequence[MissingFile]) -> Iterator[
             if any(file.startswith(f"{key}.{name}.") for file in absent):
                 continue
             try:
-                # Loads the reward's weights, as the run would.
+                # Loads the reward's weights.
                 smoke_test({name: reward}, prompts_from(source, limit=1), size=Size(*size))
             except (ValueError, OSError, RuntimeError, ImportError) as fault:
                 yield Finding("error", "rewards", str(fault))

@@ -116,7 +116,10 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
 
 def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
     """Build a small Qwen2.5-VL with random weights."""
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
+    ids = {}
+    for token in QWEN_SPECIAL_TOKENS:
+        ids[token] = tokenizer.convert_tokens_to_ids(token)
+
     text_ids = {
         "vocab_size": len(tokenizer),
         "bos_token_id": ids["<|endoftext|>"],
@@ -214,7 +217,10 @@ def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
-    words = [(f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())]
+    words = []
+    for word, count in sorted(counts.items()):
+        words.append((f"▁{word}", math.log(count / counts.total())))
+
     # Letters must lose against any word that fits.
     letters = [("▁", -20.0), *((chr(code), -20.0) for code in range(33, 127))]
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]

@@ -7,7 +7,6 @@ may_change: [pose, expression]
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,14 +38,15 @@ def find_character(name: str, folder: Path = Path()) -> Character:
     """Read the character of a name in `folder`/characters, or of a folder.
 
     Raises:
-        ValueError: if there is none, or it cannot be used; it names the characters that are there.
+        ValueError: if it does not exist, with the names of the existing characters, or cannot be used.
     """
     for path in (folder / FOLDER / name, folder / name):
         if (path / CARD).is_file():
             return read_character(path)
+
     names = sorted(card.parent.name for card in (folder / FOLDER).glob(f"*/{CARD}"))
-    there = f"there are {', '.join(names)}" if names else f"make a folder with a {CARD} and images"
-    raise ValueError(f"there is no character {name!r}, neither {folder / FOLDER / name} nor {folder / name}; {there}")
+    fix = f"there are {', '.join(names)}" if names else f"make a folder with a {CARD} and images"
+    raise ValueError(f"there is no character {name!r}, neither {folder / FOLDER / name} nor {folder / name}; {fix}")
 
 
 def read_character(folder: Path) -> Character:
@@ -80,22 +80,22 @@ def import_vistorybench(source: Path, out: Path) -> list[Path]:
     Raises:
         ValueError: if a story cannot be read, an image is unusable, or a folder exists already.
     """
-    stories = (
-        [source] if (source / "story.json").is_file() else sorted(path.parent for path in source.glob("*/story.json"))
-    )
-    if not stories:
+    paths = [source / "story.json"]
+    if not paths[0].is_file():
+        paths = sorted(source.glob("*/story.json"), key=lambda path: path.parent)
+    if not paths:
         raise ValueError(f"{source} has no story.json, nor has a folder in it; name ViStoryBench's folder of stories")
-    return [folder for story in stories for folder in _import_story(story, out)]
 
-
-def _import_story(story: Path, out: Path) -> Iterator[Path]:
-    path = story / "story.json"
-    characters = read_object(path).get("Characters")
-    if not isinstance(characters, dict):
-        raise ValueError(f"{path}: 'Characters' must map names to descriptions, got {characters!r}")
-    for name, entry in characters.items():
-        with blamed_on(f"{path}: {name}"):
-            yield _import_character(story, name, entry, out / f"{story.resolve().name}-{name}")
+    folders = []
+    for path in paths:
+        characters = read_object(path).get("Characters")
+        if not isinstance(characters, dict):
+            raise ValueError(f"{path}: 'Characters' must map names to descriptions, got {characters!r}")
+        story = path.parent
+        for name, entry in characters.items():
+            with blamed_on(f"{path}: {name}"):
+                folders.append(_import_character(story, name, entry, out / f"{story.resolve().name}-{name}"))
+    return folders
 
 
 def _import_character(story: Path, name: str, entry: Any, folder: Path) -> Path:

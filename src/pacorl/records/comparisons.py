@@ -1,17 +1,17 @@
-"""Comparisons in files: what a judge learns from.
+"""Files of comparisons, the training data of a judge.
 
     comparisons = comparisons_from("data/PaCo-Dataset:consistency_reward_cot_train")
 
 A source is one of
     FILE.jsonl             the project's own, one comparison a line (`pacorl dataset export`)
     FOLDER:NAME            an entry of the folder's dataset_info.json in LLaMA-Factory's sharegpt form (PaCo-Dataset)
-    FILE.json              such a file by its own name; a dataset_info.json beside it describes it, if there is one
+    FILE.json              such a file by its own name, described by the folder's dataset_info.json if there is one
     tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
 
-Rankings of one's own become the first of these by `pacorl dataset import` and `export` (docs/your-domain.md).
+`pacorl dataset import` and `export` turn your own rankings into the first form (docs/your-domain.md).
 
-Questions and answers are taken as they are. Image paths are relative to the file and cannot leave its folder. A fault
-names file, and line or record; nothing is skipped.
+Questions and answers are not changed. Image paths are relative to the file and cannot leave its folder. An error names
+the file and the line or record. No record is skipped.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ IMPORT_RANKINGS = (
     "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
 )
 KEYS = ("images", "question", "consistent", "reasons", "category", "group", "answer")
-"""Of the project's own records."""
+"""Keys of a record in the project's own JSONL."""
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 TINY_COUNT = 200
-"""Pairs of a split of the tiny world if a source gives no count."""
+"""Default number of pairs of a split of the tiny world."""
 TINY_SIDE = 64
 """Pixels of a drawn panel."""
 ONE_HERO = "The hero is the same in all images, whatever the palette."
 
 INFO = "dataset_info.json"
-# LLaMA-Factory's own defaults for entries of dataset_info.json that do not say otherwise.
+# LLaMA-Factory's defaults for an entry of dataset_info.json.
 COLUMNS = {"messages": "conversations", "images": "images"}
 TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
-# How PaCo-Dataset and our exports name them: for a file that nothing describes.
+# The names in PaCo-Dataset and in our exports, for a file without a description.
 OPENAI_FORM = {
     "formatting": "sharegpt",
     "columns": {"messages": "messages", "images": "images"},
@@ -73,7 +73,7 @@ OPENAI_FORM = {
 
 
 class DatasetEntry(BaseModel):
-    """What is read of an entry of dataset_info.json."""
+    """An entry of dataset_info.json, without the keys that only LLaMA-Factory reads."""
 
     file_name: str = ""
     formatting: str = ""
@@ -82,14 +82,17 @@ class DatasetEntry(BaseModel):
 
 
 class MissingImagesError(ValueError):
-    """Images of a source are not where it says; the message lists them."""
+    """Images of a source are missing; the message lists them."""
 
 
 def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | None = None) -> list[Comparison]:
-    """The comparisons of a source; at most `limit` of them, evenly spread.
+    """Read the comparisons of a source, at most `limit` of them, evenly spread.
 
-    `scratch` is the folder in which pairs of the tiny world are drawn. Raises ValueError for an unknown source, for
-    what `load_comparisons` and `load_sharegpt` refuse, and for missing images.
+    Args:
+        scratch: folder in which pairs of the tiny world are drawn.
+
+    Raises:
+        ValueError: for an unknown or empty source, and as `load_comparisons` and `load_sharegpt` do.
     """
     comparisons = _comparisons(source, scratch)
     if not comparisons:
@@ -98,47 +101,53 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
 
 def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    path = Path(source)
-    suffix = Path(source).suffix.lower()
     if source.startswith(TINY):
         return _tiny_comparisons(source, scratch)
+
+    path = Path(source)
+    suffix = path.suffix.lower()
     if suffix == ".jsonl":
         return load_comparisons(path)
     if suffix == ".json":
         if not path.is_file():
             raise ValueError(f"{path}: no such file; give {SOURCES}")
         return load_sharegpt(path.parent, path.name)
-    if folder_entry := _folder_entry(source):
-        return load_sharegpt(*folder_entry)
-    raise _unreadable(source)
+
+    folder_entry = _folder_entry(source)
+    if folder_entry is None:
+        raise _unreadable(source)
+    return load_sharegpt(*folder_entry)
 
 
 def _unreadable(source: str) -> ValueError:
-    """The error of a source that is none of the readable forms."""
+    """Build the error for a source of an unknown form."""
     if Path(source).suffix.lower() == ".csv":
         return ValueError(f"{source}: {IMPORT_RANKINGS}")
     return ValueError(f"{source}: no such source; give {SOURCES}")
 
 
 def _folder_entry(source: str) -> tuple[Path, str] | None:
-    """The folder and the name of FOLDER or FOLDER:NAME; None if there is no such folder."""
-    folder, _, name = source.rpartition(":")
+    """Split FOLDER:NAME; the name of FOLDER alone is empty. None if the folder does not exist."""
     if Path(source).is_dir():
         return Path(source), ""
-    return (Path(folder), name) if folder and Path(folder).is_dir() else None
+    folder, _, name = source.rpartition(":")
+    if folder and Path(folder).is_dir():
+        return Path(folder), name
+    return None
 
 
 def missing_file(source: str) -> Path | None:
-    """The file or folder that a source needs and that is not there, its images aside.
+    """Return the missing file or folder of a source, images aside.
 
     Returns:
-        None if it is all there, or is of the tiny world, which is drawn.
+        None if it exists, or belongs to the tiny world, which is drawn.
 
     Raises:
-        ValueError: A dataset_info.json is no such file, or has no such entry, or an existing file has another form.
+        ValueError: if dataset_info.json is invalid or lacks the entry, or an existing file has an unknown form.
     """
     if source.startswith(TINY):
         return None
+
     needed = Path(source)
     if needed.suffix.lower() not in (".jsonl", ".json"):
         folder_entry = _folder_entry(source)
@@ -155,25 +164,39 @@ def missing_file(source: str) -> Path | None:
 
 
 def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
-    """Raises MissingImagesError that lists the images that are not there."""
-    paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
-    missing = [path for path in paths if not path.is_file()]
+    """Check that every image exists.
+
+    Raises:
+        MissingImagesError: with a list of the missing images.
+    """
+    missing = []
+    # A dict keeps the order, in which the message lists them.
+    for path in dict.fromkeys(path for comparison in comparisons for path in comparison.images):
+        if not path.is_file():
+            missing.append(path)
     if missing:
-        raise MissingImagesError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{listed(missing)}")
+        raise MissingImagesError(
+            f"{source}: {len(missing)} image(s) missing; unpack them into its folder:{listed(missing)}"
+        )
 
 
 def answer_text(comparison: Comparison) -> str:
-    """The whole answer: word for word if the data gives it, else the label and the reasons."""
-    return comparison.answer or f"{'Yes' if comparison.consistent else 'No'}. {comparison.reasons}".strip()
+    """Return the answer of the data, or compose it from the label and the reasons."""
+    if comparison.answer:
+        return comparison.answer
+    label = "Yes" if comparison.consistent else "No"
+    return f"{label}. {comparison.reasons}".strip()
 
 
 # --- the project's JSONL ---------------------------------------------------------------------------------------
 
 
 def load_comparisons(path: str | Path) -> list[Comparison]:
-    """Every comparison of a JSONL file: `images`, `question`, `consistent`, and perhaps `reasons`, `category`, `group`.
+    """Read a JSONL file of records with `images`, `question`, `consistent`; `reasons`, `category`, `group` if given.
 
-    Raises ValueError that names file, line, fault and fix, and one that lists missing images.
+    Raises:
+        ValueError: naming file, line, fault and fix.
+        MissingImagesError: with a list of the missing images.
     """
     path = Path(path)
     parse = partial(_comparison, folder=path.parent)
@@ -183,12 +206,20 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
 
 
 def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
+    """Write comparisons for `load_comparisons`; images must be below the file's folder."""
     rows = []
     for comparison in comparisons:
-        row: dict[str, Any] = {"images": [image.relative_to(path.parent).as_posix() for image in comparison.images]}
-        names = ("question", "consistent", "reasons", "category", "group", *(["answer"] if comparison.answer else []))
-        rows.append(row | {name: getattr(comparison, name) for name in names})
+        row = {
+            "images": [image.relative_to(path.parent).as_posix() for image in comparison.images],
+            "question": comparison.question,
+            "consistent": comparison.consistent,
+            "reasons": comparison.reasons,
+            "category": comparison.category,
+            "group": comparison.group,
+        }
+        if comparison.answer:
+            row["answer"] = comparison.answer
+        rows.append(row)
     write_jsonl(path, rows)
 
 
@@ -196,42 +227,61 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
     check_keys(record, KEYS)
+
+    # The label.
     consistent = record.get("consistent")
     answer = text_field(record, "answer")
     if not isinstance(consistent, bool):
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
     if answer and _decision(answer)[0] != consistent:
-        raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer says {answer[:40]!r}")
+        raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer begins with {answer[:40]!r}")
+
+    # The question and its images.
     images = _images(record.get("images"), folder)
     question = text_field(record, "question")
     if not question.strip():
-        raise ValueError("'question' is missing or empty; give what the judge is to be asked")
+        raise ValueError("'question' is missing or empty; give the question to the judge")
     _check_tags(question, images, tags_required=False)
-    texts = {name: text_field(record, name) for name in ("reasons", "category", "group")}
-    _check_turns(question, answer, texts["reasons"])
-    return Comparison(images=images, question=question, consistent=consistent, answer=answer, **texts)
+    reasons = text_field(record, "reasons")
+    _check_turns(question, answer, reasons)
+
+    return Comparison(
+        images=images,
+        question=question,
+        consistent=consistent,
+        reasons=reasons,
+        category=text_field(record, "category"),
+        group=text_field(record, "group"),
+        answer=answer,
+    )
 
 
 # --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
 
 
 def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
-    """An entry of a folder's dataset_info.json, by its name or file name; the only one if `name` is empty.
+    """Read an entry of a folder's dataset_info.json by its name or file name; the only entry if `name` is empty.
 
-    A record is a user's turn and the assistant's answer, with one `<image>` for each image. Its `category`, if it has
-    none of its own, is the entry's name. Raises ValueError that names file and record, and one that lists missing
-    images.
+    A record is a user's turn and the assistant's answer, with one `<image>` per image. Its `category` defaults to the
+    entry's name.
+
+    Raises:
+        ValueError: naming file and record.
+        MissingImagesError: with a list of the missing images.
     """
     folder = Path(folder)
     key, entry = _entry(folder, name)
-    if entry.formatting != "sharegpt":  # LLaMA-Factory takes an entry that does not say for alpaca's
-        raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form, which is what is read")
+    # LLaMA-Factory's default form is alpaca.
+    if entry.formatting != "sharegpt":
+        raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form; give its 'formatting', or another entry")
+
     path = inside(folder, entry.file_name)
-    columns = COLUMNS | entry.columns
-    tags = TAGS | entry.tags
     records = read_json(path, fix=f"give {SOURCES}")
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
+
+    columns = COLUMNS | entry.columns
+    tags = TAGS | entry.tags
     comparisons = []
     for number, record in enumerate(records, start=1):
         with blamed_on(f"{path}, record {number}"):
@@ -242,24 +292,32 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
 
 
 def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
-    """Write NAME.json for each name and one dataset_info.json, which `load_sharegpt` and LLaMA-Factory read.
+    """Write NAME.json for each name and one dataset_info.json, for `load_sharegpt` and LLaMA-Factory.
 
-    Images must lie below `folder`. Group and category go along under keys that LLaMA-Factory does not look at.
-    Returns the files.
+    Images must be below `folder`. LLaMA-Factory ignores the keys `group` and `category`.
+
+    Returns:
+        The written files.
     """
-    paths = [folder / f"{name}.json" for name in datasets]
-    for path, comparisons in zip(paths, datasets.values(), strict=True):
+    paths = []
+    info = {}
+    for name, comparisons in datasets.items():
+        path = folder / f"{name}.json"
         write_json(path, [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
-    write_json(folder / INFO, {path.stem: {"file_name": path.name, **OPENAI_FORM} for path in paths})
+        paths.append(path)
+        info[name] = {"file_name": path.name, **OPENAI_FORM}
+    write_json(folder / INFO, info)
     return [*paths, folder / INFO]
 
 
 def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
     # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
-    leading = "" if IMAGE_TAG in comparison.question else IMAGE_TAG * len(comparison.images)
+    question = comparison.question
+    if IMAGE_TAG not in question:
+        question = IMAGE_TAG * len(comparison.images) + question
     return {
         "messages": [
-            {"role": "user", "content": leading + comparison.question},
+            {"role": "user", "content": question},
             {"role": "assistant", "content": answer_text(comparison)},
         ],
         "images": [image.relative_to(folder).as_posix() for image in comparison.images],
@@ -269,14 +327,17 @@ def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
 
 
 def sharegpt_names(folder: Path) -> list[str]:
-    """The entries of a folder's dataset_info.json that are in the sharegpt form."""
+    """Return the names of the sharegpt entries of a folder's dataset_info.json."""
     return [name for name, entry in _info(folder).items() if entry.formatting == "sharegpt"]
 
 
 def sharegpt_files(folder: Path) -> list[Path]:
-    """dataset_info.json and the files of its entries in the sharegpt form."""
-    entries = _info(folder)
-    return [folder / INFO, *(inside(folder, entries[name].file_name) for name in sharegpt_names(folder))]
+    """Return dataset_info.json and the files of its sharegpt entries."""
+    files = [folder / INFO]
+    for entry in _info(folder).values():
+        if entry.formatting == "sharegpt":
+            files.append(inside(folder, entry.file_name))
+    return files
 
 
 def _info(folder: Path) -> dict[str, DatasetEntry]:
@@ -286,7 +347,7 @@ def _info(folder: Path) -> dict[str, DatasetEntry]:
 
 
 def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
-    """An entry and its name, by the name or by its file's; a file that nothing describes is read as PaCo-Dataset's."""
+    """Find an entry by its name or file name; without a dataset_info.json, a file has the form of PaCo-Dataset."""
     if not (folder / INFO).is_file() and name.endswith(".json"):
         return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
     info = _info(folder)
@@ -305,6 +366,8 @@ def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
 def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[str, str]) -> Comparison:
     if not isinstance(record, dict):
         raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
+
+    # A question and its answer.
     messages = record.get(columns["messages"])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"{columns['messages']!r} must be a list of messages, got {str(messages)[:60]!r}")
@@ -312,14 +375,16 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     turns = [tags["user_tag"], tags["assistant_tag"]]
     if roles != turns:
         raise ValueError(f"its turns are {roles}, and must be {turns}: a question and its answer")
-    question, answer = (text_field(message, tags["content_tag"]) for message in messages)
+    question = text_field(messages[0], tags["content_tag"])
+    answer = text_field(messages[1], tags["content_tag"])
+
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
     consistent, reasons = _decision(answer)
     return Comparison(
         images=images,
-        # Tags in front are the form's, and a judge's template puts images there anyway; within a text they stay.
+        # A judge's template puts images in front of the question; tags within it stay.
         question=question.removeprefix(IMAGE_TAG * len(images)),
         consistent=consistent,
         reasons=reasons,
@@ -330,7 +395,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
 
 
 def _decision(answer: str) -> tuple[bool, str]:
-    """Whether an answer says Yes, and what follows."""
+    """Split an answer into its Yes (True) or No and the text after it."""
     decision = DECISION.match(answer)
     if not decision:
         raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
@@ -346,9 +411,11 @@ def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -
 def _images(names: Any, folder: Path) -> tuple[Path, ...]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"'images' must be a list of paths, got {names!r}")
+    paths = []
     for name in names:
         inside(folder, name)
-    return tuple(folder / name for name in names)
+        paths.append(folder / name)
+    return tuple(paths)
 
 
 # --- the tiny world --------------------------------------------------------------------------------------------
@@ -368,8 +435,8 @@ def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
     """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
 
-    The palette is drawn anew for each panel and must be overlooked, which the committed judge has not learned. The
-    category is the attribute in question, the reasons say what is seen.
+    Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
+    attribute in question, the reasons describe the images.
     """
     rng = random.Random(f"{split}-{seed}")
     pool = characters.panels_of(split)
@@ -377,20 +444,24 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     # Attributes and answers take turns: an even count has as many Yes as No.
     for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
         first = rng.choice(pool)
-        second = replace(rng.choice(pool), **{attribute: getattr(first, attribute) for attribute in IDENTITY})
-        if not consistent:
+        second = replace(rng.choice(pool), colour=first.colour, shape=first.shape, hat=first.hat)
+        if consistent:
+            reasons = f"Both show {first.colour} {first.shape} hero, {first.hat}."
+        else:
             second = with_another(second, name, rng)
-        paths = tuple(folder / f"{number:05d}-{letter}.png" for letter in "ab")
+            reasons = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."
+
+        # On the disk before the file that names them: a power cut must not leave pairs without images.
+        paths = (folder / f"{number:05d}-a.png", folder / f"{number:05d}-b.png")
         for path, panel in zip(paths, (first, second), strict=True):
-            # On the disk before the file that names them: a power cut must not leave pairs without images.
             write_atomic(path, png_bytes(characters.draw(panel, TINY_SIDE)))
-        differs = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."
+
         drawn.append(
             Comparison(
                 images=paths,
                 question=meets_criterion(ONE_HERO),
                 consistent=consistent,
-                reasons=f"Both show {first.colour} {first.shape} hero, {first.hat}." if consistent else differs,
+                reasons=reasons,
                 category=name,
                 group=f"{first.subject} / {second.subject}",
             )
@@ -399,5 +470,7 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
 
 
 def _check_turns(*texts: str) -> None:
-    for fault in filter(None, map(text_fault, texts)):
-        raise ValueError(fault)
+    for text in texts:
+        fault = text_fault(text)
+        if fault:
+            raise ValueError(fault)

@@ -1,6 +1,6 @@
 """Edits in files, in three forms.
 
-A JSONL of {image, instruction} beside the images that it names:
+A JSONL of {image, instruction} in the folder of its images:
 
     {"image": "photos/cat.jpg", "instruction": "Give it a top hat."}
 
@@ -9,10 +9,10 @@ A JSONL of {image, instruction} beside the images that it names:
 `characters` whom, as in records of sets. And two collections as they are published:
 
     load_gedit(Path("GEdit-Bench/data"))                       a file, or a folder of them; language="en" for one half
-    load_sharegpt_4o(Path("text_and_image_to_image.json"))     images lie beside it, as its archives unpack
+    load_sharegpt_4o(Path("text_and_image_to_image.json"))     images in its folder, as its archives unpack
 
-GEdit-Bench keeps its images inside the parquet; they are written once into a folder beside it. Only the columns
-that are needed are read. A fault names file and row.
+The images of GEdit-Bench are inside the parquet. They are written once into a folder next to it. Only the needed
+columns are read. An error names file and row.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pacorl.io.tables import parquet_file
 from pacorl.types import Prompt
 
 KEYS = ("image", "instruction", "category", "task_name", "panels", "characters", "references")
-"""What is read of an edit's record."""
+"""Keys of an edit's record."""
 LANGUAGES = ("en", "cn")
 COLUMNS = {"instruction": ("instruction", "prompt"), "image": ("input_image", "image")}
-"""What is read → GEdit-Bench's column of it, and the one that the released preprocessing writes."""
+"""Our name → GEdit-Bench's column, and the column that the released preprocessing writes."""
 MORE_COLUMNS = ("instruction_language", "task_type")
 ROWS_PER_BATCH = 64
-"""So many rows are in memory at a time, images included."""
+"""Rows in memory at a time, images included."""
 SUFFIX_OF = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 
 
@@ -43,14 +43,15 @@ SUFFIX_OF = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"RIFF": ".webp"}
 
 
 def is_edit(record: Mapping[str, Any]) -> bool:
-    """Whether a record asks for an edit."""
+    """Return whether a record is an edit."""
     return "instruction" in record or ("image" in record and "prompt" not in record)
 
 
 def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prompt:
-    """A record as a prompt; its images are opened once, to know that they can be.
+    """Read a record as a prompt, and open its images once to check them.
 
-    Raises ValueError if the instruction is missing, or an image is missing, unreadable or outside of `folder`.
+    Raises:
+        ValueError: if the instruction is missing, or an image is missing, unreadable or outside of `folder`.
     """
     check_keys(record, KEYS, foreign=True)
     instruction = record.get("instruction")
@@ -99,11 +100,12 @@ def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
         ValueError: An image is missing, unreadable or outside of `folder`.
     """
     for name in names:
+        source = folder / name
         # Links are resolved too: a file from elsewhere must not send any image of this machine to a remote judge.
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"image {name!r} lies outside of {folder}; keep images beside the file that names them")
+        if not source.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"image {name!r} is outside of {folder}; keep images in the folder of the JSONL")
         try:
-            open_image(folder / name)
+            open_image(source)
         except OSError as error:
             raise ValueError(f"image {name!r} cannot be read ({error.strerror})") from None
     return tuple(folder / name for name in names)
@@ -143,10 +145,12 @@ def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
 
 
 def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
-    """Every edit of one language, or of both; `id` is the row's place among those returned.
+    """Read the edits of one language, or of both; `id` is the index in the returned list.
 
-    The input images are written to `<name>_images` beside the file, by the hash of their bytes. Raises ValueError
-    naming file and row, or what to install.
+    The input images are written to `<name>_images` next to the file, named by the hash of their bytes.
+
+    Raises:
+        ValueError: naming file and row, or the package to install.
     """
     if language not in ("", *LANGUAGES):
         raise ValueError(f"{path}: language {language!r} is none of {', '.join(LANGUAGES)}")
@@ -161,20 +165,21 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
             if language in ("", row.get("instruction_language")):
                 prompts.append(_gedit_prompt(row, len(prompts), location=f"{file}, row {number}", folder=folder))
     if not prompts:
-        raise ValueError(f"{path}: holds no edits" + (f" in {language}" if language else ""))
+        suffix = f" in {language}" if language else ""
+        raise ValueError(f"{path}: holds no edits{suffix}")
     return prompts
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows' columns that are read, by our names."""
+    """Yield the rows with the columns renamed to ours."""
     with parquet_file(path) as file:
         names = file.schema_arrow.names
         columns = {name: name for name in MORE_COLUMNS if name in names}
         for ours, choices in COLUMNS.items():
-            theirs = next((name for name in choices if name in names), None)
-            if theirs is None:
+            present = [name for name in choices if name in names]
+            if not present:
                 raise ValueError(f"{path}: has no column {' or '.join(choices)}; it has {', '.join(names)}")
-            columns[theirs] = ours
+            columns[present[0]] = ours
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
             for row in batch.to_pylist():
                 yield {columns[name]: value for name, value in row.items()}
@@ -185,12 +190,16 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
     image = row["image"]
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{location}: the instruction is missing or empty")
-    data = image.get("bytes") if isinstance(image, Mapping) else None
-    if not data:
+    if not isinstance(image, Mapping) or not image.get("bytes"):
         raise ValueError(f"{location}: the image has no bytes")
+    data = image["bytes"]
     open_image(data, name=f"{location}, its image")
-    # By its content: the two languages of an edit share one image, and `records.leaks` knows it by its bytes.
-    suffix = next((suffix for mark, suffix in SUFFIX_OF.items() if data.startswith(mark)), ".img")
+
+    # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes.
+    suffix = ".img"
+    for magic, file_type in SUFFIX_OF.items():
+        if data.startswith(magic):
+            suffix = file_type
     source = folder / f"{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
     if not source.exists():
         write_atomic(source, data)
@@ -207,9 +216,12 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
 
 
 def load_sharegpt_4o(path: Path) -> list[Prompt]:
-    """Every record of `text_and_image_to_image.json`, or of `text_to_image.json`, which has no images to edit.
+    """Read the records of `text_and_image_to_image.json`, or of `text_to_image.json`, which has no input images.
 
-    `id` is the record's place. Raises ValueError naming file and record.
+    `id` is the record's index.
+
+    Raises:
+        ValueError: naming file and record.
     """
     records = read_json(path)
     if not isinstance(records, list) or not records:
@@ -225,13 +237,17 @@ def _sharegpt_prompt(record: Any, number: int, *, path: Path) -> Prompt:
     text = record.get("input_prompt") if isinstance(record, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError("'input_prompt' is missing or empty")
+
     names = record.get("input_image") or []
-    names = [names] if isinstance(names, str) else names
+    if isinstance(names, str):
+        names = [names]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"'input_image' must be a path or a list of paths, got {names!r}")
-    sources = tuple(inside(path.parent, name) for name in names)
-    for source in sources:
-        # Looked for and not opened: there are 46,000.
+    sources = []
+    for name in names:
+        source = inside(path.parent, name)
+        # Not opened: there are 46,000.
         if not source.is_file():
-            raise ValueError(f"{source} is missing; unpack the collection's archives beside {path.name}")
-    return Prompt(id=number, text=text.strip(), sources=sources)
+            raise ValueError(f"{source} is missing; unpack the collection's archives into the folder of {path.name}")
+        sources.append(source)
+    return Prompt(id=number, text=text.strip(), sources=tuple(sources))

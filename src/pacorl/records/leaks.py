@@ -1,9 +1,9 @@
-"""Keeping what a run is measured on out of what it is trained on: finding shared prompts, and splits without them.
+"""Leaks of evaluation data into training data: finding shared prompts, and splits without them.
 
-Two prompts are one if their texts differ only in case, spaces and punctuation, or, on request, if they share
-most of their word triples. Two edits are one if they start from one image, whatever the instruction: GEdit-Bench
-asks for each of its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of
-GEdit-Bench; so a benchmark also looks at what a run was trained on, and gives its figures with and without that.
+Two prompts are equal if their texts differ only in case, spaces and punctuation, or, on request, if they share most of
+their word triples. Two edits are equal if they start from one image, whatever the instruction: GEdit-Bench has each of
+its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of GEdit-Bench.
+Therefore a benchmark also reads the training data of a run, and reports figures with and without the shared items.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pacorl.types import Prompt
 Why = Literal["text", "near", "image"]
 WORDS = {"text": "the same text", "near": "nearly the same text", "image": "the same image to edit"}
 SHOWN = 3
-"""How many examples a message gives."""
+"""Examples in a message."""
 SHINGLE = 3
 IDS = ("original_idx", "case_id")
 """Keys of a training record that name the benchmark's item it came from."""
@@ -41,49 +41,62 @@ nothing but beginnings would be searched to its end from each of them."""
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A training prompt that is also measured on."""
+    """A training prompt that equals an evaluation prompt."""
 
     prompt: Prompt
     other: Prompt
+    """The evaluation prompt."""
     against: str
-    """Where the other one comes from."""
+    """Source of the evaluation prompt."""
     why: Why
 
 
 def find_leaks(
     train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]], *, near: float | None = None
 ) -> list[Leak]:
-    """The training prompts that are also in `against` (name → prompts), each once, with the first reason.
+    """Find the training prompts that are also in `against` (name → prompts), each once, with the first reason.
 
-    near: the share of word triples (Jaccard) from which two texts are nearly the same; None for equal ones only.
+    Args:
+        near: minimum Jaccard index of the word triples of nearly equal texts; None finds equal texts only.
     """
     leaks: dict[int, Leak] = {}
     for name, prompts in against.items():
-        # Backwards, so that the first prompt of a key stays.
-        equals = {key: prompt for prompt in reversed(prompts) for key in _keys(prompt)}
-        resembling = _Resembling(prompts, near) if near is not None else None
+        equals: dict[str, Prompt] = {}
+        for prompt in prompts:
+            for key in _keys(prompt):
+                equals.setdefault(key, prompt)
+        index = None if near is None else _NearestPrompt(prompts, near)
+
         for position, prompt in enumerate(train):
             if position in leaks:
                 continue
-            if equal := next((equals[key] for key in _keys(prompt) if key in equals), None):
-                leaks[position] = Leak(prompt, equal, name, "image" if prompt.sources else "text")
-            elif resembling and not prompt.sources and (nearest := resembling.nearest(prompt)):
-                leaks[position] = Leak(prompt, nearest, name, "near")
+            same = [equals[key] for key in _keys(prompt) if key in equals]
+            if same:
+                leaks[position] = Leak(prompt, same[0], name, "image" if prompt.sources else "text")
+            elif index and not prompt.sources:
+                nearest = index.nearest(prompt)
+                if nearest:
+                    leaks[position] = Leak(prompt, nearest, name, "near")
+
     return [leaks[position] for position in sorted(leaks)]
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
-    """How many training prompts leak, into what, and the first few. Empty if none does."""
+    """Count the leaks per source and show the first few. Empty if there are none."""
     if not leaks:
         return ""
+
     counts = Counter((leak.against, leak.why) for leak in leaks)
     totals = "; ".join(f"{count} in {name} ({WORDS[why]})" for (name, why), count in counts.items())
-    examples = "; ".join(
-        f"training prompt {leak.prompt.id} is {leak.against}'s {leak.other.id}: {leak.prompt.text[:60]!r}"
-        for leak in leaks[:SHOWN]
-    )
-    more = f" and {len(leaks) - SHOWN} more" if len(leaks) > SHOWN else ""
-    return f"{len(leaks)} of {total} training prompts are measured on: {totals}. {examples}{more}"
+
+    examples = []
+    for leak in leaks[:SHOWN]:
+        prompt = leak.prompt
+        examples.append(f"training prompt {prompt.id} is {leak.against}'s {leak.other.id}: {prompt.text[:60]!r}")
+    report = f"{len(leaks)} of {total} training prompts are measured on: {totals}. {'; '.join(examples)}"
+    if len(leaks) > SHOWN:
+        report += f" and {len(leaks) - SHOWN} more"
+    return report
 
 
 def check_leaks(
@@ -94,9 +107,10 @@ def check_leaks(
     action: Literal["refuse", "warn", "off"],
     near: float | None = None,
 ) -> str:
-    """What a run should be told about its prompts; empty if none leaks.
+    """Return the report of the leaks between a run's prompts; empty if there are none.
 
-    Raises ValueError with the report and the fix if one does and `action` is "refuse".
+    Raises:
+        ValueError: with the report and the fix, if there are leaks and `action` is "refuse".
     """
     if action == "off":
         return ""
@@ -104,8 +118,8 @@ def check_leaks(
     report = leak_report(find_leaks(train, against, near=near), total=len(train))
     if report and action == "refuse":
         raise ValueError(
-            f"{report}. Split them with `pacorl prompts split`, or go on with prompts.leaks=warn: what is measured is "
-            "then partly what was trained on"
+            f"{report}. Split them with `pacorl prompts split`, or accept with prompts.leaks=warn that the evaluation "
+            "includes training data"
         )
     return report
 
@@ -118,67 +132,86 @@ def split_prompts(
     keep_out: Mapping[str, Sequence[Prompt]] | None = None,
     near: float | None = None,
 ) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
-    """(training, test, what was kept out). Prompts of one text or one image go to one side, together.
+    """Split prompts into training and test; prompts of one text or one image stay together.
 
-    test: about how many prompts to hold out, drawn by `seed`; the last family drawn may exceed it. What `keep_out`
-    holds goes to neither side. Raises ValueError if nothing would be left to train on.
+    Args:
+        test: minimum number of test prompts, drawn by `seed`.
+        keep_out: prompts that belong to neither part.
+
+    Returns:
+        (training, test, leaks into `keep_out`), each in the order of `prompts`.
+
+    Raises:
+        ValueError: if no prompts are left for training.
     """
     leaks = find_leaks(prompts, keep_out or {}, near=near)
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
     families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
+
+    # Whole families, until there are enough.
     random.Random(seed).shuffle(families)
-    held_out: list[Prompt] = []
+    held_out: set[int] = set()
     while families and len(held_out) < test:
-        held_out += families.pop()
+        held_out.update(id(prompt) for prompt in families.pop())
     if not families:
         raise ValueError(
             f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
         )
-    position = {id(prompt): index for index, prompt in enumerate(prompts)}
-    train, test_prompts = (
-        sorted(side, key=lambda prompt: position[id(prompt)])
-        for side in ([prompt for family in families for prompt in family], held_out)
-    )
+
+    train = [prompt for prompt in prompts if id(prompt) not in dropped | held_out]
+    test_prompts = [prompt for prompt in prompts if id(prompt) in held_out]
     return train, test_prompts, leaks
 
 
-# --- what a run was trained on ---------------------------------------------------------------------------------
+# --- training data of a run ------------------------------------------------------------------------------------
 
 
 def id_text(name: str) -> str:
-    """An item's id as one of its texts."""
+    """Format an item's id as one of its texts."""
     return f"id {name}"
 
 
 def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
-    """Item → the text or id that it shares with the training data of a run's folder.
+    """Map each leaked item to the first text or id that it shares with the training data of a run's folder.
 
-    texts: item → its texts (`Benchmark.texts`). Raises ValueError if the folder, or the data that its config
-    names, is not there: what cannot be compared must not count as clean.
+    Args:
+        texts: item → its texts (`Benchmark.texts`).
+
+    Raises:
+        ValueError: if the folder or its training data is missing, since items must not count as clean unread.
     """
     learned = {plain(text) for text in _trained_texts(run)} - {""}
 
     shared = {}
-    for item, of_item in texts.items():
-        shared[item] = next((text for text in of_item if plain(text) in learned), "")
-
-    return {item: text[:80] for item, text in shared.items() if text}
+    for item, item_texts in texts.items():
+        for text in item_texts:
+            if plain(text) in learned:
+                shared[item] = text[:80]
+                break
+    return shared
 
 
 def _trained_texts(run: Path) -> Iterator[str]:
-    """Every text and id of the data that a policy's or a judge's run was trained on."""
+    """Yield every text and id of the training data of a policy's or a judge's run."""
     try:
         config = read_yaml(run / "config.yaml")
     except ValueError as error:
         raise ValueError(f"{run} is no run's folder: {error}") from None
-    prompts, data = ((config if isinstance(config, Mapping) else {}).get(key) or {} for key in ("prompts", "data"))
-    sources = [prompts["train"]] if "train" in prompts else list(data.get("train") or [])
+    if not isinstance(config, Mapping):
+        config = {}
+    prompts = config.get("prompts") or {}
+    data = config.get("data") or {}
+
+    if "train" in prompts:
+        read, sources = _prompt_texts, [prompts["train"]]
+    else:
+        read, sources = _comparison_texts, list(data.get("train") or [])
     if not sources:
         raise ValueError(f"{run / 'config.yaml'} names neither prompts.train nor data.train; name a training run")
-    for source in map(str, sources):
+    for source in sources:
         try:
-            yield from _prompt_texts(source) if "train" in prompts else _comparison_texts(source)
+            yield from read(str(source))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{run} was trained on {source}, which cannot be compared with the items: {error}"
@@ -190,7 +223,9 @@ def _prompt_texts(source: str) -> Iterator[str]:
         yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
     if source.endswith(".jsonl"):
         for row in read_jsonl(Path(source)):
-            yield from (id_text(str(row[name])) for name in IDS if row.get(name))
+            for name in IDS:
+                if row.get(name):
+                    yield id_text(str(row[name]))
 
 
 def _comparison_texts(source: str) -> Iterator[str]:
@@ -203,12 +238,14 @@ def _comparison_texts(source: str) -> Iterator[str]:
 
 
 def _keys(prompt: Prompt) -> list[str]:
-    """What makes two prompts one: an edit's images, else the text."""
-    return [f"image {digest(source)}" for source in prompt.sources] or [f"text {plain(prompt.text)}"]
+    """Return the keys of a prompt: the digests of an edit's images, else the text. Equal prompts share a key."""
+    if not prompt.sources:
+        return [f"text {plain(prompt.text)}"]
+    return [f"image {digest(source)}" for source in prompt.sources]
 
 
 def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Prompts that share a key, directly or through others, in order of their first member."""
+    """Group prompts that share a key directly or transitively, in order of their first member."""
     family_of: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         # One edit of two sources joins the families of both.
@@ -217,19 +254,27 @@ def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
             if key in family_of:
                 joined[id(family_of[key])] = family_of[key]
 
-        family = [member for members in joined.values() for member in members] + [prompt]
+        family = []
+        for members in joined.values():
+            family += members
+        family.append(prompt)
         for member in family:
             family_of.update(dict.fromkeys(_keys(member), family))
-    return list({id(family_of[_keys(prompt)[0]]): family_of[_keys(prompt)[0]] for prompt in prompts}.values())
+
+    families = {}
+    for prompt in prompts:
+        family = family_of[_keys(prompt)[0]]
+        families[id(family)] = family
+    return list(families.values())
 
 
 def plain(text: str) -> str:
-    """A text without what does not make it another one: case, spaces, punctuation, ways to encode a letter."""
+    """Normalise a text: case, spaces, punctuation and Unicode forms of a letter make no difference."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
-class _Resembling:
-    """Finds the prompt that shares most word triples with another, by an index of them."""
+class _NearestPrompt:
+    """Inverted index of word triples."""
 
     def __init__(self, prompts: Sequence[Prompt], least: float) -> None:
         self.prompts = prompts
@@ -241,13 +286,18 @@ class _Resembling:
                 self.holders[shingle].append(number)
 
     def nearest(self, prompt: Prompt) -> Prompt | None:
-        """The nearest one, if it shares at least the least share."""
+        """Return the prompt with the greatest Jaccard index, the first of equals, or None below the minimum."""
         shingles = _shingles(prompt.text)
-        shared = Counter(number for shingle in shingles for number in self.holders.get(shingle, ()))
-        # Negated, so that of equal shares the first prompt is the greatest pair.
-        shares = [(count / len(shingles | self.shingles[number]), -number) for number, count in shared.items()]
-        best, number = max(shares, default=(0.0, 0))
-        return self.prompts[-number] if best >= self.least else None
+        shared: Counter[int] = Counter()
+        for shingle in shingles:
+            shared.update(self.holders.get(shingle, ()))
+
+        best, nearest = 0.0, 0
+        for number in sorted(shared):
+            jaccard = shared[number] / len(shingles | self.shingles[number])
+            if jaccard > best:
+                best, nearest = jaccard, number
+        return self.prompts[nearest] if best >= self.least else None
 
 
 def _shingles(text: str) -> set[str]:

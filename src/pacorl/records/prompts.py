@@ -1,18 +1,17 @@
-"""Prompts in files: T2IS records as JSONL, or plain text of one prompt a line.
+"""Files of prompts: T2IS records as JSONL, or plain text with one prompt per line.
 
     prompts = load_prompts("examples/prompts.jsonl")
     prompts[0].grid.rows, prompts[0].panels
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) say nothing about what to generate and are left unread. Two keys are ours:
+its other keys (`idx`, `from`, …) do not affect the images and are ignored. Two keys are ours:
 `characters`, names, and `references`, their images beside the file, for generators that take reference images. A record
 of `image` and `instruction` is an edit (`records.edits`). A fault names file and line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +36,7 @@ KEYS = (
     "prompt", "layout", "theme", "criteria", "category", "task_name", "height", "width", "panels", "characters",
     "references",
 )  # fmt: skip
-"""What is read of a T2IS record."""
+"""Keys of a T2IS record."""
 SOURCES = (
     "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
     "ShareGPT-4o-Image's .json, or tiny:train|dev|test"
@@ -47,13 +46,12 @@ TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 
 
 def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
-    """The prompts that a config names: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
+    """Read the prompts of a source: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
 
-    GEdit-Bench may be a folder of parquet files, and be asked for one language: `GEdit-Bench/data:en`.
+    GEdit-Bench may be a folder of parquet files, limited to one language by a suffix: `GEdit-Bench/data:en`.
 
     Args:
-        source: the file or the split.
-        limit: the most prompts to return, evenly spread.
+        limit: maximum number of prompts, evenly spread.
 
     Raises:
         ValueError: as `load_prompts` does, and for an unknown split.
@@ -69,38 +67,42 @@ def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
-    """Every prompt of a file, its `id` the position there; blank lines are passed over. `tiny:dev` is one, too.
+    """Read every prompt of a file, or of `tiny:dev`. Its `id` is the position; blank lines are skipped.
 
     The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
-    it has panel tags. Criteria whose text is null (the published files have a few) are left out.
+    it has panel tags. Criteria whose text is null (the published files have a few) are dropped.
 
-    Raises ValueError that names file, line, fault and fix.
+    Raises:
+        ValueError: naming file, line, fault and fix.
     """
     if str(path).startswith(TINY):
         return prompts_from(str(path))
+
+    # Published collections.
     path = Path(path)
-    if path.suffix.lower() == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
+    suffix = path.suffix.lower()
+    if suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
         return load_gedit(path)
-    if path.suffix.lower() == ".json":
+    if suffix == ".json":
         return load_sharegpt_4o(path)
-    parsers: dict[str, Callable[[str, int], Prompt]] = {
-        ".jsonl": partial(_parse_json, folder=path.parent),
-        ".txt": text_prompt,
-    }
-    if path.suffix.lower() not in parsers:
-        raise ValueError(f"{path}: prompts are read from {SOURCES}; the name says neither")
-    parse = parsers[path.suffix.lower()]
+    if suffix not in (".jsonl", ".txt"):
+        raise ValueError(f"{path}: prompts are read from {SOURCES}; this name has another ending")
+
+    # One prompt per line.
     prompts: list[Prompt] = []
     for number, line in text_lines(path, fix=f"give {SOURCES}"):
         with blamed_on(f"{path}:{number}"):
-            prompts.append(parse(line, len(prompts)))
+            if suffix == ".txt":
+                prompts.append(text_prompt(line, len(prompts)))
+            else:
+                prompts.append(_parse_json(line, len(prompts), folder=path.parent))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
 
 
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
-    """Write prompts as T2IS records that `load_prompts` reads back, ids aside: an id is the position in the file.
+    """Write prompts as T2IS records for `load_prompts`, without their ids: an id is the position in the file.
 
     Panels that the text does not spell out behind tags go under `panels`, which is ours, and references are copied into
     a folder beside the file. The file appears whole or not at all. Raises ValueError for an edit, whose sources the
@@ -117,14 +119,15 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
 
 
 def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prompt:
-    """A plain text as a prompt; without a `grid` it has the layout of its text, or 1x1 if it describes no panels.
+    """Parse a plain text; `grid` defaults to the layout of its text, or 1x1 if it describes no panels.
 
     Raises:
         ValueError: layout and panels do not fit.
     """
     # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
     panels = panel_texts(text)
-    grid = grid or (parse_layout(text) if panels else Grid(1, 1))
+    if grid is None:
+        grid = parse_layout(text) if panels else Grid(1, 1)
     _check_fit(grid, panels)
     return Prompt(id=number, text=text, grid=grid, panels=panels)
 
@@ -146,11 +149,14 @@ def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> 
     text = text_field(record, "prompt")
     layout = text_field(record, "layout")
     if not text.strip():
-        raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")
+        raise ValueError("'prompt' is missing or empty; give the text for the generator")
     panels = record.get("panels", list(panel_texts(text)))
     if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
         raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
-    grid = parse_layout(layout or text) if layout or panels or LAYOUT.search(text) else Grid(1, 1)
+
+    grid = Grid(1, 1)
+    if layout or panels or LAYOUT.search(text):
+        grid = parse_layout(layout or text)
     _check_fit(grid, panels)
     return Prompt(
         id=number,
@@ -179,10 +185,11 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
     if not isinstance(dimensions, dict):
         raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
     criteria: dict[str, dict[str, str]] = {}
-    for dimension, texts in dimensions.items():
-        if not isinstance(texts or {}, dict):
+    for dimension, named_texts in dimensions.items():
+        texts = named_texts or {}
+        if not isinstance(texts, dict):
             raise ValueError(f"'criteria.{dimension}' must map names to texts, got {texts!r}")
-        for name, text in (texts or {}).items():
+        for name, text in texts.items():
             if not isinstance(text, str | None):
                 raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
             if text is not None:  # three of the published 5,858 are null
@@ -191,7 +198,8 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
 
 
 def _size(record: Record) -> Size | None:
-    height, width = (record.get(side) for side in ("height", "width"))
+    height = record.get("height")
+    width = record.get("width")
     if height is None and width is None:
         return None
     for side, pixels in (("height", height), ("width", width)):
@@ -204,51 +212,55 @@ def _size(record: Record) -> Size | None:
 def _record(prompt: Prompt) -> dict[str, Any]:
     record: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
     if prompt.size:
-        record |= {"height": prompt.size.height, "width": prompt.size.width}
-    record |= {"layout": str(prompt.grid), "theme": prompt.theme}
-    record |= {"category": prompt.category, "task_name": prompt.task}
+        record["height"] = prompt.size.height
+        record["width"] = prompt.size.width
+    record["layout"] = str(prompt.grid)
+    record["theme"] = prompt.theme
+    record["category"] = prompt.category
+    record["task_name"] = prompt.task
     record["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
-    # What the text spells out is read from it again; a second copy could differ from it.
+    # Panels in the text are parsed from it again; a second copy could differ.
     if prompt.panels != panel_texts(prompt.text):
         record["panels"] = list(prompt.panels)
     return record
 
 
-# --- what sources of prompts and of comparisons have in common ---------------------------------------------------
+# --- shared with sources of comparisons --------------------------------------------------------------------------
 
 
 def evenly_spread(items: Sequence[Item], limit: int | None, *, source: object = "") -> list[Item]:
-    """At most `limit` of the items, evenly spread from the first on; all without a limit.
+    """Return at most `limit` of the items, evenly spread from the first on; all without a limit.
 
     Raises:
-        ValueError: the limit is below 1; `source` says of what.
+        ValueError: if the limit is below 1; the message names `source`.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(
-            f"a limit of {limit} leaves nothing{f' of {source}' if source else ''}; give at least 1, or none"
-        )
-    # Spread and not the first ones: files are often in the order of their categories.
-    count = len(items) if limit is None else min(limit, len(items))
+    if limit is None:
+        return list(items)
+    if limit < 1:
+        suffix = f" of {source}" if source else ""
+        raise ValueError(f"a limit of {limit} leaves nothing{suffix}; give at least 1, or none")
+    # Not the first `limit` items: files are often in the order of their categories.
+    count = min(limit, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int]:
-    """The split and the count of `tiny:SPLIT` or `tiny:SPLIT:COUNT`.
+    """Parse the split and the count of `tiny:SPLIT` or `tiny:SPLIT:COUNT`.
 
     Args:
-        source: the name as a config gives it.
-        counts: how many items a split has if the source does not say.
+        counts: default count of each split.
 
     Raises:
-        ValueError: there is no such split, or the count is not a whole number above 0.
+        ValueError: if there is no such split, or the count is not a whole number above 0.
     """
     _, name, *counted = source.split(":")
-    split = next((split for split in counts if split == name), None)
-    if split is None or len(counted) > 1:
+    splits = [split for split in counts if split == name]
+    if not splits or len(counted) > 1:
         raise ValueError(
             f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or one with a count, "
             "e.g. tiny:dev:12"
         )
+    split = splits[0]
     count = counted[0] if counted else str(counts[split])
     # isdigit alone also takes "²", which int does not.
     if not count.isascii() or not count.isdigit() or int(count) < 1:

@@ -1,4 +1,4 @@
-"""Rankings in files: images of one's own, ordered by people, before they become comparisons.
+"""Files of rankings: images ordered by people, the source of comparisons.
 
     rankings = load_rankings("examples/rankings/rankings.csv")
 
@@ -7,12 +7,12 @@ A CSV has one ranking a line under a header, best candidate first. Candidates ar
     reference,candidates,theme,annotator
     fox/1.png,fox/2.png | fox/3.png = fox/4.png | owl/1.png,A fox with a green scarf,ann
 
-A column for each rank (`reference,1,2,3` or `reference,best,second,worst`) does as well as `candidates`. A JSONL has
-one object a line, in which a list within `candidates` is a tie:
+One column per rank (`reference,1,2,3` or `reference,best,second,worst`) may replace `candidates`. A JSONL has one
+object a line, in which a list within `candidates` is a tie:
 
     {"reference": "fox/1.png", "candidates": ["fox/2.png", ["fox/3.png", "fox/4.png"], "owl/1.png"]}
 
-Paths are relative to the file. Other columns and keys are left alone, unless they look like a misspelt one.
+Paths are relative to the file. Other columns and keys are ignored, unless they look like a misspelt one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -35,12 +35,12 @@ TEXTS = ("theme", "annotator", "group", "category")
 KEYS = ("reference", "candidates", "criteria", *TEXTS)
 EXAMPLE = "reference,candidates,theme"
 SEPARATORS = ("|", ">", ";", ",")
-"""What may stand between the candidates of one cell; the first that occurs counts."""
+"""Separators of the candidates in one cell; the first that occurs counts."""
 TIE = re.compile(r"(?<=\s)=(?=\s)")
-"""Spaces belong to it: file names such as seed=3.png are common."""
+"""Requires spaces: file names such as seed=3.png are common."""
 RANK_COLUMN = re.compile(r"(?:(?:rank|candidate|image)[ _-]?)?(\d+)")
 DIMENSION = "Consistency"
-"""Holds criteria that name no dimension."""
+"""Dimension of criteria that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Ranking:
     """One person's order of the candidates by their consistency with the reference."""
 
     line: int
-    """Its line in the file, from 1."""
+    """Line in the file, from 1."""
     reference: str
     tiers: tuple[tuple[str, ...], ...]
     """Best first; the candidates of one tier are tied."""
@@ -56,38 +56,44 @@ class Ranking:
     criteria: Criteria = field(default_factory=dict)
     annotator: str = ""
     group: str = ""
-    """Rankings of one group are never divided between training and test; empty if the file says none."""
+    """Rankings of one group are never divided between training and test; empty if the file has no groups."""
     category: str = ""
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Best first."""
+        """All candidates, best first."""
         return tuple(name for tier in self.tiers for name in tier)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The candidates' ranks, (1, 2, 2, 4) for a | b = c | d; empty if none are tied."""
-        counts = [len(tier) for tier in self.tiers]
-        ranks = tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
-        return ranks if max(counts) > 1 else ()
+        ranks: list[int] = []
+        for tier in self.tiers:
+            ranks += [len(ranks) + 1] * len(tier)
+        return tuple(ranks) if len(ranks) > len(self.tiers) else ()
 
 
 def load_rankings(path: str | Path) -> list[Ranking]:
-    """Reads every ranking of a CSV or JSONL file; images are not opened.
+    """Read every ranking of a CSV or JSONL file; images are not opened.
 
     Raises:
-        ValueError: that names file, line, fault and fix.
+        ValueError: naming file, line, fault and fix.
 
     Example:
         for ranking in load_rankings("examples/rankings/rankings.csv"):
             print(ranking.reference, ranking.candidates)
     """
     path = Path(path)
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {".csv": _csv_records, ".jsonl": _jsonl_records}
-    if path.suffix.lower() not in readers:
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        records = _csv_records(path)
+    elif suffix == ".jsonl":
+        records = _jsonl_records(path)
+    else:
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
+
     rankings = []
-    for line, record in readers[path.suffix.lower()](path):
+    for line, record in records:
         with blamed_on(f"{path}:{line}"):
             rankings.append(_ranking(record, line))
     if not rankings:
@@ -104,8 +110,9 @@ def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
         criteria=_criteria(record.get("criteria")),
         **{name: text_field(record, name).strip() for name in TEXTS},
     )
+
     candidates = ranking.candidates
-    repeated = [name for name in dict.fromkeys(candidates) if candidates.count(name) > 1]
+    repeated = [name for name in candidates if candidates.count(name) > 1]
     if not ranking.reference:
         raise ValueError("'reference' is empty; name the image that the candidates are compared with")
     if len(candidates) < 2:
@@ -117,30 +124,34 @@ def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
     if ranking.reference in candidates:
         raise ValueError(f"{ranking.reference!r} is the reference and a candidate; take it out of the candidates")
     if len(ranking.tiers) < 2:
-        raise ValueError("all candidates are tied, which says nothing; take the line out")
+        raise ValueError("all candidates are tied, so there is nothing to learn; remove the line")
     return ranking
 
 
 def _tiers(value: Any) -> tuple[tuple[str, ...], ...]:
-    tiers = [entry if isinstance(entry, list) else [entry] for entry in value] if isinstance(value, list) else [[]]
-    if not all(tier and all(isinstance(name, str) and name for name in tier) for tier in tiers):
-        raise ValueError(
-            f"'candidates' must be a list of paths, best first, got {value!r}; put tied ones into a list of their own"
-        )
-    return tuple(map(tuple, tiers))
+    fault = f"'candidates' must be a list of paths, best first, got {value!r}; put tied candidates into a nested list"
+    if not isinstance(value, list):
+        raise ValueError(fault)
+    tiers = []
+    for entry in value:
+        tier = entry if isinstance(entry, list) else [entry]
+        if not tier or not all(isinstance(name, str) and name for name in tier):
+            raise ValueError(fault)
+        tiers.append(tuple(tier))
+    return tuple(tiers)
 
 
 def _criteria(value: Any) -> Criteria:
-    """A text, a list of texts, names with texts, or dimensions of names with texts → dimensions."""
+    """Convert a text, a list of texts, names with texts, or dimensions of names with texts to the last form."""
     if value in (None, "", [], {}):
         return {}
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list):
-        texts = {f"Criterion {number}": text for number, text in enumerate(texts, 1)}
-    if _are_texts(texts):
-        return {DIMENSION: texts}
-    if isinstance(texts, dict) and all(_are_texts(entries) for entries in texts.values()):
-        return texts
+    criteria = [value] if isinstance(value, str) else value
+    if isinstance(criteria, list):
+        criteria = {f"Criterion {number}": text for number, text in enumerate(criteria, 1)}
+    if _are_texts(criteria):
+        return {DIMENSION: criteria}
+    if isinstance(criteria, dict) and all(_are_texts(texts) for texts in criteria.values()):
+        return criteria
     raise ValueError(f"'criteria' must be a text, texts by name, or dimensions of these, got {value!r}")
 
 
@@ -159,10 +170,12 @@ def _jsonl_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """The records under the header, in the form of the JSONL's."""
+    """Yield the records under the header in the form of the JSONL's."""
     text = read_text(path)
-    # Whatever occurs most in the header, whose names hold none of these: spreadsheets of some countries write ";".
-    delimiter = max((",", ";", "\t"), key=text.lstrip().partition("\n")[0].count)
+    # The commonest in the header, whose names contain none of these: spreadsheets of some countries write ";".
+    first_line = text.lstrip().partition("\n")[0]
+    delimiter = max((",", ";", "\t"), key=first_line.count)
+
     lines = _csv_lines(path, text, delimiter)
     _, first = next(lines, (1, [""]))
     header = [name.lower() for name in first]
@@ -175,7 +188,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, stripped cells) of each row that is not blank."""
+    """Yield the line number and the stripped cells of each row, except blank rows."""
     # newline="": the reader must see the line breaks within quoted cells as they are.
     # strict: a stray quote is a fault and no part of a path.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -196,55 +209,71 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
     for name, cell in zip_longest(header, cells, fillvalue=""):
         if cell and not name:
             raise ValueError(
-                f"{cell!r} stands under no column name; name its column (those of ranks 1, 2, 3 …), or put "
-                f"quotes around a cell that holds {delimiter!r}"
+                f"{cell!r} has no column name; name its column (ranks are 1, 2, 3 …), or put quotes around a cell "
+                f"with {delimiter!r}"
             )
         row[name] = cell
+    row.pop("", None)
+
     if ranks:
         tiers = _in_columns({name: row.pop(name) for name in ranks})
     else:
-        separator = next((mark for mark in SEPARATORS if mark in row["candidates"]), SEPARATORS[0])
-        tiers = [tier.strip() for tier in row["candidates"].split(separator) if tier.strip()]
-    criteria = []
-    for criterion in row.get("criteria", "").split("|"):
-        if criterion.strip():
-            criteria.append(criterion.strip())
+        cell = row["candidates"]
+        separators = [mark for mark in SEPARATORS if mark in cell] or SEPARATORS
+        tiers = _split(cell, separators[0])
 
-    row.pop("", None)
-    return {**row, "criteria": criteria, "candidates": [[name.strip() for name in TIE.split(tier)] for tier in tiers]}
+    candidates = []
+    for tier in tiers:
+        candidates.append([name.strip() for name in TIE.split(tier)])
+    return {**row, "criteria": _split(row.get("criteria", ""), "|"), "candidates": candidates}
+
+
+def _split(cell: str, separator: str) -> list[str]:
+    """Split a cell into its parts, without blanks around them and without empty parts."""
+    return [part.strip() for part in cell.split(separator) if part.strip()]
 
 
 def _in_columns(row: Mapping[str, str]) -> list[str]:
-    """The cells of columns that hold one rank each, best first; of numbered ones only the last may be empty."""
+    """Return the cells of the rank columns, best first; of numbered columns only the last may be empty."""
     filled = [cell for cell in row.values() if cell]
-    required = {"best", "worst"} if "best" in row else {*list(row)[: len(filled)]}
-    empty = [name for name in row if name in required and not row[name]]
-    if empty:
-        raise ValueError(f"column {empty[0]!r} is empty; move the worse ones up")
+    required = ["best", "worst"] if "best" in row else list(row)[: len(filled)]
+    for name in required:
+        if not row[name]:
+            raise ValueError(f"column {name!r} is empty; move the worse candidates up")
     return filled
 
 
 def _rank_columns(header: Sequence[str]) -> list[str]:
-    """The columns that hold one rank each, best first; none if there is a column of candidates.
+    """Return the columns of one rank each, best first; none if there is a column `candidates`.
 
-    Raises ValueError if candidates or references have no column.
+    Raises:
+        ValueError: if candidates or references have no column.
     """
     fix = f"the first line names the columns, e.g. {EXAMPLE}"
-    repeated = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
+    repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise ValueError(f"two columns are called {repeated[0]!r}; {fix}")
     if "reference" not in header:
         raise ValueError(f"no column is called 'reference', there are {', '.join(header)}; {fix}")
-    numbered = [name for name in header if RANK_COLUMN.fullmatch(name)]
-    span = header[header.index("best") : header.index("worst") + 1] if {"best", "worst"} <= {*header} else []
-    between = [name for name in span if name and name not in KEYS]
-    forms = [form for form in (["candidates"] if "candidates" in header else [], numbered, between) if form]
+
+    # The three forms: one column `candidates`, numbered columns, or all columns from `best` to `worst`.
+    numbered = []
+    order = []
+    for name in header:
+        match = RANK_COLUMN.fullmatch(name)
+        if match:
+            numbered.append(name)
+            order.append(int(match[1]))
+    between: list[str] = []
+    if "best" in header and "worst" in header:
+        span = header[header.index("best") : header.index("worst") + 1]
+        between = [name for name in span if name and name not in KEYS]
+    single = [name for name in header if name == "candidates"]
+
+    forms = [", ".join(form) for form in (single, numbered, between) if form]
     if len(forms) != 1:
-        fault = (
-            f"candidates stand in {' and in '.join(', '.join(form) for form in forms)}" if forms else "no candidates"
-        )
+        fault = f"candidates are in {' and in '.join(forms)}" if forms else "no candidates"
         raise ValueError(f"{fault}; give one column 'candidates', or columns 1, 2, 3 …, or best … worst; {fix}")
-    order = [int(match[1]) for name in numbered if (match := RANK_COLUMN.fullmatch(name))]
     if numbered and order != list(range(1, len(order) + 1)):
         raise ValueError(f"the rank columns are {', '.join(numbered)}; number them 1, 2, 3 … from left to right")
     return numbered or between

@@ -41,7 +41,7 @@ def write_comparison(first: Path, second: Path, out: Path | None = None) -> Path
 
 
 def comparison_path(first: Path, second: Path) -> Path:
-    """The page in the second run's folder."""
+    """Return the path of the page in the second run's folder."""
     return second / f"compare-{first.resolve().name}.html"
 
 
@@ -86,7 +86,7 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
 
 
 def last_samples(run: RunFolder) -> list[Sample]:
-    """The newest evaluation's images."""
+    """Return the newest evaluation's images."""
     if run.samples:
         return run.samples[max(run.samples)]
     return []
@@ -130,7 +130,7 @@ def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) 
 
 
 def differing_keys(first: str, second: str) -> list[tuple[str, str, str]]:
-    """(key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
+    """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
     values = dict(_settings(parse_yaml(first, name="config.yaml") or {}))
     others = dict(_settings(parse_yaml(second, name="config.yaml") or {}))
     differing = []

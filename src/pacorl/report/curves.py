@@ -235,7 +235,11 @@ def thinned(points: Points) -> Points:
     for bucket in range(BUCKETS):
         start = bucket * len(points) // BUCKETS
         stop = (bucket + 1) * len(points) // BUCKETS
-        finite = [(value, start + offset) for offset, (_, value) in enumerate(points[start:stop]) if value is not None]
+        finite = []
+        for offset, (_, value) in enumerate(points[start:stop]):
+            if value is not None:
+                finite.append((value, start + offset))
+
         if finite:
             indices |= {min(finite)[1], max(finite)[1]}
         else:
@@ -350,7 +354,11 @@ def _line_svg(line: Line, x: Scale, y: Scale, index: int, *, dots: bool) -> Mark
         else:
             stretches[-1].append((epoch, value))
 
-    marks = [tag("polyline", points=_path(stretch, x, y)) for stretch in stretches if stretch]
+    marks = []
+    for stretch in stretches:
+        if stretch:
+            marks.append(tag("polyline", points=_path(stretch, x, y)))
+
     if dots or len(line.points) == 1:  # a polyline of one point is invisible
         marks += [tag("circle", cx=x(epoch), cy=y(value), r=3) for epoch, value in _finite(line.points)]
     return tag("g", *marks, class_=f"line-{index % COLOURS}")

@@ -72,7 +72,7 @@ class Sample:
 
     @property
     def measures(self) -> dict[str, Any]:
-        """The scores by a page's names, the judge's P(Yes) of the matrix first."""
+        """Return the scores under the page's names, first the judge's P(Yes) of the matrix."""
         judged = self.p_yes and self.consistency is not None
         if judged:
             return shown_names({"p_yes": self.consistency} | dict(self.scores))

@@ -80,7 +80,7 @@ class BenchmarkSummary(BaseModel):
 
 
 def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ()) -> Path:
-    """Write the card into the run's adapter folder; returns the folder.
+    """Write the card into the adapter folder of a run; return the folder.
 
     licence: an identifier of the hub's; needed if the base is not known. benchmarks: folders of
     `pacorl benchmark`, whose main tables go into the card. Raises ValueError if a file is absent, or if something in
@@ -101,7 +101,11 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
 
     # The text.
     picture = _picture(run)
-    shown = {key: _shown(value, SHOWN[key]) for key, value in config.items() if key in SHOWN}
+    shown = {}
+    for key, value in config.items():
+        if key in SHOWN:
+            shown[key] = _shown(value, SHOWN[key])
+
     train = config.get("data" if is_judge else "prompts", {}).get("train")
     sources = train if isinstance(train, list) else [train]
     body = [
@@ -147,7 +151,7 @@ def check_replaceable(folder: Path, *, picture: Path) -> None:
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload the folder to the hub as the user who is logged in there; returns the address."""
+    """Upload the folder to the hub as the user who is logged in there; return the address."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     if not (folder / CARD).is_file():
@@ -197,7 +201,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
-    """The card's front matter, in the hub's keys."""
+    """Build the front matter of the card, with the keys of the hub."""
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):

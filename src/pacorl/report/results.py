@@ -141,7 +141,10 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
 
 def provenance(summary: Record) -> list[tuple[str, str]]:
     """Seed, config hash and versions."""
-    origin = [(label(key), str(summary[key])) for key in ("seed", "config_hash") if key in summary]
+    origin = []
+    for key in ("seed", "config_hash"):
+        if key in summary:
+            origin.append((label(key), str(summary[key])))
     return origin + [(str(name), str(version)) for name, version in section(summary, "versions").items()]
 
 

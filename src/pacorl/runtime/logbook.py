@@ -271,9 +271,8 @@ class ProgressBars:
         """Show a phase during the block; call the yielded function with the number of finished items.
 
         Args:
-            name: of the phase.
             total: number of items.
-            stage: whether a log has a line each time, and not the first time alone.
+            stage: log a line each time instead of the first time only.
         """
         if stage or name not in self._begun:
             self._begun.add(name)

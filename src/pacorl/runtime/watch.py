@@ -208,7 +208,7 @@ class Watch:
     # --- reports -----------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Log a line for each rank that is hung, and for each that goes on; of the ranks that live the lowest does."""
+        """Log a line for each hung rank, and for each that goes on again; only the lowest living rank logs."""
         living = [rank for rank, member in self._members.items() if member.silent < HUNG_SECONDS]
         if self.rank != min(living):
             return

@@ -67,10 +67,9 @@ def create_app(
 ) -> FastAPI:
     """Build the server's application, a model per name. `allow_urls`: fetch http images, not data URLs only."""
     limits = limits or Limits()
-    models = {
-        name: ServedModel(name, judge, together=limits.together, waiting=limits.waiting)
-        for name, judge in judges.items()
-    }
+    models = {}
+    for name, judge in judges.items():
+        models[name] = ServedModel(name, judge, together=limits.together, waiting=limits.waiting)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -198,7 +197,9 @@ async def tokenize(request: TokenizeRequest, state: State) -> dict[str, Any]:
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
     """List the models by name."""
-    models = [{"id": name, "object": "model", "owned_by": "pacorl"} for name in state.models]
+    models = []
+    for name in state.models:
+        models.append({"id": name, "object": "model", "owned_by": "pacorl"})
     return {"object": "list", "data": models}
 
 

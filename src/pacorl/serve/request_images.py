@@ -85,7 +85,8 @@ class RequestImages:
         if url.startswith("data:"):
             return await asyncio.to_thread(data_of, url, name=name)
         if not net.is_url(url):
-            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) URLs" if self._allow_urls else ""))
+            schemes = "data URLs and http(s) URLs" if self._allow_urls else "data URLs"
+            raise ImageError(f"{name}: only {schemes} are taken")
         if not self._allow_urls:
             raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
         loop = asyncio.get_running_loop()
@@ -100,9 +101,11 @@ def data_of(url: str, *, name: str) -> bytes:
     try:
         if encoded.find("=", 0, len(encoded) - 2) >= 0:
             raise binascii.Error("padding before the end")
-        # In pieces, since each holds the interpreter's lock. Validated, or a damaged URL could pass as an image:
-        # characters outside of the alphabet would be skipped.
-        starts = range(0, len(encoded), PIECE)
-        return b"".join(base64.b64decode(encoded[start : start + PIECE], validate=True) for start in starts)
+        # In pieces, since each call holds the interpreter's lock. Validated, since characters outside of the alphabet
+        # would be skipped, and a damaged URL could pass as an image.
+        content = bytearray()
+        for start in range(0, len(encoded), PIECE):
+            content += base64.b64decode(encoded[start : start + PIECE], validate=True)
     except ValueError as error:
         raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
+    return bytes(content)

@@ -47,7 +47,7 @@ class VllmOptions:
     gpus: tuple[str, ...] = ()
     """Device names to share out evenly among the servers (tensor parallel within each); empty: vLLM's own choice."""
     extra: tuple[str, ...] = ()
-    """Further arguments, as `vllm serve` takes them."""
+    """Further arguments of `vllm serve`."""
 
 
 class ServerFailedError(RuntimeError):

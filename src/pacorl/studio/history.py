@@ -195,7 +195,10 @@ class History:
                 files[f"panel-{position}.png"] = png_bytes(panel)
 
         # Recipe and scores.
-        recipe = {key: candidate[key] for key in ("recipe", "rank", "score", "matrix", "error")}
+        recipe = {}
+        for key in ("recipe", "rank", "score", "matrix", "error"):
+            recipe[key] = candidate[key]
+
         recipe |= {"of": len(document["candidates"]), "made": document["made"], "asked": document["asked"]}
         files["recipe.json"] = json.dumps(recipe, indent=2, ensure_ascii=False).encode()
 

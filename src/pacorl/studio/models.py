@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
 MAX_IMAGES = 12
-"""Uploads of one browser: 66 pairs."""
+"""Maximum number of a browser's uploads, 66 pairs."""
 MAX_ALL_IMAGES = 4 * MAX_IMAGES
 PREVIEW = 512  # pixels of the longer side
 

@@ -1,11 +1,11 @@
-"""Contracts: what every entry of a table promises, as checks for new entries, in this package and outside.
+"""Contracts of the tables' entries, as checks for new entries, in this package and outside.
 
     from pacorl.testing import check_objective
 
     def test_my_objective():
         check_objective(MINE)
 
-Each check raises AssertionError with what is wrong. They need no test framework, no weights and no network.
+Each check raises AssertionError with the fault. They need no test framework, no weights and no network.
 """
 
 from __future__ import annotations

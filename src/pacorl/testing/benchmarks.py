@@ -1,4 +1,4 @@
-"""The contract of a benchmark: its example rows are measured, and a judge that is right gets the better figures."""
+"""The contract of a benchmark: its example rows are measured, and a correct judge has better figures."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pacorl.bench.suite import Row
 
 EXAMPLE_ROWS = 3
-"""Least number of items of an example."""
+"""Minimum number of items of an example."""
 
 
 class ColourJudge:
-    """A judge that calls images consistent if their mean colours are close, or, `contrary`, if they are not."""
+    """Judge by the distance of mean colours: close ones are consistent, or inconsistent if `contrary`."""
 
     def __init__(self, *, contrary: bool = False) -> None:
         self.contrary = contrary
@@ -39,29 +39,30 @@ class ColourJudge:
         return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
 
     def _p_yes(self, question: Question) -> float:
-        first, *others = (_mean_colour(image) for image in question.images)
-        distance = max((float(np.abs(first - other).max()) for other in others), default=0.0)
+        first, *others = [_mean_colour(image) for image in question.images]
+        distance = 0.0
+        for other in others:
+            distance = max(distance, float(np.abs(first - other).max()))
         likeness = 0.05 + 0.9 * math.exp(-6 * distance)
         return 1 - likeness if self.contrary else likeness
 
 
 def _mean_colour(image: Image) -> NDArray[np.float64]:
-    """(3,) in 0..1."""
+    """Compute the mean colour, (3,) in 0..1."""
     mean: NDArray[np.float64] = (np.asarray(image.convert("RGB"), dtype=np.float64) / 255).mean((0, 1))
     return mean
 
 
 def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
-    """Check that a benchmark's example is read, measured and favours a judge that is right.
+    """Check that a benchmark's example can be read and measured, and favours a correct judge.
 
     Args:
-        spec: the entry.
         folder: an empty folder for the example.
 
     Raises:
-        AssertionError: the benchmark breaks the contract; the message states how.
+        AssertionError: with the fault, if the benchmark breaks the contract.
     """
-    assert spec.example is not None, "the spec brings no example rows"
+    assert spec.example is not None, "the spec has no example rows"
     data, options = spec.example(folder)
     items = spec.read(data, options)
 
@@ -76,20 +77,22 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
     assert compared, "no figure of the example is a number"
 
     worse = [column for column in compared if right[column] < wrong[column]]
-    assert not worse, f"a judge that is wrong has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
-    assert any(right[column] > wrong[column] for column in compared), "no figure tells a right judge from a wrong one"
+    assert not worse, f"a wrong judge has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
+    assert any(right[column] > wrong[column] for column in compared), (
+        "every figure is equal for a right and a wrong judge"
+    )
 
 
 def _figures(
     spec: BenchmarkSpec[Any, Any], items: Any, options: Any, folder: Path, judge: ColourJudge
 ) -> dict[str, float]:
-    """Column → figure of the example by a judge."""
+    """Compute column → figure of the example by a judge."""
     benchmark = spec.build(items, options, PacoReward(judge), folder)
     keys = list(benchmark.texts())
     assert len(keys) >= EXAMPLE_ROWS, f"the example has {len(keys)} items; give at least {EXAMPLE_ROWS}"
 
     rows: list[Row] = benchmark.measure(keys)
-    assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the items that were asked for"
+    assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the requested items"
     faults = [row["error"] for row in rows if "error" in row]
     assert not faults, f"an item of the example was not measured: {faults[0]}"
 

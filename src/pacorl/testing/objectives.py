@@ -11,9 +11,9 @@ from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec, St
 from pacorl.core.sde import Transition, log_prob
 
 STD = 0.3
-"""Of the stochastic step."""
+"""Standard deviation of the stochastic step."""
 SIGMA = 0.6
-"""The noise level of endpoints."""
+"""Noise level of endpoints."""
 BETTER = 0
 WORSE = 1
 NEUTRAL = 2
@@ -25,11 +25,10 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     """Check an objective's documentation, direction, clipping, selection and precision.
 
     Args:
-        spec: the entry.
-        options: its settings; the defaults if left out.
+        options: the objective's settings; by default the defaults.
 
     Raises:
-        AssertionError: the objective breaks the contract; the message states how.
+        AssertionError: with the fault, if the objective breaks the contract.
     """
     options = options or spec.options.model_validate({})
     assert spec.loss.__doc__, "the loss has no docstring"
@@ -54,7 +53,7 @@ def check_direction(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
 
 
 def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
-    """Check that a clipped ratio stops a sample that has moved far enough, and never one that has moved the wrong way.
+    """Check that clipping stops samples beyond the range, but none that moved in the wrong direction.
 
     An objective without a clip range is not checked.
     """
@@ -78,9 +77,9 @@ def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
 
 
 def check_unused_samples(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
-    """Check that a sample that must not be trained on moves nothing."""
+    """Check that an unused sample has no gradient."""
     gradient = _gradient(spec, options, _old_prediction())
-    assert not gradient[NEUTRAL].any(), "a sample that must not be trained on has a gradient"
+    assert not gradient[NEUTRAL].any(), "an unused sample has a gradient"
 
 
 def check_precision(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
@@ -100,22 +99,22 @@ def check_precision(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
 
 
 def _noise(seed: int) -> Tensor:
-    """(3, N, C)."""
+    """Draw (3, N, C)."""
     return torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _old_prediction() -> Tensor:
-    """Of the policy that sampled: the mean of a step, or the velocity of noised endpoints."""
+    """Return the sampling policy's prediction: the mean of a step, or the velocity of noised endpoints."""
     return _noise(3)
 
 
 def _taken(mean: Tensor) -> Tensor:
-    """x' of the stochastic step, as it was sampled."""
+    """Return the sampled x' of the stochastic step."""
     return mean + STD * _noise(4).to(mean.dtype)
 
 
 def _target(spec: ObjectiveSpec) -> Tensor:
-    """The prediction under which all three samples are likeliest."""
+    """Return the prediction under which all three samples are likeliest."""
     if spec.needs == "endpoint":
         clean = _noise(1)
         noisy = _noise(2)
@@ -124,7 +123,7 @@ def _target(spec: ObjectiveSpec) -> Tensor:
 
 
 def _fit(spec: ObjectiveSpec, prediction: Tensor) -> Tensor:
-    """(3,) how likely a prediction makes each sample; larger is likelier."""
+    """Return (3,), a monotonic measure of each sample's likelihood under a prediction."""
     return -((prediction - _target(spec)) ** 2).flatten(1).mean(1)
 
 
@@ -136,7 +135,7 @@ def _gradient(spec: ObjectiveSpec, options: ObjectiveOptions, prediction: Tensor
 
 
 def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
-    """The batch that training hands to the loss, if the trained policy predicts that mean or velocity."""
+    """Build the batch of the loss, for a trained policy with this mean or velocity."""
     dtype = prediction.dtype
     old = _old_prediction().to(dtype)
     advantage_B = torch.tensor(ADVANTAGE_B, dtype=dtype)
@@ -151,6 +150,8 @@ def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
             advantage_clip=5.0,
             used_B=torch.tensor([True, True, False]),
         )
+
+    # A stochastic step.
     sampled = _taken(old)
     transition = Transition(prediction, STD)
     return Step(

@@ -40,15 +40,15 @@ PIXELS = 1
 
 
 def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
-    """Check a generator against the diffusers pipeline that it stands for.
+    """Check a generator against its diffusers pipeline.
 
     Args:
-        policy: in float32, usually of random weights in which every input matters.
-        prompts: two that take the same image size, whose texts differ in length.
-        size: of the images, or the area of edits.
+        policy: in float32, usually with random weights that depend on every input.
+        prompts: two prompts of one image size, with texts of different lengths.
+        size: size of the images, or the area of edits.
 
     Raises:
-        AssertionError: the generator breaks the contract; the message states how.
+        AssertionError: with the fault, if the generator breaks the contract.
     """
     check_latents(policy, prompts[0], size)
     check_images(policy, prompts[0], size)
@@ -59,10 +59,10 @@ def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) 
 
 
 def check_spec(spec: PolicySpec) -> None:
-    """Check what a spec declares of the published checkpoint: hub name, transformer's parameters, number of steps.
+    """Check a spec's facts about the published checkpoint: hub name, transformer's parameters, number of steps.
 
     Raises:
-        AssertionError: the name is recognised as another kind's, or the architecture or the steps are another's.
+        AssertionError: if the name matches another kind, or the parameters or steps differ.
     """
     check_hub_name(spec)
     options = spec.options_for(spec.published, dtype="bfloat16")
@@ -95,7 +95,7 @@ def check_latents(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
     """Check that sampling without noise ends in the pipeline's latents, over the scheduler's own sigmas."""
     expected, sigmas = run_pipeline(policy, prompt, size, output_type="latent")
     ours = endpoints(policy, [prompt], size)
-    assert ours.std() > 0.1, "the latents are nearly constant, so that nothing is shown"
+    assert ours.std() > 0.1, "the latents are nearly constant, so that the comparison is void"
     _assert_close(ours, expected, LATENTS, "the pipeline's latents")
     assert torch.equal(policy.sigmas(STEPS, policy.size_of(prompt, size)), sigmas), "the scheduler has other sigmas"
 
@@ -171,7 +171,11 @@ def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Non
     adapted = copy.copy(policy)
     image_size = policy.size_of(prompt, size)
     adapted.transformer = copy.deepcopy(policy.transformer)
-    linear = [name for name, module in adapted.transformer.named_modules() if isinstance(module, nn.Linear)]
+    linear = []
+    for name, module in adapted.transformer.named_modules():
+        if isinstance(module, nn.Linear):
+            linear.append(name)
+
     add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
 
     conditioning = adapted.collate(adapted.encode([prompt], image_size))
@@ -203,7 +207,7 @@ def endpoints(
 def run_pipeline(
     policy: PipelinePolicy, prompt: Prompt, size: Size, *, output_type: str, seed: int = 0
 ) -> tuple[Any, Tensor]:
-    """What the diffusers pipeline makes of a prompt: packed latents (1, N, C) or images, and its sigmas."""
+    """Run the diffusers pipeline: packed latents (1, N, C) or images, and its sigmas."""
     image_size = policy.size_of(prompt, size)
     pipeline = _untouched(policy.pipeline)
     settings: dict[str, Any] = {
@@ -247,7 +251,7 @@ def run_pipeline(
 
 
 def _untouched(pipeline: Any) -> Any:
-    """The pipeline with a new transformer of the same weights, on which a policy has set nothing."""
+    """Copy the pipeline with a new transformer of the same weights, without the policy's changes."""
     transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
     transformer.load_state_dict(pipeline.transformer.state_dict())
     return type(pipeline)(**{**pipeline.components, "transformer": transformer})
@@ -255,7 +259,7 @@ def _untouched(pipeline: Any) -> Any:
 
 @contextmanager
 def _small_areas(module: Any, size: Size) -> Iterator[None]:
-    """Let a pipeline that only knows areas of 1024² generate a smaller one."""
+    """Let a pipeline with a fixed area of 1024² generate a smaller one."""
     calculate = getattr(module, "calculate_dimensions", None)
     if calculate is None:
         yield

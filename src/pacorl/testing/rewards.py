@@ -1,4 +1,4 @@
-"""The contract of a reward: one score per image, which depends on that image and its prompt alone."""
+"""The contract of a reward: one score per image, which depends only on that image and its prompt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
     """Check that scores are numbers, follow their images through a permuted batch and a batch of one, and differ.
 
     Args:
-        reward: ready to score.
         prompts: one per image.
         images: at least three, which the reward should score differently.
 
     Raises:
-        AssertionError: the reward breaks the contract; the message states how.
-        RewardError: the reward returns what is no score, or not one per image.
+        AssertionError: with the fault, if the reward breaks the contract.
+        RewardError: if the reward does not return one number per image.
     """
     assert len(images) >= 3, f"{len(images)} images show too little; give at least three"
     scores = scores_of("tested", reward, prompts, images)
@@ -48,9 +47,8 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
 
 def _assert_alike(scores: Sequence[float | None], again: Sequence[float | None], spread: float, where: str) -> None:
     for number, (score, other) in enumerate(zip(scores, again, strict=True)):
-        same = (
-            other is score
-            if score is None or other is None
-            else math.isclose(score, other, rel_tol=0, abs_tol=TOLERANCE * spread)
-        )
+        if score is None or other is None:
+            same = other is score
+        else:
+            same = math.isclose(score, other, rel_tol=0, abs_tol=TOLERANCE * spread)
         assert same, f"image {number} has the score {score}, and {other} {where}"

@@ -1,7 +1,7 @@
-"""Edits in the tiny world: one attribute of a drawn panel is to change, the other five are to stay.
+"""Edits in the tiny world: one attribute of a drawn panel changes, the other five stay.
 
-`write_edits` draws sources and writes the JSONL that `records.prompts` reads; `grade_edits` measures by the oracle what
-was kept and whether the instruction was followed. It grades and is never rewarded.
+`write_edits` draws sources and writes a JSONL for `records.prompts`. `grade_edits` measures by the oracle whether the
+other attributes stayed and the instruction was followed. It is never a reward.
 """
 
 from __future__ import annotations
@@ -36,53 +36,69 @@ class Edit:
 
     @property
     def instruction(self) -> str:
+        """The text of the edit."""
         return EDITS[self.attribute].format(self.value)
 
     @property
     def after(self) -> Panel:
+        """The edited panel."""
         return replace(self.before, **{self.attribute: self.value})
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The attributes that are to stay."""
+        """The attributes that stay."""
         return tuple(name for name in VALUES if name != self.attribute)
 
 
 def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
-    """`count` edits of characters of one split; the attributes of EDITS take turns, values are drawn among the others.
+    """Draw `count` edits of characters of one split; the attributes of EDITS take turns.
 
-    A new colour or hat makes another character, possibly of another split: what is held out are the sources.
+    A new colour or hat makes another character, possibly of another split: only the sources are held out.
     """
     rng = random.Random(f"edits-{split}-{seed}")
     panels = panels_of(split)
-    return [draw_edit(rng.choice(panels), tuple(EDITS)[index % len(EDITS)], rng) for index in range(count)]
+    attributes = tuple(EDITS)
+    edits = []
+    for index in range(count):
+        edits.append(draw_edit(rng.choice(panels), attributes[index % len(attributes)], rng))
+    return edits
 
 
 def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
-    """An edit of `panel` to another value of `attribute`."""
-    return Edit(panel, attribute, getattr(with_another(panel, attribute, rng), attribute))
+    """Draw another value of `attribute`."""
+    edited = with_another(panel, attribute, rng)
+    return Edit(panel, attribute, getattr(edited, attribute))
 
 
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
-    """Draw each source as `folder/name/0000.png` and write `folder/name.jsonl`, which names them."""
+    """Draw each source as `folder/name/0000.png` and write the records as `folder/name.jsonl`."""
     rows = []
     for number, edit in enumerate(edits):
         image = f"{name}/{number:04d}.png"
         write_atomic(folder / image, png_bytes(draw(edit.before, pixels)))
-        record = {"image": image, "instruction": edit.instruction, "panels": [edit.after.text]}
-        rows.append(record | {"category": edit.attribute})
+        row = {
+            "image": image,
+            "instruction": edit.instruction,
+            "panels": [edit.after.text],
+            "category": edit.attribute,
+        }
+        rows.append(row)
     path = folder / f"{name}.jsonl"
     write_jsonl(path, rows)
     return path
 
 
 def edit_of(prompt: Prompt, before: Panel) -> Edit:
-    """The edit that a prompt of `write_edits` asks for, of a source that shows `before`.
+    """Return the edit of a prompt of `write_edits`.
 
-    Raises ValueError if the prompt does not say what the edited image is to show, or that is no single change.
+    Args:
+        before: panel of the source.
+
+    Raises:
+        ValueError: if the prompt does not describe the edited image, or changes more than one attribute.
     """
     if len(prompt.panels) != 1:
-        raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not say what the edited image is to show")
+        raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not describe the edited image in 'panels'")
     after = Panel.parse(prompt.panels[0])
     changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:
@@ -91,13 +107,15 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
 
 
 def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
-    """The EDIT_GRADES of edited images, each in 0..1, means over images.
+    """Return the EDIT_GRADES of edited images, each in 0..1, means over images.
 
-    kept: share of the other five attributes that are as in the source. followed: whether the attribute that was to
-    change has its new value. edited_well: both, entirely. valid: share of images that show anything of this world;
-    an invalid one keeps and follows nothing.
+    Returns:
+        kept: share of the other five attributes that equal the source's.
+        followed: share of images with the new value of the edited attribute.
+        edited_well: share of images with kept = followed = 1.
+        valid: share of recognised images; all grades of the rest are 0.
     """
-    # The nearest panel whatever its distance: a source is a drawing, and its file may have been resized or compressed.
+    # The nearest panel at any distance: a source is a drawing, and its file may have been resized or compressed.
     sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
 
     rows = []
@@ -110,6 +128,6 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
 def _grade(edit: Edit, shown: Panel | None) -> dict[str, float]:
     if shown is None:
         return dict.fromkeys(EDIT_GRADES, 0.0)
-    kept_share = float(np.mean([getattr(shown, name) == getattr(edit.before, name) for name in edit.others]))
+    kept = float(np.mean([getattr(shown, name) == getattr(edit.before, name) for name in edit.others]))
     followed = float(getattr(shown, edit.attribute) == edit.value)
-    return {"kept": kept_share, "followed": followed, "edited_well": float(kept_share == followed == 1), "valid": 1.0}
+    return {"kept": kept, "followed": followed, "edited_well": float(kept == followed == 1), "valid": 1.0}

@@ -1,7 +1,7 @@
-"""The words of the tiny generator, read from plain texts.
+"""Vocabulary of the tiny generator, and prompts from plain texts.
 
-It knows one world (docs/tiny.md) and reads one form of prompt. `tiny_prompt` finds the world's words in a text, in any
-order, and writes that form; whatever the world does not have is refused by name, with what it has.
+The generator was trained on one world (docs/tiny.md) and one form of prompt. `tiny_prompt` finds the world's words in a
+text, in any order, and writes that form. An unknown word is an error, which lists the known ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pacorl.tiny.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, wri
 from pacorl.types import Grid, Prompt
 
 GRID = Grid(2, 2)
-"""The only layout that it was trained on."""
+"""The only layout of its training."""
 SCENE = ("pose", "prop")
 ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
-# Words that say nothing of an image, so that "a red round hero with a crown, at night" is understood.
+# Ignored, so that "a red round hero with a crown, at night" is understood.
 PASSED_OVER = frozenset(
     "a an and at beside by hero heroes in is of on our same the there wearing wears while who with".split()  # noqa: SIM905
 )
@@ -26,25 +26,27 @@ EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --pane
 
 
 def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
-    """The prompt that the tiny generator reads. A panel that names an attribute of the theme departs from it.
+    """Write a prompt for the tiny generator. An attribute of a panel overrides the theme's.
 
     Raises:
-        ValueError: if words are unknown, attributes missing, or the layout is another than 2x2.
+        ValueError: if words are unknown, attributes missing, or the layout is not 2x2.
     """
     shared = attributes_in(theme, where="the theme", required=KEPT)
 
     described = []
     for position, text in enumerate(panels, 1):
-        described.append(Panel(**{**shared, **attributes_in(text, where=f"panel {position}", required=SCENE)}))
+        attributes = shared | attributes_in(text, where=f"panel {position}", required=SCENE)
+        described.append(Panel(**attributes))
 
-    # Last: a word that is not understood is the likelier mistake, and the one to mend first.
+    # Last: an unknown word is the likelier mistake, and the one to mend first.
     if grid != GRID or len(panels) != GRID.count:
         raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels as {GRID} and no others, this is {grid} with "
+            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
             f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
-    # A theme may name a pose, which the subject leaves out, so any scene completes the panel that it is read from.
-    subject = Panel(**{**{name: VALUES[name][0] for name in SCENE}, **shared}).subject
+    # The subject is independent of the scene, which a theme need not name.
+    scene = {name: VALUES[name][0] for name in SCENE}
+    subject = Panel(**scene | shared).subject
     return write_prompt(number, described, grid, subject=subject)
 
 
@@ -72,30 +74,43 @@ def check_tiny_edit(prompt: Prompt) -> None:
     """
     instruction = prompt.text
     if instruction not in INSTRUCTIONS:
-        near = difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5)
-        hint = f"nearest: {' or '.join(map(repr, near))}" if near else "none is near"
-        forms = " ".join(f"{form.format(name.upper())} ({', '.join(VALUES[name])})" for name, form in EDITS.items())
-        raise ValueError(f"the tiny editor does not know {instruction!r} ({hint}); it knows: {forms}")
+        near = []
+        for text in difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5):
+            near.append(repr(text))
+
+        hint = f"nearest: {' or '.join(near)}" if near else "none is near"
+        forms = []
+        for name, form in EDITS.items():
+            forms.append(f"{form.format(name.upper())} ({', '.join(VALUES[name])})")
+        raise ValueError(f"the tiny editor has no instruction {instruction!r} ({hint}); it has {' '.join(forms)}")
 
 
 def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dict[str, str]:
-    """Attribute → value of every word of the world in `text`.
+    """Find the words of the world in `text`, as attribute → value.
 
     Raises:
-        ValueError: if there are other words, two values of an attribute, or none of a required one.
+        ValueError: for an unknown word, two values of an attribute, or a missing required attribute.
     """
-    words = WORD.findall(text.lower().replace("top hat", "top-hat"))
-    unknown = [word for word in dict.fromkeys(words) if word not in ATTRIBUTE_OF and word not in PASSED_OVER]
+    # Sort the words.
+    attributes: dict[str, str] = {}
+    unknown = []
+    fault = ""
+    for word in dict.fromkeys(WORD.findall(text.lower().replace("top hat", "top-hat"))):
+        name = ATTRIBUTE_OF.get(word)
+        if name is None:
+            if word not in PASSED_OVER:
+                unknown.append(word)
+        elif name in attributes:
+            fault = fault or f"{where} has two values of {name}, {attributes[name]} and {word}; give one"
+        else:
+            attributes[name] = word
+
+    # Report unknown words first, the likeliest mistake.
     if unknown:
         vocabulary = "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
-        raise ValueError(
-            f"{where} says {_quoted(unknown)}, which the tiny generator does not know; it knows {vocabulary}"
-        )
-    attributes: dict[str, str] = {}
-    for word in words:
-        name = ATTRIBUTE_OF.get(word, "")
-        if name and attributes.setdefault(name, word) != word:
-            raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
+        raise ValueError(f"{where} has unknown words, {_quoted(unknown)}; the tiny generator has {vocabulary}")
+    if fault:
+        raise ValueError(fault)
     missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
     if missing:
         raise ValueError(f"{where}, {text!r}, lacks {'; '.join(missing)}")
@@ -103,8 +118,13 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
 
 
 def _quoted(unknown: Sequence[str]) -> str:
+    """Quote the first five words, each with the nearest known one."""
     quoted = []
     for word in unknown[:5]:
         near = difflib.get_close_matches(word, ATTRIBUTE_OF, n=1)
-        quoted.append(f"{word!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    return ", ".join(quoted) + (f" and {len(unknown) - 5} more words" if len(unknown) > 5 else "")
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        quoted.append(f"{word!r}{hint}")
+    listed = ", ".join(quoted)
+    if len(unknown) > 5:
+        listed += f" and {len(unknown) - 5} more words"
+    return listed

@@ -48,7 +48,11 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         self._timer = self.loop.call_later(HEADER_SECONDS, self._look)
         # A closing connection stays in the set for another turn of the loop, in which several may come.
-        live = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]
+        live = []
+        for c in self.connections:
+            if isinstance(c, Connection) and not c.transport.is_closing():
+                live.append(c)
+
         if len(live) > most_connections():
             waiting = [connection for connection in live if connection.waits]
             min(waiting, key=attrgetter("_since")).transport.abort()

@@ -28,8 +28,9 @@ class Balance:
     @property
     def line(self) -> str:
         """The balance in one line."""
-        cards = f"{self.judge_cards} judge card{'s' * (self.judge_cards > 1)} of the trainers' kind"
-        keep = "keeps" if self.judge_cards == 1 else "keep"
+        cards, keep = f"{self.judge_cards} judge cards of the trainers' kind", "keep"
+        if self.judge_cards == 1:
+            cards, keep = "1 judge card of the trainers' kind", "keeps"
         return (
             f"balance: an image takes {self.trainer_tflop:.0f} TFLOP of training and {self.judge_tflop:.1f} of judging "
             f"({self.questions} questions); {cards} {keep} up with {self.trainers} that train, and one with "

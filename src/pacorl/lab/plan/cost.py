@@ -175,7 +175,10 @@ def cost_of(
 
     # An image of an evaluation, at full and at the training size.
     steps = config.evaluation.steps
-    judged_here = [_judged(config, judge, prompt, questions if here else 0, each) for each in (full, size)]
+    judged_here = []
+    for each in (full, size):
+        judged_here.append(_judged(config, judge, prompt, questions if here else 0, each))
+
     full_forward, full_decoding = _image_passes(policy, full)
     large = steps * full_forward + full_decoding + judged_here[0]
     small = steps * forward + decoding + judged_here[1]

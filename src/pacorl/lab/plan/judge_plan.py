@@ -76,7 +76,11 @@ class RewardPlan:
 
     def lines(self) -> list[str]:
         """List the lines for a terminal: figures, absences, faults, notes and the verdict."""
-        names = [fact.name for fact in dataclasses.fields(self) if fact.name not in ("absences", "faults", "notes")]
+        names = []
+        for fact in dataclasses.fields(self):
+            if fact.name not in ("absences", "faults", "notes"):
+                names.append(fact.name)
+
         width = max(len(name) for name in names)
         lines = [f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names]
         lines += [f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences]

@@ -48,7 +48,10 @@ class Operation:
         """Make the results for other tensors of these shapes."""
         if self.in_place:
             return args[0]
-        results = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
+        results = []
+        for shape, stride, dtype in self.likes:
+            results.append(torch.empty_strided(shape, stride, dtype=dtype, device=META))
+
         if self.is_sequence:
             return results
         return results[0]

@@ -77,8 +77,11 @@ class Plan:
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
         """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
-        rows = (row for row in self.rows if row.place == place and phase in row.phases)
-        return sum(row.bytes for row in rows if files or not row.is_file)
+        total = 0
+        for row in self.rows:
+            if row.place == place and phase in row.phases and (files or not row.is_file):
+                total += row.bytes
+        return total
 
     @property
     def device_phases(self) -> set[Phase]:
@@ -272,11 +275,14 @@ def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
 
     console = console or PlainConsole()
     print_components(plan, console)
-    absences = [f"{absence.key} = {absence.source}: {absence.remedy}" for absence in plan.absences]
-    lines = [labelled("absent", line, style="yellow") for line in absences]
-    lines += [labelled("note", warning, style="yellow") for warning in plan.warnings]
+    lines = []
+    for absence in plan.absences:
+        lines.append(labelled("absent", f"{absence.key} = {absence.source}: {absence.remedy}", style="yellow"))
+    for warning in plan.warnings:
+        lines.append(labelled("note", warning, style="yellow"))
+    # Without wrapping, so that a command can be copied.
     for line in [*lines, plan.verdict]:
-        console.print(line, highlight=False, soft_wrap=True)  # a command to copy stays on one line
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def print_components(plan: Plan, console: PlainConsole) -> None:
@@ -298,7 +304,8 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
     for phase, title in PHASES.items():
         if phase in plan.device_phases:
             total = plan.phase_bytes(phase)
-            table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
+            remark = "peak" if total == plan.peak_bytes else ""
+            table.add_row(f"device, {title}", "", size_text(total), remark)
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
     console.print(table)
 
@@ -308,21 +315,30 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Describe the device and the work, a line each."""
-    card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
-    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}"
-    counts = [f"{count:.4g} in {phase.replace('_', ' ')}" for phase, count in plan.forwards_per_image.items() if count]
+    card = ""
+    if plan.device_bytes:
+        card = f" of {size_text(plan.device_bytes)}"
+    cuda = ", and about 1 GiB for CUDA" if card else ""
+    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed{cuda}"
+
+    counts = []
+    for phase, count in plan.forwards_per_image.items():
+        if count:
+            counts.append(f"{count:.4g} in {phase.replace('_', ' ')}")
     if counts:
         yield f"forwards per image: {', '.join(counts)}"
+
     if plan.balance:
         yield plan.balance.line
     if plan.cost:
         yield plan.cost.evaluation_line
-        if cards := timed_cards(plan, plan.cost):
+        cards = timed_cards(plan, plan.cost)
+        if cards:
             yield plan.cost.time_line(cards)
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
-    """The card that is here, or without a known one all cards that hold the run; none for a run of minutes."""
+    """Return this machine's card, or if it is unknown all cards that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
     return [card for card in here or fitting if card.hours(cost.total / cost.world) > LEAST_HOURS]
@@ -339,9 +355,12 @@ def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
 def _where(row: Row) -> str:
     """Describe the place and the phases of a row, with its note."""
     where = PLACES[row.place]
-    if row.place != "disk" and row.phases != tuple(PHASES):
-        phases = ", ".join(row.phases)
-        where = phases if row.place == "device" else f"{where}: {phases}"
+    phases = ", ".join(row.phases)
+    if row.phases != tuple(PHASES):
+        if row.place == "device":
+            where = phases
+        elif row.place == "host":
+            where = f"{where}: {phases}"
     return f"{where}; {row.note}" if row.note else where
 
 
@@ -358,7 +377,9 @@ def _at_largest(config: PolicyConfig, train: Sequence[Prompt], evaluation: Seque
 
 
 def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
-    sizes = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
+    sizes = []
+    for prompt in prompts:
+        sizes.append((prompt.size.height, prompt.size.width) if prompt.size else size)
     return max(sizes, key=math.prod, default=size)
 
 
@@ -396,8 +417,9 @@ def disk_shortage(config: PolicyConfig, plan: Plan) -> str:
     """Return a message if the disk of the run's folder has too little space, else an empty string."""
     # The run's folder does not exist yet: its nearest existing parent is on the same disk.
     folder = config.out.absolute()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     if plan.disk_bytes <= free:
         return ""
     needed = size_text(plan.disk_bytes)

@@ -32,9 +32,12 @@ class Work:
 
     @property
     def latents(self) -> int:
-        """Latents that the engine keeps: each node and its children, its mean if that is needed, and each end."""
+        """Latents that the engine keeps: each node and its children, its mean if needed, and each endpoint."""
         per_node = 2 if self.sampler.keeps_means else 1
-        return self.samples + sum(per_node * parents + children for parents, children in pairwise(self.nodes))
+        latents = self.samples
+        for parents, children in pairwise(self.nodes):
+            latents += per_node * parents + children
+        return latents
 
 
 def work_of(config: PolicyConfig, *, world: int) -> Work:
@@ -52,7 +55,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         spec=spec,
         evaluation_size=Size(*config.evaluation.size),
     )
-    # An objective of the endpoint samples without noise: each sample passes all steps by itself.
+    # An objective of the endpoint samples without noise: each sample passes all steps independently.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
     nodes = [0] * (len(tree.branches) + 1)
     for unit in _units(config, sampler.tree, world=world):
@@ -61,15 +64,16 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
 
     # Sampling: nodes pass the steps after the previous stochastic step up to their own, and samples pass the suffix.
     starts = [-1, *sampler.stochastic_steps]
-    sampled = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(starts), strict=False))
-    sampled += nodes[-1] * (len(sampler.suffix.grid(starts[-1] + 1, sampler.steps)) - 1)
+    sampled = nodes[-1] * (len(sampler.suffix.grid(starts[-1] + 1, sampler.steps)) - 1)
+    for count, (before, step) in zip(nodes, pairwise(starts), strict=False):
+        sampled += count * (step - before)
 
     # Training: each node once, or without nodes each sample at each trained step.
     trained = sum(nodes[:-1]) if sampler.stochastic else samples * len(sampler.sde_steps)
     trained *= config.objective.inner_epochs
 
-    # Other policies: the base, and the sampling policy. Without a lag that one is the trained policy until the epoch's
-    # first optimizer step.
+    # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
+    # the epoch's first optimizer step.
     others = trained if config.objective.kl_weight > 0 else 0.0
     if spec.needs == "endpoint":
         updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
@@ -92,7 +96,10 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
 
 def _units(config: PolicyConfig, tree: Tree, *, world: int) -> Iterator[list[int]]:
     """List the global rows that one process draws together, over all updates and processes."""
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    rows = []
+    for number in range(config.prompts_per_epoch * config.group_size):
+        rows.append(Row(Prompt(0, ""), number))
+
     updates = config.optimizer.updates_per_epoch
     for rank in range(world):
         assigned = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)

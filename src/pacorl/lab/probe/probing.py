@@ -325,7 +325,11 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
     prompts = [row.prompt for row in rows]
 
     # Builders encode prompts at every size of a curriculum.
-    sizes = [candidate.size for candidate in design.candidates if candidate.varies == SIZE]
+    sizes = []
+    for candidate in design.candidates:
+        if candidate.varies == SIZE:
+            sizes.append(candidate.size)
+
     stages = tuple((1 + number, (size.height, size.width)) for number, size in enumerate(sizes))
     sized = config.model_copy(update={"sampling": config.sampling.model_copy(update={"curriculum": stages})})
     # Held-out measures are not probed, so their judge is not loaded.
@@ -439,7 +443,10 @@ class Cost:
 def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     """Multiply the work of an epoch by the seconds of single calls; `images` were scored in `models.seconds`."""
     # Counts of forwards and questions.
-    per_image = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    per_image = {}
+    for phase, count in work.forwards_per_image.items():
+        per_image[phase] = count / work.passes
+
     judged = [reward for reward in models.rewards.values() if isinstance(reward, JudgedReward)]
     questions = sum(reward.questions(models.prompts[0]) for reward in judged)
 
@@ -651,7 +658,9 @@ def level_counts(
         tree = Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
     if config.advantages.among == "siblings":
         tree = replace(tree, seeds=1)
-    nodes = [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
+    nodes = []
+    for level in range(len(tree.branches) + 1):
+        nodes.append(tree.group_size // tree.leaves(level))
     return {**dict(zip(variances.within, nodes, strict=False)), JUDGE: tree.group_size}
 
 

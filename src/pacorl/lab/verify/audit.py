@@ -112,7 +112,10 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 def _check_log(run: Path, records: Sequence[Record]) -> str:
     log = run / "metrics.jsonl"
     lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
-    recorded = [(_name(record), record["metrics"]) for record in records if record["kind"] != "start"]
+    recorded = []
+    for record in records:
+        if record["kind"] != "start":
+            recorded.append((_name(record), record["metrics"]))
 
     # Lines that are missing or changed, before lines that are repeated, added or in another order.
     for line in recorded:
@@ -144,7 +147,10 @@ def check_samples(run: Path, evaluation: Record) -> None:
 
 def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
     # Reversed: an epoch's record replaces that of the start that follows it.
-    recorded = {_moment(record): record["hashes"]["weights"] for record in reversed(records)}
+    recorded = {}
+    for record in reversed(records):
+        recorded[_moment(record)] = record["hashes"]["weights"]
+
     checked = []
     for path in checkpoints(run / "checkpoints"):
         check_whole(path)
@@ -198,7 +204,11 @@ def _check_adapter(run: Path, records: Sequence[Record]) -> str:
         return "there is none yet"
     files = read_object(existing[-1] / "state.json").get("files", {})
     prefix = "lora/"
-    exported = {name.removeprefix(prefix): sha for name, sha in files.items() if name.startswith(prefix)}
+    exported = {}
+    for name, sha in files.items():
+        if name.startswith(prefix):
+            exported[name.removeprefix(prefix)] = sha
+
     check_digests(run / "adapter", exported)
     return f"adapter/ is that of {existing[-1].name}"
 
@@ -234,7 +244,10 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Path | None]:
     """Map each epoch or evaluation that can be computed again to its checkpoint, or to None for the seed."""
-    existing = {_moment(read_object(path / "state.json")): path for path in checkpoints(run / "checkpoints")}
+    existing = {}
+    for path in checkpoints(run / "checkpoints"):
+        existing[_moment(read_object(path / "state.json"))] = path
+
     sources: dict[int, Path | None] = {}
     starts: dict[int, Path | None] = {}
     for record in records:

@@ -286,7 +286,10 @@ def compare(
     """
     then = start["environment"]
     now = again[0]["environment"]
-    environment = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
+    environment = {}
+    for name in now:
+        if then.get(name) != now[name]:
+            environment[name] = [then.get(name), now[name]]
 
     # The quantities, in the order of computation.
     record = recorded[1]

@@ -176,7 +176,11 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
     """Disable the adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+    layers = []
+    for module in transformer.modules():
+        if isinstance(module, BaseTunerLayer):
+            layers.append(module)
+
     learning = [(parameter, parameter.requires_grad) for parameter in transformer.parameters()]
     for layer in layers:
         layer.enable_adapters(enabled=False)
@@ -215,7 +219,10 @@ class AdapterCopy:
     def swapped_in(self) -> Iterator[None]:
         """Use the copy in place of the trained weights."""
         # Values are copied, not exchanged: the optimizer and FSDP reference the parameters' storage.
-        trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
+        trained = {}
+        for name, value in adapter_state(self.transformer).items():
+            trained[name] = value.clone()
+
         set_adapter_state(self.transformer, self.state)
         try:
             yield

@@ -109,7 +109,11 @@ def _computing_dtype(transformer: nn.Module) -> torch.dtype:
 
 def refresh_copies(transformer: nn.Module) -> int:
     """Update the copies now, and return their bytes."""
-    masters = [module for module in transformer.modules() if isinstance(module, MasterLinear)]
+    masters = []
+    for module in transformer.modules():
+        if isinstance(module, MasterLinear):
+            masters.append(module)
+
     _refresh(masters, transformer)
     return sum(master.copy.nbytes for master in masters if master.copy is not None)
 

@@ -47,7 +47,7 @@ def pack(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(codes: Tensor, scale: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The weight, by bitsandbytes' one kernel."""
+    """Unpack the weight with one kernel of bitsandbytes."""
     if codes.is_meta:
         return codes.new_empty(shape, dtype=dtype)
     # The operator, and not `functional.dequantize_4bit`: that takes a state with a table of the 16 values, which only

@@ -137,7 +137,11 @@ def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharin
     store.share(instances, sharing)
 
     # The manifest has the instances and how they are divided. The rankings are in the database, which grows.
-    inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
+    inputs = []
+    for path in (folder / "instances.jsonl", folder / "controls.jsonl"):
+        if path.is_file():
+            inputs.append(path)
+
     options = {**asdict(sharing), "people": store.people()}
     step = DatasetStep(folder, "annotate", inputs=inputs, options=options, seed=sharing.seed)
     step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in store.people()})
@@ -255,7 +259,10 @@ def image(key: str, slot: str, state: State, person: Someone) -> Response:
     instance = state.store.instance_for(person, key)
     name = instance.reference
     if slot != "reference":
-        order = {str(number): index for number, index in enumerate(shown_order(person.name, instance))}
+        order = {}
+        for number, index in enumerate(shown_order(person.name, instance)):
+            order[str(number)] = index
+
         if slot not in order:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         name = instance.candidates[order[slot]]

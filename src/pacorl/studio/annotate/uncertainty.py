@@ -40,7 +40,10 @@ def fit_scores(rankings: Sequence[Answer]) -> dict[Pair, float]:
 def log_probability(score_M: NDArray[np.float64]) -> float:
     """Compute the log-probability of the most likely ranking of M candidates: low if the order is uncertain."""
     best_first = np.sort(score_M)[::-1]
-    return -sum(float(np.logaddexp.reduce(best_first[rank:] - best)) for rank, best in enumerate(best_first))
+    negative = 0.0
+    for rank, best in enumerate(best_first):
+        negative += float(np.logaddexp.reduce(best_first[rank:] - best))
+    return -negative
 
 
 def disagrees(rankings: Sequence[Answer]) -> bool:
@@ -75,7 +78,8 @@ class LiveScores:
         else:
             unanswered = self._store.open_assignments(person.name)
             present = {name for name, _, _ in unanswered}
-            names = [*(name for name in undone if name in present), *self._by_uncertainty(person.name, unanswered)]
+            names = [name for name in undone if name in present]
+            names += self._by_uncertainty(person.name, unanswered)
         return [self._instances[name] for name in dict.fromkeys(names)]
 
     def open_disagreements(self) -> list[Instance]:
