@@ -30,7 +30,7 @@ from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
-from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
+from pacorl.rewards.reward import PanelScores, Reward, RewardFunction, ScoresPanels, smoke_test
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Conditioning, Prompt, Size
@@ -50,6 +50,12 @@ class FunctionReward:
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         return list(self.function(prompts, images))
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with the parts of a function that has them."""
+        if isinstance(self.function, ScoresPanels):
+            return self.function.panel_scores(prompts, images)
+        return [PanelScores(score, None) for score in self(prompts, images)]
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
