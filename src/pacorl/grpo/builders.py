@@ -53,8 +53,9 @@ class FunctionReward:
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the parts of a function that has them."""
-        if isinstance(self.function, ScoresPanels):
-            return self.function.panel_scores(prompts, images)
+        function: object = self.function
+        if isinstance(function, ScoresPanels):
+            return function.panel_scores(prompts, images)
         return [PanelScores(score, None) for score in self(prompts, images)]
 
 
