@@ -80,7 +80,7 @@ def test_gdpo_ignores_a_rewards_scale() -> None:
 
 
 def test_gdpo_divides_the_sum_by_its_std_over_the_epoch() -> None:
-    """A group whose rewards agree weighs more than one whose rewards root cancel."""
+    """A group whose rewards agree weighs more than one whose rewards half cancel."""
     groups, unit = [0, 0, 1, 1, 1], math.sqrt(1.5)
     found = advantages(table([[0, 1, 0, 1, 2], [0, 1, 1, 0, 2]], groups), weights=[1, 1], aggregate="gdpo")
     sums = [-2, 2, -unit, -unit, 2 * unit]

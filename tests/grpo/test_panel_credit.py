@@ -126,14 +126,12 @@ def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_pa
 
 
 def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> None:
+    epochs = {}
     with toy_world():
         for credit in ("set", "0", "panel"):
-            train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
-    records = {credit: read_jsonl(tmp_path / credit / "ledger.jsonl")[-1] for credit in ("set", "0", "panel")}
-    epochs = {
-        credit: next(r for r in read_jsonl(tmp_path / credit / "ledger.jsonl") if r["kind"] == "epoch")
-        for credit in records
-    }
+            run = train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
+            epochs[credit] = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
+
     assert epochs["set"]["hashes"] == epochs["0"]["hashes"], "no share of panel credit is credit set, to the bit"
     assert set(epochs["set"]["scores"]) == {"scores"}
     assert set(epochs["set"]["hashes"]) == set(epochs["panel"]["hashes"])
