@@ -2,7 +2,7 @@
 
 Legend for the letters that end a tensor's name, here and everywhere:
     B images   G images of one prompt (a group)   S stochastic steps   T sampling steps
-    N latent tokens   C channels of a token   R rewards
+    N latent tokens   C channels of a token   R rewards   P panels of a set
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class NodeBatch:
     child_B: Tensor
     """int64, the child that each sample descends from."""
     log_prob_B: Tensor
-    """Of the step to that child, under the policy that sampled."""
+    """Of the step to that child, under the policy that sampled; with panel credit (B, N), each token its panel's."""
     mean_VNC: Tensor | None = None
     """Of the transition, if the objective needs it."""
 
@@ -247,6 +247,8 @@ class RewardTable:
     """Whether a sample has that score."""
     group_B: Tensor
     """int64 prompt ids."""
+    part_RBP: Tensor | None = None
+    """Parts of the scores by panel, NaN if missing; None without panel credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +266,13 @@ class Advantages:
     to its whole path."""
     kept_B: Tensor | None = None
     """False for samples excluded from updates, whose loss is the mean over the rest; None if none is excluded."""
+    value_LBP: Tensor | None = None
+    """Advantage of each panel, per level or for the whole path (L = 1); None without panel credit."""
 
     def at(self, level: int) -> Tensor:
-        """Select the (B,) advantages for the steps of a level."""
+        """Select the (B,) advantages for the steps of a level; with panel credit (B, P)."""
+        if self.value_LBP is not None:
+            return self.value_LBP[min(level, len(self.value_LBP) - 1)]
         return self.value_B if self.value_LB is None else self.value_LB[level]
 
 

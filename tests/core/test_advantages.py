@@ -1,6 +1,8 @@
 """Aggregation and normalisation against numbers worked by hand."""
 
+import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -299,3 +301,145 @@ def test_ranks_are_those_of_all_pairs_and_ten_thousand_take_little_memory() -> N
     ranks = ranked(Scores(many, torch.ones(count, dtype=torch.bool), torch.arange(count) // 16, weight_R[:1]), Ranked())
     assert ranks.view(-1, 16).sum(1).abs().max() < 1e-9
     assert ranks.max() == -ranks.min() == 0.3
+
+
+# --- panel credit ----------------------------------------------------------------------------------------------
+
+
+def by_panel(scores: list[list[float]], parts: list[list[list[float]]], groups: list[int]) -> RewardTable:
+    """Rewards of sets; `parts` per reward, sample and panel."""
+    return dataclasses.replace(table(scores, groups), part_RBP=torch.tensor(parts, dtype=torch.float64))
+
+
+def panel_values(found: Advantages, level: int = 0) -> list[list[float]]:
+    assert found.value_LBP is not None
+    return found.value_LBP[level].tolist()  # type: ignore[no-any-return]
+
+
+PAIRS = [[0.2, 0.1], [0.3, 0.3], [0.1, 0.2]]
+"""Parts of three samples by panel."""
+SETS = [0.5, 1.0, 0.3]
+"""Their scores, of which 0.2, 0.4 and 0.0 lie in no part of these two panels."""
+
+
+def test_a_panel_s_advantage_is_of_its_parts_by_the_set_s_std() -> None:
+    found = advantages(by_panel([SETS], [PAIRS], [0] * 3), weights=[2.0], aggregate="weighted_sum", credit="panel")
+    std = 2 * statistics.pstdev(SETS)
+    expected = [[2 * (part - mean) / std for part, mean in zip(parts, (0.2, 0.2), strict=True)] for parts in PAIRS]
+    assert panel_values(found) == [pytest.approx(row) for row in expected]
+    plain = advantages(table([SETS], [0] * 3), weights=[2.0], aggregate="weighted_sum")
+    assert torch.equal(found.value_B, plain.value_B), "the set's own advantages stay"
+
+
+def test_a_number_mixes_set_and_panel() -> None:
+    rewards = by_panel([SETS], [PAIRS], [0] * 3)
+    settings: dict[str, Any] = {"weights": [1.0], "aggregate": "weighted_sum"}
+    panel = torch.tensor(panel_values(advantages(rewards, credit=1.0, **settings)))
+    mixed = torch.tensor(panel_values(advantages(rewards, credit=0.25, **settings)))
+    of_set = advantages(rewards, credit=0, **settings)
+    assert of_set.value_LBP is None, "0 is credit set"
+    torch.testing.assert_close(mixed, (0.75 * of_set.value_B[:, None] + 0.25 * panel).float())
+
+
+@pytest.mark.parametrize("aggregate", ["weighted_sum", "log_tamed", "gdpo"])
+def test_parts_that_are_the_whole_score_have_the_set_s_advantages(aggregate: str) -> None:
+    """A reward without parts counts for every panel."""
+    scores = [[1.0, 1.1, 0.9, 1.2], [5.0, 5.5, 4.0, 4.5]]
+    rewards = by_panel(scores, [[[score] * 3 for score in row] for row in scores], [0, 0, 1, 1])
+    found = advantages(rewards, weights=[1.0, 0.5], aggregate=aggregate, credit="panel")
+    expected = found.value_B[None, :, None].expand(1, 4, 3)
+    torch.testing.assert_close(found.value_LBP, expected)
+
+
+def test_a_log_tamed_reward_is_weighed_by_its_slope_at_the_group_s_mean() -> None:
+    scores, parts = [[0.0, 2.0], [1.0, 1.0]], [[[0.0, 0.0], [0.5, 1.5]], [[0.2, 0.2], [0.4, 0.4]]]
+    found = advantages(by_panel(scores, parts, [0, 0]), weights=[1.0, 1.0], threshold=0.5, credit="panel")
+    std = math.log(3) / 2
+    expected = [(0.5 / (1 + 1.0) + 0.2) / 2 / std, (1.5 / (1 + 1.0) + 0.2) / 2 / std]
+    assert panel_values(found) == [pytest.approx([-value for value in expected]), pytest.approx(expected)]
+
+
+def test_a_missing_part_is_left_out_and_not_0() -> None:
+    parts = [[0.2, NAN], [0.3, 0.3], [0.1, 0.2]]
+    found = advantages(by_panel([SETS], [parts], [0] * 3), weights=[1.0], aggregate="weighted_sum", credit="panel")
+    std = statistics.pstdev(SETS)
+    values = panel_values(found)
+    assert [row[0] for row in values] == pytest.approx([0.0, 0.1 / std, -0.1 / std])
+    assert [row[1] for row in values] == pytest.approx([0.0, 0.05 / std, -0.05 / std])
+
+
+def test_a_missing_score_leaves_all_its_panels_out() -> None:
+    parts = [[NAN, 0.4], [0.3, 0.3], [0.1, 0.2]]
+    rewards = by_panel([[NAN, 1.0, 0.3]], [parts], [0] * 3)
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel")
+    assert panel_values(found)[0] == [0.0, 0.0]
+    std = 0.35
+    assert panel_values(found)[1:] == [pytest.approx([0.1 / std, 0.05 / std]), pytest.approx([-0.1 / std, -0.05 / std])]
+
+
+def test_panels_are_compared_among_siblings_at_each_level() -> None:
+    tree = Tree(1, (2, 2))
+    scores, parts = [[1.0, 2.0, 4.0, 8.0]], [[[0.1, 1.0], [0.2, 2.0], [0.4, 3.0], [0.8, 4.0]]]
+    found = advantages_of(
+        by_panel(scores, parts, [0] * 4),
+        WeightedSum(among="siblings", credit="panel"),
+        weights=[1.0],
+        nodes=tree.nodes(range(4)),
+    )
+    top, bottom = 2.25, (0.5, 2.0)
+    first = [(0.15 - 0.375) / top, (1.5 - 2.5) / top]
+    second = [-first[0], -first[1]]
+    assert panel_values(found) == [pytest.approx(row) for row in (first, first, second, second)]
+    low, high = [-0.05 / bottom[0], -0.5 / bottom[0]], [-0.2 / bottom[1], -0.5 / bottom[1]]
+    expected = [low, [-value for value in low], high, [-value for value in high]]
+    assert panel_values(found, 1) == [pytest.approx(row) for row in expected]
+
+
+def test_panel_credit_clips() -> None:
+    parts = [[0.0, 0.0], [9.0, 0.1], [-9.0, 0.2]]
+    rewards = by_panel([SETS], [parts], [0] * 3)
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel", clip=0.7)
+    assert [row[0] for row in panel_values(found)] == [0.0, 0.7, -0.7]
+
+
+RECORDED = {
+    "weighted_sum": (
+        "0x1.176ad1aa1130dp-2 -0x1.610c280c80f6bp+0 -0x1.579b9320b4465p-1 0x1.c6ff3d3256cdap+0 "
+        "-0x0.0p+0 -0x1.88b1ccb7a9749p-4 -0x1.903f10a780687p-1 0x1.c1554a3e75970p-1"
+    ),
+    "gdpo": (
+        "-0x1.0f328dba550d3p-2 -0x1.63176d4ffbea0p-2 -0x1.33d4058000ca9p+0 0x1.d066844295085p+0 "
+        "0x0.0p+0 0x1.3e93bf887f1fbp-3 -0x1.03f43d0994156p-3 -0x1.d4fc13f75852ep-6"
+    ),
+    "ranked": (
+        "-0x1.25e849eea3616p-3 -0x1.e9d87b3865a2ap-3 -0x1.32274d033f858p+0 0x1.941f65a820a61p+0 "
+        "0x0.0p+0 0x0.0p+0 0x1.3988e1409212fp+0 -0x1.3988e1409212fp+0"
+    ),
+}
+"""Aggregate → advantages of `REWARDS` in bits, as they were when all panels of a set had one."""
+REWARDS = [[0.3, 0.7, 0.1, 0.9, NAN, 0.4, 0.45, 0.2], [1.5, -2.0, 0.25, 3.0, 1.0, 0.5, -0.75, 2.5]]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "weighted_sum": {"std": "global"},
+    "gdpo": {"floor": Floor(form="add", value=0.1)},
+    "ranked": {},
+}
+
+
+@pytest.mark.parametrize("aggregate", RECORDED)
+def test_set_credit_keeps_its_bits(aggregate: str) -> None:
+    rewards = table(REWARDS, [0] * 4 + [1] * 4)
+    found = advantages(rewards, weights=[0.7, 0.4], aggregate=aggregate, **SETTINGS[aggregate])
+    assert [value.hex() for value in found.value_B.tolist()] == RECORDED[aggregate].split()
+    assert found.value_LBP is None
+
+
+def test_set_credit_keeps_its_bits_among_siblings() -> None:
+    nodes = Tree(1, (2, 2)).nodes(range(8))
+    options = WeightedSum(among="siblings")
+    found = advantages_of(table(REWARDS, [0] * 4 + [1] * 4), options, weights=[0.7, 0.4], nodes=nodes)
+    assert found.value_LB is not None
+    root = float.fromhex("0x1.6a09e667f3bcd")
+    assert found.value_LB.tolist() == [
+        [-1.0, -1.0, 1.0, 1.0, 0.0, -root, root / 2, root / 2],
+        [1.0, -1.0, -1.0, 1.0, 0.0, 0.0, -1.0, 1.0],
+    ]

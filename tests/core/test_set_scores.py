@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from pacorl.core.set_scores import TIE, LowestPanel, lowest_panel, panel_medians, set_score, tied_groups
+from pacorl.core.set_scores import TIE, LowestPanel, lowest_panel, panel_medians, panel_shares, set_score, tied_groups
 
 
 def one_wrong(panels: int, wrong: int) -> dict[tuple[int, int], float | None]:
@@ -51,3 +51,15 @@ def test_ties_are_in_the_order_of_their_indices() -> None:
 
 def test_a_chain_of_near_scores_is_no_tie_with_the_best() -> None:
     assert tied_groups([0.98, 0.986, 0.992]) == [[1, 2], [0]]
+
+
+def test_a_pair_counts_for_both_of_its_panels_and_a_text_for_one() -> None:
+    pairs = {(0, 1): 0.3, (0, 2): 0.6, (1, 2): 0.9}
+    assert panel_shares(pairs, 3) == pytest.approx([0.3, 0.4, 0.5])
+    assert panel_shares({(0,): 0.3, (1,): 0.6, (2,): 0.9}, 3) == pytest.approx([0.1, 0.2, 0.3])
+    assert panel_shares({(0, 1): 0.7}, 2) == [0.7, 0.7], "of two panels each has the whole score"
+
+
+def test_a_missing_pair_is_missing_for_its_panels_alone() -> None:
+    pairs = {(0, 1): None, (0, 2): 0.6, (1, 2): 0.9, (0, 3): 0.3, (1, 3): 0.3, (2, 3): 0.3}
+    assert panel_shares(pairs, 4) == [None, None, pytest.approx(0.3), pytest.approx(0.15)]

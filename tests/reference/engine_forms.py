@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from toy_world import TOKEN_PIXELS, ToyPolicy, toy_config, toy_world
 
+from pacorl.core.grid import split
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.policy_config import PolicyConfig
@@ -26,7 +27,8 @@ from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.lora.adapters import adapter_state, full_state
 from pacorl.records.prompts import prompts_from
-from pacorl.types import Prompt, Size
+from pacorl.rewards.reward import PanelScores
+from pacorl.types import Grid, Prompt, Size
 
 SETTINGS = [
     "epochs=2",
@@ -43,9 +45,14 @@ SETTINGS = [
 """Two rewards of different spread, one of which is negative at times and missing at others."""
 
 
-def warmth(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
-    """The mean of red, around 0.5; missing for one image in seven."""
-    return [_warmth(image) for image in images]
+class Warmth:
+    """The mean of red, around 0.5, with each panel's share as its part; missing for one image in seven."""
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+        return [found.score for found in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[PanelScores]:
+        return [_warmth(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
 
 
 def contrast(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
@@ -53,14 +60,19 @@ def contrast(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[f
     return [float((_pixels(image)[..., 0] - _pixels(image)[..., 2]).mean()) * 8 for image in images]
 
 
-REWARDS = {"warmth": warmth, "contrast": contrast}
+REWARDS = {"warmth": Warmth(), "contrast": contrast}
+"""One reward with parts and one without."""
 
 
-def _warmth(image: Image.Image) -> float | None:
+def _warmth(prompt: Prompt, image: Image.Image) -> PanelScores:
     pixels = _pixels(image)
+    count = prompt.grid.count
     if round(float(pixels.sum()) * 255) % 7 == 3:
-        return None
-    return float(pixels[..., 0].mean())
+        return PanelScores(None, [None] * count)
+    return PanelScores(
+        float(pixels[..., 0].mean()),
+        [float(_pixels(panel)[..., 0].mean()) / count for panel in split(image, prompt.grid)],
+    )
 
 
 def _pixels(image: Image.Image) -> np.ndarray[Any, Any]:
@@ -111,16 +123,18 @@ def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
     rows: dict[int, dict[str, Tensor]] = {}
     note_samples = trainer.note_samples
 
-    def observe(samples: Any, scores: Any, advantages: Any) -> None:
+    def observe(samples: Any, scores: Any, advantages: Any, parts: Any) -> None:
         for share in samples:
             for rollout in share.rollouts:
                 for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
                     levels = advantages.value_B[None] if advantages.value_LB is None else advantages.value_LB
+                    if advantages.value_LBP is not None:
+                        levels = advantages.value_LBP
                     rows[row] = {"endpoint": endpoint, "advantage": levels[:, row]}
             for nodes in share.nodes:
                 for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
                     rows[row][f"log_prob/{nodes.level}"] = log_prob
-        note_samples(samples, scores, advantages)
+        note_samples(samples, scores, advantages, parts)
 
     trainer.note_samples = observe  # type: ignore[method-assign]
     try:
@@ -160,9 +174,16 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
 
 def _expected(sample: paco.Sample, config: PolicyConfig) -> dict[str, Tensor]:
     advantage = sample.advantage if config.advantages.among == "siblings" else sample.advantage[:1]
-    expected = {"endpoint": sample.endpoint, "advantage": torch.tensor(advantage, dtype=torch.float64)}
+    advantage_LP = torch.tensor(advantage, dtype=torch.float64)
+    by_panel = config.advantages.panel_share > 0
+    expected = {"endpoint": sample.endpoint, "advantage": advantage_LP if by_panel else advantage_LP[:, 0]}
     for level, step in enumerate(sample.steps):
-        expected[f"log_prob/{level}"] = torch.tensor(step.log_prob, dtype=torch.float64)
+        log_prob = torch.tensor(step.log_prob[0], dtype=torch.float64)
+        if by_panel:
+            log_prob = torch.empty(len(sample.endpoint), dtype=torch.float64)
+            for panel, value in zip(sample.panels, step.log_prob, strict=True):
+                log_prob[panel] = value
+        expected[f"log_prob/{level}"] = log_prob
     return expected
 
 
@@ -224,12 +245,30 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
         image = policy.decode(endpoint[None], size)
         return [REWARDS[reward.name]([by_id[prompt]], image)[0] for reward in config.rewards]
 
+    def parts(endpoint: Tensor, prompt: int) -> list[list[float | None]]:
+        warm = REWARDS["warmth"].panel_scores([by_id[prompt]], policy.decode(endpoint[None], size))[0]
+        count = by_id[prompt].grid.count
+        return [list(warm.part_P), [rewards(endpoint, prompt)[1]] * count]
+
+    def panels(prompt: int) -> list[list[int]]:
+        return _tokens_of_panels(by_id[prompt].grid, size)
+
     def drawn(epoch: int) -> list[int]:
         count, group = config.prompts_per_epoch, config.group_size
         rows = epoch_rows(prompts, epoch=epoch, count=count, group_size=group, seed=config.seed)
         return [row.prompt.id for row in rows]
 
-    return paco.World(velocity, noise, rewards, drawn)
+    return paco.World(velocity, noise, rewards, parts, panels, drawn)
+
+
+def _tokens_of_panels(grid: Grid, size: Size) -> list[list[int]]:
+    rows, columns = size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS
+    tokens: list[list[int]] = [[] for _ in range(grid.count)]
+    for row in range(rows):
+        for column in range(columns):
+            panel = row * grid.rows // rows * grid.cols + column * grid.cols // columns
+            tokens[panel].append(row * columns + column)
+    return tokens
 
 
 # --- both ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,20 @@ CASES = {
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
     "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
     "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
+    "panel credit": ["advantages.credit=panel"],
+    "half panel credit among siblings": [
+        *TREE,
+        "advantages={aggregate: log_tamed, among: siblings, credit: 0.5, std: global}",
+    ],
+    "panel credit with GRPO-Guard": [
+        "advantages={aggregate: gdpo, credit: panel}",
+        "objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}",
+    ],
+    "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],
+    "panel credit with AWM": [
+        "advantages={aggregate: weighted_sum, credit: 0.7}",
+        "objective={name: awm, weighting: elbo, inner_epochs: 2}",
+    ],
     "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
     "cosine with warm-up": [
         "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
@@ -44,9 +58,16 @@ CASES = {
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }
 """Form → what its config has beyond `engine_forms.SETTINGS`."""
-RESUMED = ["antithetic siblings", "DiffusionNFT", "cosine with warm-up"]
+RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
 """Forms that are also compared after a checkpoint and a resume."""
-TWO_PROCESSES = ["independent noise", "antithetic siblings", "alike groups dropped", "GRPO-Guard with KL", "AWM"]
+TWO_PROCESSES = [
+    "independent noise",
+    "antithetic siblings",
+    "alike groups dropped",
+    "GRPO-Guard with KL",
+    "AWM",
+    "panel credit",
+]
 """Forms that are also compared on two processes."""
 
 DRAWN, DRAWN_IN_CAMPAIGN = 12, 300

@@ -30,6 +30,10 @@ class World:
     """(N, C) standard normal noise of a draw that is named by its arguments."""
     rewards: Callable[[Tensor, int], list[float | None]]
     """The rewards of an endpoint for its prompt; None for a missing one."""
+    parts: Callable[[Tensor, int], list[list[float | None]]]
+    """Of each reward the part that contains each panel of the endpoint; None for a missing one."""
+    panels: Callable[[int], list[list[int]]]
+    """The tokens of each panel of a prompt's set."""
     prompts: Callable[[int], list[int]]
     """The prompt of each sample of an epoch, group by group."""
 
@@ -50,7 +54,7 @@ class Settings:
     batch: int
     weights: list[float]
     advantages: Any
-    """aggregate, threshold, std, floor, among and clip."""
+    """aggregate, threshold, std, floor, among, panel_share and clip."""
     min_std: float
     above_mean: float | None
     objective: Any
@@ -66,7 +70,8 @@ class Step:
     x: Tensor
     x_next: Tensor
     mean: Tensor
-    log_prob: float
+    log_prob: list[float]
+    """Of each panel."""
 
 
 @dataclass
@@ -78,8 +83,11 @@ class Sample:
     steps: list[Step]
     endpoint: Tensor
     rewards: list[float | None]
-    advantage: list[float] = field(default_factory=list)
-    """Per stochastic step, or a single one for objectives of the endpoint."""
+    parts: list[list[float | None]]
+    panels: list[list[int]]
+    """Tokens of each panel; without panel credit all tokens are one panel."""
+    advantage: list[list[float]] = field(default_factory=list)
+    """Of each panel, per stochastic step, or a single one for objectives of the endpoint."""
     used: bool = False
     kept: bool = True
 
@@ -127,6 +135,7 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
     leaves = math.prod(branches)
     x = world.noise(epoch, "start", row - row % leaves)
     steps: list[Step] = []
+    panels = world.panels(prompt) if s.advantages.panel_share else [list(range(len(x)))]
     first_of_suffix = stochastic[-1] + 1 if stochastic else 0
     for i in range(first_of_suffix):
         v = world.velocity(theta, x, s.sigmas[i], prompt)
@@ -143,11 +152,12 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
 
         mean, std = transition(s, x, v, i)
         x_next = mean + std * sign * world.noise(epoch, "step", i, child)
-        steps.append(Step(i, x, x_next, mean, float(log_density(x_next, mean, std))))
+        log_prob = [float(log_density(x_next[panel], mean[panel], std)) for panel in panels]
+        steps.append(Step(i, x, x_next, mean, log_prob))
         x = x_next
 
     endpoint = follow_suffix(s, world, theta, x, first=first_of_suffix, prompt=prompt)
-    return Sample(row, prompt, steps, endpoint, world.rewards(endpoint, prompt))
+    return Sample(row, prompt, steps, endpoint, world.rewards(endpoint, prompt), world.parts(endpoint, prompt), panels)
 
 
 def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: int, prompt: int) -> Tensor:
@@ -183,26 +193,54 @@ def compare(s: Settings, samples: list[Sample]) -> None:
     combined = aggregate(s, used)
     levels = len(s.branches) if samples[0].steps else 1
     for sample in samples:
-        sample.advantage = [0.0] * levels
+        sample.advantage = [[0.0] * len(sample.panels) for _ in range(levels)]
     for level in range(levels):
-        if options.among == "group":
-            values = normalise(combined, {x.row: x.prompt for x in used}, options.std_over, options.floor)
-        else:
-            values = compare_siblings(s, used, combined, level)
-        for sample in used:
-            sample.advantage[level] = max(-options.clip, min(options.clip, values[sample.row]))
+        for panel in range(len(samples[0].panels)):
+            credited = credit(s, used, combined, panel) if options.panel_share else combined
+            if options.among == "group":
+                groups = {x.row: x.prompt for x in used}
+                values = normalise(credited, combined, groups, options.std_over, options.floor)
+            else:
+                values = compare_siblings(s, used, credited, combined, level)
+            for sample in used:
+                sample.advantage[level][panel] = max(-options.clip, min(options.clip, values[sample.row]))
     drop_alike(s, samples)
 
 
-def compare_siblings(s: Settings, used: list[Sample], combined: dict[int, float], level: int) -> dict[int, float]:
+def credit(s: Settings, used: list[Sample], combined: dict[int, float], panel: int) -> dict[int, float]:
+    """The scores of a panel by row: the parts that contain it, to first order, mixed with the set's score."""
+    scores = {}
+    for sample in used:
+        own = 0.0
+        for k in range(len(s.weights)):
+            own += s.weights[k] * slope(s, used, sample.prompt, k) * float(sample.parts[k][panel] or 0.0)
+        scores[sample.row] = (1 - s.advantages.panel_share) * combined[sample.row] + s.advantages.panel_share * own
+    return scores
+
+
+def slope(s: Settings, used: list[Sample], prompt: int, k: int) -> float:
+    """How fast the aggregate rises with reward k, at the mean of a group."""
+    columns = [[float(sample.rewards[j] or 0.0) for sample in used] for j in range(len(s.weights))]
+    group = [float(sample.rewards[k] or 0.0) for sample in used if sample.prompt == prompt]
+    if s.advantages.aggregate == "log_tamed" and tamed(s, columns)[k]:
+        return 1 / (1 + abs(fmean(group)))
+    if s.advantages.aggregate == "gdpo":
+        return 1 / divisor(group, s.advantages.floor)
+    return 1.0
+
+
+def compare_siblings(
+    s: Settings, used: list[Sample], credited: dict[int, float], combined: dict[int, float], level: int
+) -> dict[int, float]:
     """Compare the children of each node, of which each counts as the mean of the samples below it."""
     below_child, below_node = math.prod(s.branches[level + 1 :]), math.prod(s.branches[level:])
-    means = {}
+    means, means_of_set = {}, {}
     for sample in used:
         family = [other.row for other in used if other.row // below_child == sample.row // below_child]
-        means[sample.row] = fmean([combined[row] for row in family])
+        means[sample.row] = fmean([credited[row] for row in family])
+        means_of_set[sample.row] = fmean([combined[row] for row in family])
     nodes = {sample.row: sample.row // below_node for sample in used}
-    return normalise(means, nodes, s.advantages.std_over, s.advantages.floor)
+    return normalise(means, means_of_set, nodes, s.advantages.std_over, s.advantages.floor)
 
 
 def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
@@ -212,19 +250,26 @@ def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
     rows = [sample.row for sample in used]
     name = s.advantages.aggregate
     if name == "log_tamed" and used:
-        spreads = [pstdev(column) / max(abs(fmean(column)), 1e-12) for column in columns]
-        threshold = s.advantages.threshold
-        delta = {"mean": fmean, "median": median}[threshold](spreads) if isinstance(threshold, str) else threshold
+        is_tamed = tamed(s, columns)
         for k in range(len(columns)):
-            if spreads[k] > delta:
+            if is_tamed[k]:
                 columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
     if name == "gdpo":
         for k in range(len(columns)):
-            normal = normalise(dict(zip(rows, columns[k], strict=True)), groups, "group", s.advantages.floor)
+            column = dict(zip(rows, columns[k], strict=True))
+            normal = normalise(column, column, groups, "group", s.advantages.floor)
             columns[k] = [normal[row] for row in rows]
     if name == "ranked":
         columns = [ranks(column, [groups[row] for row in rows]) for column in columns]
     return {rows[b]: sum(s.weights[k] * columns[k][b] for k in range(len(columns))) for b in range(len(rows))}
+
+
+def tamed(s: Settings, columns: list[list[float]]) -> list[bool]:
+    """Whether the variation of each reward exceeds the threshold."""
+    spreads = [pstdev(column) / max(abs(fmean(column)), 1e-12) for column in columns]
+    threshold = s.advantages.threshold
+    delta = {"mean": fmean, "median": median}[threshold](spreads) if isinstance(threshold, str) else threshold
+    return [spread > delta for spread in spreads]
 
 
 def ranks(column: list[float], groups: list[int]) -> list[float]:
@@ -237,22 +282,27 @@ def ranks(column: list[float], groups: list[int]) -> list[float]:
     return ranked
 
 
-def normalise(values: dict[int, float], groups: dict[int, int], std_over: str, floor: Any) -> dict[int, float]:
-    """Eq. 2: (r̂ − mean of its group)/std, by row."""
+def normalise(
+    values: dict[int, float], of_set: dict[int, float], groups: dict[int, int], std_over: str, floor: Any
+) -> dict[int, float]:
+    """Eq. 2: (r̂ − mean of its group)/std, by row; the std is that of the sets' scores."""
     normal = {}
     for row, value in values.items():
         group = [values[other] for other in values if groups[other] == groups[row]]
-        spread_of = group if std_over == "group" else list(values.values())
-        std, size = pstdev(spread_of), math.sqrt(fmean([r**2 for r in spread_of]))
-        centred = value - fmean(group)
-        if floor.form == "max":
-            normal[row] = centred / max(std, floor.value)
-        elif floor.form == "add":
-            normal[row] = centred / (std + floor.value)
-        else:
-            # Differences that are rounding alone say nothing.
-            normal[row] = 0.0 if std <= 1e-6 * max(size, 1e-6) else centred / std
+        spread_of = [of_set[other] for other in values if std_over == "global" or groups[other] == groups[row]]
+        normal[row] = (value - fmean(group)) / divisor(spread_of, floor)
     return normal
+
+
+def divisor(scores: list[float], floor: Any) -> float:
+    """The standard deviation with its floor."""
+    std, size = pstdev(scores), math.sqrt(fmean([r**2 for r in scores]))
+    if floor.form == "max":
+        return float(max(std, floor.value))
+    if floor.form == "add":
+        return float(std + floor.value)
+    # Differences that are rounding alone say nothing.
+    return math.inf if std <= 1e-6 * max(size, 1e-6) else std
 
 
 def drop_alike(s: Settings, samples: list[Sample]) -> None:
@@ -282,15 +332,18 @@ def clipped(rho: Tensor, advantage: float, options: Any) -> Tensor:
 
 def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: int) -> Tensor:
     """The objective at one stochastic step of one sample."""
-    options, step, advantage = s.objective, sample.steps[level], sample.advantage[level]
+    options, step = s.objective, sample.steps[level]
     t, dt = s.sigmas[step.index], s.sigmas[step.index + 1] - s.sigmas[step.index]
     mean, std = transition(s, step.x, world.velocity(theta, step.x, t, sample.prompt), step.index)
-    log_ratio = log_density(step.x_next, mean, std) - step.log_prob
-    if options.name == "grpo_guard":
-        centre = torch.mean((mean - step.mean) ** 2) / (2 * std**2)
-        loss = clipped(torch.exp((log_ratio + centre) * std), advantage, options) / abs(dt)
-    else:
-        loss = clipped(torch.exp(log_ratio), advantage, options)
+    loss = torch.zeros(())
+    for p, panel in enumerate(sample.panels):
+        advantage, share = sample.advantage[level][p], len(panel) / len(step.x)
+        log_ratio = log_density(step.x_next[panel], mean[panel], std) - step.log_prob[p]
+        if options.name == "grpo_guard":
+            centre = torch.mean((mean[panel] - step.mean[panel]) ** 2) / (2 * std**2)
+            loss = loss + share * clipped(torch.exp((log_ratio + centre) * std), advantage, options) / abs(dt)
+        else:
+            loss = loss + share * clipped(torch.exp(log_ratio), advantage, options)
     if options.weight_by_noise:
         stds = [transition(s, step.x, step.x, taken.index)[1] for taken in sample.steps]
         loss = loss * std / fmean(stds)
@@ -308,22 +361,27 @@ def endpoint_loss(
     noise = world.noise(*draw_of, "noised", i, sample.row)
     x_t = (1 - t) * x0 + t * noise
     v, v_old = (world.velocity(weights, x_t, t, sample.prompt) for weights in (theta, old))
-    v_old, advantage = v_old.detach(), sample.advantage[0]
-    if options.name == "awm":
-        weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
-        distance, distance_old = (torch.mean((w - (noise - x0)) ** 2) + 1e-10 for w in (v, v_old))
-        log_ratio = -weight * (distance**options.power - distance_old**options.power) / options.power
-        loss = clipped(torch.exp(log_ratio), advantage, options)
-    else:
+    v_old = v_old.detach()
+    loss = torch.zeros(())
+    for p, panel in enumerate(sample.panels):
+        advantage, share = sample.advantage[0][p], len(panel) / len(x0)
+        if options.name == "awm":
+            weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
+            distance, distance_old = (torch.mean((w - (noise - x0))[panel] ** 2) + 1e-10 for w in (v, v_old))
+            log_ratio = -weight * (distance**options.power - distance_old**options.power) / options.power
+            loss = loss + share * clipped(torch.exp(log_ratio), advantage, options)
+            continue
+
         r = 0.5 + 0.5 * advantage / s.advantages.clip
         terms = []
         for implicit in (
             options.beta * v + (1 - options.beta) * v_old,
             (1 + options.beta) * v_old - options.beta * v,
         ):
-            gap = x_t - t * implicit - x0
+            gap = (x_t - t * implicit - x0)[panel]
             terms.append(torch.mean(gap**2) / max(float(gap.detach().abs().mean()), 1e-5))
-        loss = s.advantages.clip * (r * terms[0] + (1 - r) * terms[1]) / options.beta * sample.used
+        towards, away = r * terms[0], (1 - r) * terms[1]
+        loss = loss + share * s.advantages.clip * (towards + away) / options.beta * sample.used
     if options.kl_weight:
         loss = loss + options.kl_weight * torch.mean((v - world.velocity(None, x_t, t, sample.prompt)) ** 2)
     return loss

@@ -46,6 +46,14 @@ def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
         assert forms.differences(observed, expected, all_rows=False) == [], name
 
 
+@pytest.mark.slow
+def test_panel_credit_on_two_shards_equals_plain_loops(tmp_path: Path) -> None:
+    worlds.run(train_cases, tmp_path, ["panel credit"], world=2, extra=worlds.fsdp2())
+    observed = torch.load(tmp_path / "observed-0", weights_only=True)
+    expected = forms.reference(CASES["panel credit"], tmp_path / "reference")
+    assert forms.differences(observed, expected, all_rows=False) == []
+
+
 def test_the_page_lists_every_form() -> None:
     assert PAGE.read_text(encoding="utf-8") == written(), "the page is older; run python tests/reference/forms_table.py"
 
@@ -103,6 +111,8 @@ def compared(draw: st.DrawFn) -> list[str]:
     floor = draw(st.sampled_from(["{form: none}", "{form: max, value: 0.05}", "{form: add, value: 0.05}"]))
     overrides = [f"advantages.aggregate={aggregate}", f"advantages.floor={floor}"]
     overrides.append(f"advantages.clip={draw(st.sampled_from([0.5, 5.0]))}")
+    if aggregate != "ranked":
+        overrides.append(f"advantages.credit={draw(st.sampled_from(['set', 'panel', 0.5]))}")
     if aggregate != "gdpo":
         overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
     if aggregate == "log_tamed":

@@ -149,3 +149,34 @@ def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
         assert reward(prompts, sheets) == pytest.approx(expected[name], rel=1e-3), name
         assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(expected[name], rel=1e-3), name
         assert len({f"{value:.2g}" for value in expected[name]}) > 5, f"{name} scores all alike, so nothing is shown"
+
+
+def test_the_parts_of_consistency_are_the_pairs_of_each_panel() -> None:
+    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])  # pairs 0.65, 0.225 and 0.8
+    (found,) = Consistency(judge, ask="criteria").panel_scores([PROMPT], [SHEET])
+    assert found.score == pytest.approx((0.65 + 0.225 + 0.8) / 3)
+    assert found.part_P == pytest.approx([(0.65 + 0.225) / 3, (0.65 + 0.8) / 3, (0.225 + 0.8) / 3])
+    assert len(judge.asked) == 9, "each question once"
+
+
+def test_the_parts_of_a_missing_pair_are_missing() -> None:
+    reward = Consistency(answering([0.1, None, 0.3], [0.5] * 3, [1.0] * 3), ask="criteria")
+    (found,) = reward.panel_scores([PROMPT], [SHEET])
+    assert found.score is None
+    assert found.part_P is not None
+    assert [part is None for part in found.part_P] == [True, False, True]
+    assert reward.last_error == "no connection"
+
+
+def test_the_worst_panel_has_no_parts() -> None:
+    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
+    (found,) = Consistency(judge, ask="criteria", statistic="worst").panel_scores([PROMPT], [SHEET])
+    assert found.part_P is None
+
+
+def test_the_parts_of_panel_match_are_tempered_and_sum_up_to_the_score() -> None:
+    prompt = Prompt(id=5, text="a set", grid=Grid(1, 3), panels=("one", "two", "three"))
+    texts = {questions.shows_text(text): [p_yes] for text, p_yes in zip(prompt.panels, (0.1, 0.5, 0.8), strict=True)}
+    (found,) = PanelMatch(Answering(dict(texts)), temperature=2.0).panel_scores([prompt], [SHEET])
+    assert found.part_P == pytest.approx([0.25 / 3, 0.5 / 3, 2 / 3 / 3])
+    assert found.score == pytest.approx(sum(part for part in found.part_P or () if part is not None))

@@ -162,6 +162,9 @@ class ToyPolicy:
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
         return self.sigmas(num_steps, size)
 
+    def token_grid(self, size: Size) -> tuple[int, int]:
+        return _token_grid(size)
+
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         rows, cols = _token_grid(size)
         drawn = [torch.randn(rows * cols, COLOURS, generator=torch.Generator().manual_seed(seed)) for seed in seeds]

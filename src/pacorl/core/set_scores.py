@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, TypeVar
 
+Part = TypeVar("Part", bound=tuple[int, ...])
 Statistic = Literal["mean", "worst"]
 """mean: over all pairs. worst: the lowest panel's median."""
 
@@ -77,6 +78,25 @@ def set_score(
         return fmean(scores)
     lowest = lowest_panel(score_of_pair, among=among)
     return lowest.median if lowest else None
+
+
+def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list[float | None]:
+    """Split the mean over a set's parts by panel.
+
+    Args:
+        score_of_part: Of the panels that a part contains, such as two of a pair, its score; None if it is missing.
+        count: Number of panels.
+
+    Returns:
+        Per panel the share of the mean that is due to its parts: their sum over the number of all parts. None if one of
+        them is missing. A pair counts for both of its panels.
+    """
+    shares: list[float | None] = []
+    for panel in range(count):
+        own = [score for panels, score in score_of_part.items() if panel in panels]
+        present = [score for score in own if score is not None]
+        shares.append(sum(present) / len(score_of_part) if len(present) == len(own) else None)
+    return shares
 
 
 def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:

@@ -30,7 +30,14 @@ from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
-from pacorl.rewards.reward import Reward, RewardError, RewardFunction, smoke_test
+from pacorl.rewards.reward import (
+    PanelScores,
+    Reward,
+    RewardError,
+    RewardFunction,
+    ScoresPanels,
+    smoke_test,
+)
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.logbook import check_trackers
 from pacorl.types import Conditioning, Prompt, Size
@@ -57,6 +64,13 @@ class FunctionReward:
             raise RewardError(
                 f"reward {self.name!r} returned {scores!r}; it must return a list, one score per image"
             ) from None
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with the parts of a function that has them."""
+        function: object = self.function
+        if isinstance(function, ScoresPanels):
+            return function.panel_scores(prompts, images)
+        return [PanelScores(score, None) for score in self(prompts, images)]
 
 
 def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:

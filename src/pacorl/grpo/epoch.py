@@ -19,7 +19,7 @@ from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
-from pacorl.grpo.scoring import Scorer, Scores, reward_table, share_not_finite
+from pacorl.grpo.scoring import Parts, Scorer, Scores, reward_table, share_not_finite
 from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.runtime.processes import SharedFault
@@ -65,13 +65,14 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
                     # A collective: ranks may have different units, but equally many batches.
                     run.runtime.check_stop()
             scores = run.gather_scores(scoring)
+            parts = run.gather_parts(scoring)
 
             # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
-            epoch_advantages = compare(run, sampler, rows, scores)
+            epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             check_missing(run, metrics, scoring)
             statistics = scoring.statistics()
-        run.note_samples(samples, scores, epoch_advantages)
+        run.note_samples(samples, scores, epoch_advantages, parts)
         metrics |= check_suffix(
             run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
         )
@@ -126,7 +127,13 @@ def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Sa
     run.pending.hold(samples)
 
 
-def compare(run: Run, sampler: Sampler, rows: Sequence[Row], scores: Mapping[int, Scores]) -> Advantages:
+def compare(
+    run: Run,
+    sampler: Sampler,
+    rows: Sequence[Row],
+    scores: Mapping[int, Scores],
+    parts: Mapping[int, Parts] | None = None,
+) -> Advantages:
     """Aggregate the rewards and normalise them within groups, and among the children of each node.
 
     Args:
@@ -134,13 +141,14 @@ def compare(run: Run, sampler: Sampler, rows: Sequence[Row], scores: Mapping[int
         sampler: sampler of the epoch.
         rows: rows of all ranks.
         scores: global row → one score per reward.
+        parts: global row → parts of its scores; None without panel credit.
 
     Returns:
         Advantages by global row and by level of the tree. With `selection.min_std`, groups of nearly equal scores are
         dropped.
     """
     config = run.config
-    table = reward_table(scores, rows, names=tuple(run.rewards))
+    table = reward_table(scores, rows, names=tuple(run.rewards), parts=parts)
     weights = [reward.weight for reward in config.rewards]
     nodes = sampler.tree.nodes([row.number for row in rows])
 

@@ -28,7 +28,7 @@ from pacorl.grpo.builders import FunctionReward
 from pacorl.grpo.checkpoint import TrainedWeights
 from pacorl.grpo.evaluated import EvaluatedSample, sample_files
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.scoring import Scores
+from pacorl.grpo.scoring import Parts, Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, digest
 from pacorl.io.versions import versions
@@ -89,24 +89,31 @@ class Ledger:
         self.note_weights(weights)
         self._append(start | {"environment": environment_of(self.runtime)})
 
-    def note_samples(self, samples: Sequence[Samples], scores: Mapping[int, Scores]) -> None:
+    def note_samples(
+        self, samples: Sequence[Samples], scores: Mapping[int, Scores], parts: Mapping[int, Parts] | None = None
+    ) -> None:
         """Hash all ranks' samples, and keep the scores.
 
         Args:
             samples: this rank's, by update.
             scores: of all ranks, by global row.
+            parts: parts of the scores by panel, by global row; None without panel credit.
         """
         items = self.runtime.gather_rows(lambda: sample_items(samples))
         self._note("samples", items.values())
         table = [[row, *scores[row]] for row in sorted(scores)]
         self.scores["scores"] = table
         self.hashes["scores"] = sha256(dump_json(table, indent=None))
+        if parts is not None:
+            self.scores["parts"] = [[row, parts[row]] for row in sorted(parts)]
 
     def note_advantages(self, values: Advantages) -> None:
         """Hash the advantages: by sample, by level of the tree, and the samples that are trained on."""
         columns = [values.value_B, values.used_B]
         if values.value_LB is not None:
             columns += [*values.value_LB]
+        if values.value_LBP is not None:
+            columns += [*values.value_LBP.transpose(1, 2).flatten(0, 1)]
         if values.kept_B is not None:
             columns.append(values.kept_B)
         by_sample = torch.stack([column.double() for column in columns], dim=1)

@@ -392,6 +392,11 @@ class PolicyConfig(Section):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
+        if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
+            raise ValueError(
+                f"advantages.credit {self.advantages.credit} and aggregate {self.advantages.aggregate}, which has no "
+                "slope to weigh the parts of a score by; take log_tamed, weighted_sum or gdpo, or credit: set"
+            )
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that the generator takes the prompts' images, and that no setting rules out edits.
@@ -413,6 +418,11 @@ class PolicyConfig(Section):
             self._check_edits()
 
     def _check_edits(self) -> None:
+        if self.advantages.panel_share:
+            raise ValueError(
+                f"advantages.credit {self.advantages.credit} with edits by kind {self.model.kind}: an edit is one "
+                "image without panels; take credit: set"
+            )
         if self.prompts.record_sizes:
             raise ValueError(
                 f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "

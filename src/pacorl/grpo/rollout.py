@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob
@@ -61,6 +62,8 @@ class Draw:
     """Samples per forward."""
     fused: OdeForm | None = None
     """Form of the transformer at ODE steps only, since training must replay SDE steps exactly."""
+    by_panel: bool = False
+    """Whether log-probabilities are of panels, for panel credit."""
     as_trained: bool = False
     """Whether SDE steps record a graph and discard it: a compiled bf16 model differs by 0.8 % without gradients."""
 
@@ -254,7 +257,10 @@ class Trunk:
         # 3. The log-probability of each sample's step: its child under its node's transition.
         node_B = self._positions([tree.node_of(row, level) for row in rows], nodes, device)
         child_B = self._positions([tree.node_of(row, level + 1) for row in rows], children, device)
-        log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
+        panels = None
+        if draw.by_panel:
+            panels = panels_of(draw.policy, [self.prompts[row] for row in rows], self.size)
+        log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std), panels)
 
         batch = NodeBatch(
             step=step,
@@ -322,6 +328,12 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
         noise_level=sampler.noise_level,
         sigma_max=float(sigmas[1]),
     )
+
+
+def panels_of(policy: Policy, prompts: Sequence[Prompt], size: Size) -> Panels:
+    """Lay out the panels of a batch of samples in the policy's tokens, on its device."""
+    device = next(policy.transformer.parameters()).device
+    return Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
 
 
 def velocity_at(policy: Policy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

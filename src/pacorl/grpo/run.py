@@ -39,7 +39,7 @@ from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
 from pacorl.grpo.rows import check_division
-from pacorl.grpo.scoring import Scorer, Scores, scoring_overlaps
+from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
@@ -424,7 +424,7 @@ class Run:
         max_missing = self.config.advantages.max_missing * samples * len(self.rewards)
         options = self.scorer_options | {"overlap": self.scoring_overlaps, "max_missing": max_missing}
 
-        with make(self.rewards, monitored=True, **options) as scorer:
+        with make(self.rewards, monitored=True, by_panel=self.by_panel, **options) as scorer:
             yield scorer
 
         if scorer.overlap:
@@ -443,6 +443,11 @@ class Run:
         }
 
     @property
+    def by_panel(self) -> bool:
+        """Whether each panel has an advantage of its own."""
+        return self.config.advantages.panel_share > 0
+
+    @property
     def scoring_overlaps(self) -> bool:
         """Whether scoring overlaps with sampling."""
         if self.turns:  # the scorers are off the device during sampling
@@ -457,6 +462,10 @@ class Run:
         """
         with self.clock.timed("reward"), self.bars.phase("scoring", total=1):
             return self.runtime.gather_rows(scorer.results)
+
+    def gather_parts(self, scorer: Scorer) -> dict[int, Parts] | None:
+        """Collect the parts of all ranks' scores, after `gather_scores`; None without panel credit."""
+        return self.runtime.gather_rows(lambda: scorer.parts) if self.by_panel else None
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -481,14 +490,19 @@ class Run:
             batch=config.sampling.batch,
             fused=fused,
             as_trained=config.model.compile != "none",
+            by_panel=self.by_panel,
         )
 
     def note_samples(
-        self, samples: Sequence[Samples], scores: Mapping[int, Scores], epoch_advantages: Advantages
+        self,
+        samples: Sequence[Samples],
+        scores: Mapping[int, Scores],
+        epoch_advantages: Advantages,
+        parts: Mapping[int, Parts] | None = None,
     ) -> None:
-        """Hash the epoch's samples, scores and advantages for the ledger."""
+        """Hash the epoch's samples, scores and advantages for the ledger, which keeps the parts of the scores."""
         with self.clock.timed("hashes"):
-            self.ledger.note_samples(samples, scores)
+            self.ledger.note_samples(samples, scores, parts)
             self.ledger.note_advantages(epoch_advantages)
 
     def finish_epoch(

@@ -20,12 +20,14 @@ from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, RemoteJudge
-from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, named, scores_of
+from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, ScoresPanels, named, scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.workers import LOOK_SECONDS, LimitedCall, Workers
 from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
+Parts = Mapping[str, Sequence[float | None]]
+"""Reward with parts → part of its score per panel."""
 
 # Concurrent rollout batches of a remote judge, whose `concurrency` limits the requests.
 SENDERS = 16
@@ -42,6 +44,7 @@ class Scorer:
         max_missing: float = math.inf,
         scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
         monitored: bool = False,
+        by_panel: bool = False,
         timeout: float = math.inf,
         check_stop: Callable[[], None] = lambda: None,
         advance: Callable[[], None] = lambda: None,
@@ -53,6 +56,7 @@ class Scorer:
             max_missing: missing scores above which waiting stops.
             scoring: context of waiting for results, such as `Turns.scoring`.
             monitored: whether to measure the images for the monitor of reward hacking.
+            by_panel: whether to collect the parts of the scores.
             timeout: seconds per batch of a reward in this process.
             check_stop: polled during waiting; may raise to stop.
             advance: called when a batch is scored.
@@ -62,9 +66,12 @@ class Scorer:
         self.max_missing = max_missing
         self.scoring = scoring
         self.monitored = monitored
+        self.by_panel = by_panel
         self.timeout = timeout
         self.check_stop = check_stop
         self.advance = advance
+        self.parts: dict[int, dict[str, Sequence[float | None]]] = {}
+        """Global row → parts of its scores; empty unless `by_panel`, and complete after `results`."""
         self.abandoned = 0
         """Samples without scores because waiting stopped."""
         self.busy_seconds = 0.0
@@ -149,7 +156,7 @@ class Scorer:
         def score() -> Scores:
             started = time.perf_counter()
             with context():
-                scores = scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
+                scores = self._score(name, rollout)
             self.busy_seconds += time.perf_counter() - started
             return scores
 
@@ -163,6 +170,19 @@ class Scorer:
         if self.overlap:
             call.start()
         return call.result
+
+    def _score(self, name: str, rollout: Rollout) -> Scores:
+        """Score a rollout by one reward, and collect the parts of the scores."""
+        reward = self.rewards[name]
+        if not self.by_panel or not isinstance(reward, ScoresPanels):
+            return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
+
+        found = reward.panel_scores(rollout.prompts, rollout.images)
+        scores = scores_of(name, lambda *_: [one.score for one in found], rollout.prompts, rollout.images, masked=True)
+        for row, one in zip(rollout.row_B, found, strict=True):
+            if one.part_P is not None:
+                self.parts.setdefault(row, {})[name] = one.part_P
+        return scores
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
         scores = scores_now()
@@ -231,8 +251,21 @@ def _reward_stream() -> torch.cuda.Stream:
     return stream
 
 
-def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:
-    """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0."""
+def reward_table(
+    scores: Mapping[int, Scores],
+    rows: Sequence[Row],
+    *,
+    names: tuple[str, ...],
+    parts: Mapping[int, Parts] | None = None,
+) -> RewardTable:
+    """Tabulate the scores of an epoch in the order of its rows; a missing score is invalid, not 0.
+
+    Args:
+        scores: global row → one score per reward.
+        rows: rows of the epoch.
+        names: names of the rewards.
+        parts: global row → parts of its scores, for panel credit. A score without parts counts for every panel.
+    """
     columns = []
     for row in rows:
         columns.append([math.nan if value is None else value for value in scores[row.number]])
@@ -242,7 +275,23 @@ def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tu
         score_RB=score_RB,
         valid_RB=score_RB.isfinite(),
         group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
+        part_RBP=None if parts is None else _part_table(score_RB, rows, names=names, parts=parts),
     )
+
+
+def _part_table(
+    score_RB: torch.Tensor, rows: Sequence[Row], *, names: Sequence[str], parts: Mapping[int, Parts]
+) -> torch.Tensor:
+    """Tabulate the parts of an epoch's scores: (R, B, P), NaN if missing and beyond a set's panels."""
+    panels = max(row.prompt.grid.count for row in rows)
+    part_RBP = torch.full((*score_RB.shape, panels), math.nan, dtype=torch.float64)
+    for reward, name in enumerate(names):
+        for index, row in enumerate(rows):
+            count = row.prompt.grid.count
+            part_P = parts.get(row.number, {}).get(name, [float(score_RB[reward, index])] * count)
+            known_P = [math.nan if part is None else part for part in part_P]
+            part_RBP[reward, index, :count] = torch.tensor(known_P, dtype=torch.float64)
+    return part_RBP
 
 
 def share_not_finite(scores: Mapping[int, Scores]) -> float:

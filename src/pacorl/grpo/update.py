@@ -19,7 +19,7 @@ from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.core.transfer import to_device
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import training_sigmas_of, transition_at, velocity_at
+from pacorl.grpo.rollout import panels_of, training_sigmas_of, transition_at, velocity_at
 from pacorl.models.lora.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, Size
@@ -244,6 +244,11 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     device = policy_loss.device
     options = policy_loss.options
     step = nodes.step
+    advantage_B = to_device(values.at(nodes.level)[nodes.row_B].float(), device)
+    panels = None
+    if values.value_LBP is not None:
+        panels = panels_of(policy_loss.policy, [nodes.prompts[node] for node in nodes.node_B.tolist()], nodes.size)
+        advantage_B = panels.at_tokens(advantage_B)
     conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
     x_VNC = to_device(nodes.latents_VNC, device)
     node_B = to_device(nodes.node_B, device)
@@ -261,12 +266,13 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     loss, metrics = policy_loss.objective.loss(
         Step(
             transition,
-            log_prob_B=log_prob(next_latents_ENC[child_B], transition),
+            log_prob_B=log_prob(next_latents_ENC[child_B], transition, panels),
             old_log_prob_B=to_device(nodes.log_prob_B, device),
             old_mean_BNC=None if nodes.mean_VNC is None else to_device(nodes.mean_VNC, device)[node_B],
             dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
             noise_weight=policy_loss.noise_weight(transition, nodes.sigmas_T),
-            advantage_B=to_device(values.at(nodes.level)[nodes.row_B].float(), device),
+            advantage_B=advantage_B,
+            panels=panels,
         ),
         options,
     )
@@ -297,14 +303,23 @@ def _endpoint_loss(
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
 
-    # 2. Velocities. Old and base come first: they change weights in place, which would break the trained policy's
+    # 2. Advantages of the samples; with panel credit each token has its panel's.
+    advantage_B = to_device(values.value_B[rollout.row_B].float(), device)
+    used_B = to_device(values.used_B[rollout.row_B], device)
+    panels = None
+    if values.value_LBP is not None:
+        panels = panels_of(policy_loss.policy, rollout.prompts, rollout.size)
+        advantage_B = panels.at_tokens(to_device(values.at(0)[rollout.row_B].float(), device))
+        used_B = used_B[:, None].expand_as(advantage_B)
+
+    # 3. Velocities. Old and base come first: they change weights in place, which would break the trained policy's
     # graph.
     at_sigma = (noisy, training_sigma, conditioning, rollout.size)
     old = policy_loss.old_velocity(*at_sigma)
     base = policy_loss.base_velocity(*at_sigma) if options.kl_weight > 0 else None
     velocity = policy_loss.velocity(*at_sigma)
 
-    # 3. Loss, and the divergence from the base.
+    # 4. Loss, and the divergence from the base.
     loss, metrics = policy_loss.objective.loss(
         Endpoint(
             clean,
@@ -312,9 +327,10 @@ def _endpoint_loss(
             sigma=sigma,
             velocity_BNC=velocity,
             old_velocity_BNC=velocity.detach() if old is None else old,
-            advantage_B=to_device(values.value_B[rollout.row_B].float(), device),
+            advantage_B=advantage_B,
             advantage_clip=policy_loss.advantage_clip,
-            used_B=to_device(values.used_B[rollout.row_B], device),
+            used_B=used_B,
+            panels=panels,
         ),
         options,
     )

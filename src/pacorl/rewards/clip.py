@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pacorl.core.grid import split
 from pacorl.io.files import safetensors_errors
 from pacorl.io.pretrained import pretrained
-from pacorl.rewards.reward import RewardError, check_pairs, check_panels
+from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -129,9 +129,14 @@ class PanelClipText(ClipReward):
         check_panels("panel_clip_text", prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [found.score for found in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with its panels' cosines as parts."""
         panels, counts = _panels(prompts, images)
         text_PC = self.clip.texts(list(chain(*(prompt.panels for prompt in prompts))))
-        return [*_means((self.clip.images(panels) * text_PC).sum(1), counts)]
+        cosines = [cosine_P.tolist() for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts)]
+        return [PanelScores(fmean(cosine), [value / len(cosine) for value in cosine]) for cosine in cosines]
 
 
 class PanelClipImage(ClipReward):

@@ -14,12 +14,12 @@ from PIL.Image import Image
 
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
-from pacorl.core.set_scores import Statistic, set_score
+from pacorl.core.set_scores import Statistic, panel_shares, set_score
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
-from pacorl.judge.pairwise import Ask, Pair
-from pacorl.rewards.reward import RewardError, check_pairs, check_panels, mean_of, named, tempered
+from pacorl.judge.pairwise import Ask, Key, Pair
+from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels, mean_of, named, tempered
 from pacorl.types import Prompt, Question, Verdict
 
 
@@ -42,6 +42,13 @@ class JudgedReward:
     def questions(self, prompt: Prompt) -> int:
         """Count the judge's questions about an image of the prompt."""
         raise NotImplementedError
+
+    def tempered(self, verdicts: Mapping[Key, Verdict]) -> dict[Key, float | None]:
+        """Apply the temperature to each P(Yes); None if it is missing."""
+        return {
+            key: None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
+            for key, verdict in verdicts.items()
+        }
 
     def _mean(self, verdicts: Sequence[Verdict]) -> float | None:
         self._remember(verdicts)
@@ -88,6 +95,14 @@ class Consistency(JudgedReward):
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         return self.reduce(self.pairs(prompts, images))
 
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with its pairs as parts; the statistic `worst` is no sum of parts."""
+        found = []
+        for prompt, verdicts in zip(prompts, self.pairs(prompts, images), strict=True):
+            parts = panel_shares(self.tempered(verdicts), prompt.grid.count) if self.statistic == "mean" else None
+            found.append(PanelScores(self.score(verdicts), parts))
+        return found
+
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[Pair, Verdict]]:
         """Ask about every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
@@ -104,11 +119,7 @@ class Consistency(JudgedReward):
     def score(self, verdicts: Mapping[Pair, Verdict], *, among: Collection[int] | None = None) -> float | None:
         """Score one image by its pairs; `among` are the panels whose lowest counts, if the statistic is `worst`."""
         self._remember(list(verdicts.values()))
-        tempered_p = {
-            pair: None if verdict.p_yes is None else tempered(verdict.p_yes, self.temperature)
-            for pair, verdict in verdicts.items()
-        }
-        return set_score(tempered_p, self.statistic, among=among)
+        return set_score(self.tempered(verdicts), self.statistic, among=among)
 
 
 class PanelMatch(JudgedReward):
@@ -127,6 +138,18 @@ class PanelMatch(JudgedReward):
         return prompt.grid.count
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [self._mean(list(verdicts.values())) for verdicts in self._panels(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with its panels' texts as parts."""
+        found = []
+        for prompt, verdicts in zip(prompts, self._panels(prompts, images), strict=True):
+            parts = panel_shares(self.tempered(verdicts), prompt.grid.count)
+            found.append(PanelScores(self._mean(list(verdicts.values())), parts))
+        return found
+
+    def _panels(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int], Verdict]]:
+        """Ask about each panel, per image."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
         answers = pairwise.ask(
             self.judge,
@@ -137,7 +160,7 @@ class PanelMatch(JudgedReward):
             },
         )
         return [
-            self._mean([answers[sample, number] for number in range(prompt.grid.count)])
+            {(number,): answers[sample, number] for number in range(prompt.grid.count)}
             for sample, prompt in enumerate(prompts)
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,6 +56,25 @@ class Deferred(Protocol):
 
         It is called once all samples of the epoch were taken, again and again.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class PanelScores:
+    """Score of a set, and the parts of it that contain each panel."""
+
+    score: float | None
+    """None if it is missing."""
+    part_P: Sequence[float | None] | None
+    """Per panel the part of the score that depends on it (`core.set_scores.panel_shares`); None for a score without
+    parts, which counts for every panel."""
+
+
+@runtime_checkable
+class ScoresPanels(Protocol):
+    """A reward whose score of a set is a sum of parts, each of which contains some of its panels."""
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image as the reward does, with the parts."""
 
 
 @runtime_checkable

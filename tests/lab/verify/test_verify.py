@@ -361,12 +361,14 @@ KINDS = {
     "awm": ["objective={name: awm, inner_epochs: 2}"],
     "suffix": ["sampling.steps=5", "sampling.suffix={solver: ab2, steps: 2, check_every: 1}"],
     "selection": ["selection.min_std=0.001"],
+    "panel credit": ["advantages={aggregate: log_tamed, credit: 0.5}"],
     "two labels": ["rewards=[{name: consistency, label: a}, {name: jpeg_size}, {name: consistency, label: b}]"],
 }
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "two labels" else pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [pytest.param(kind, marks=[] if kind in ("two labels", "panel credit") else pytest.mark.slow) for kind in KINDS],
 )
 def test_an_epoch_comes_out_again_and_no_judge_is_asked(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,6 @@
 """Advantages from rewards: each sample compared within its group (arXiv 2512.04784, §3.3).
 
-Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
+Legend: B samples, R rewards, P panels. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
 
 An aggregate makes one score of a sample's rewards; the score is then normalised in its group, or, in a tree, among
 siblings. To add one, write its options, its function and its `AggregateSpec` in a file here, and one line of
@@ -16,6 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, Share
@@ -83,6 +84,9 @@ class AggregateOptions(Section):
     """What a sample is compared with. group: all samples of its prompt, and its advantage acts on every step of its
     path. siblings, in a tree: at each step the children of one node, of which each counts as the mean of the samples
     below it (TempFlow-GRPO, arXiv 2508.04324; BranchGRPO, 2509.06040)."""
+    credit: Literal["set", "panel"] | Share = "set"
+    """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
+    the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel."""
     floor: Floor = NO_FLOOR
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
@@ -93,6 +97,12 @@ class AggregateOptions(Section):
     def std_over(self) -> Literal["group", "global"]:
         """Scope of the standard deviation in Eq. 2: the group, or the whole epoch."""
         return "group"
+
+    @property
+    def panel_share(self) -> float:
+        """Share of panel credit, from 0 (set) to 1 (panel)."""
+        shares: dict[str | float, float] = {"set": 0.0, "panel": 1.0}
+        return shares.get(self.credit, self.credit)  # type: ignore[arg-type]
 
 
 class GroupedOptions(AggregateOptions):
@@ -126,6 +136,9 @@ class AggregateSpec:
     """Function of all scores and the options to one score per sample, (B,)."""
     stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
     """Function of the scores, the rewards' names and the options to metrics; called if any sample is valid."""
+    slope: Callable[[Scores, Any], Tensor] | None = None
+    """Function of all scores and the options to (R, B) slopes of `combine` by each reward, equal within a group; None
+    for aggregates without, which exclude panel credit."""
 
 
 AGGREGATES: Table[AggregateSpec] = Table(
@@ -153,8 +166,8 @@ def advantages(
         nodes: the node above each sample at each level of its tree (`Tree.nodes`), for `among: siblings`.
 
     Returns:
-        One advantage per sample. A sample with a missing reward is not used, nor is a group with fewer than
-        `MIN_VALID` judged samples.
+        One advantage per sample, and with panel credit one per panel. A sample with a missing reward is not used, nor
+        is a group with fewer than `MIN_VALID` judged samples.
     """
     spec = AGGREGATES[options.aggregate]
     valid_B = table.valid_RB.all(0)
@@ -170,8 +183,54 @@ def advantages(
         for level, (parent_B, child_B) in enumerate(pairwise(table.group_B.new_tensor(nodes))):
             mean_B = group_mean(combined_B, valid_B, child_B)
             value_LB[level] = normalize(mean_B, valid_B, parent_B).clamp(-options.clip, options.clip)
+    value_LBP = None
+    if options.panel_share and table.part_RBP is not None:
+        value_LBP = panel_advantages(table, scores, combined_B, options, nodes=nodes)
     stats = _stats(table, valid_B, combined_B) | (spec.stats(scores, table.names, options) if valid_B.any() else {})
-    return Advantages(value_B, valid_B, stats, value_LB)
+    return Advantages(value_B, valid_B, stats, value_LB, value_LBP=value_LBP)
+
+
+def panel_advantages(
+    table: RewardTable,
+    scores: Scores,
+    combined_B: Tensor,
+    options: AggregateOptions,
+    *,
+    nodes: Sequence[Sequence[int]],
+) -> Tensor:
+    """Compute the advantage of each panel from the parts of the scores that contain it.
+
+    A set's score R^k is a sum of parts, such as a sixth of each pair's P(Yes). Its part R_p^k is the sum over those
+    with panel p; the rest does not depend on the panel's tokens, so that it is a baseline: leaving it out changes no
+    expectation, only variance. An aggregate r̂ = f(R^1, R^2, …) is taken to first order around the group's mean, so
+    that panel p has r̂_p = Σ_k ∂f/∂R^k·R_p^k, with the slope 1/(1 + |mean R^k|) of a log-tamed reward. With `credit` c
+    the panel's score is (1 − c)·r̂ + c·r̂_p. It is compared like r̂, and divided by the standard deviation of r̂, whose
+    scale all panels share.
+
+    Returns:
+        (L, B, P) advantages: one level, or one per level of the tree for `among: siblings`.
+    """
+    # 1. Score of each panel.
+    assert table.part_RBP is not None
+    slope = AGGREGATES[options.aggregate].slope
+    assert slope is not None, "the config refuses panel credit by aggregates without a slope"
+    weight_RB = scores.weight_R[:, None] * slope(scores, options)
+    part_BP = (weight_RB[:, :, None] * table.part_RBP.nan_to_num()).sum(0)
+    score_BP = combined_B[:, None] + options.panel_share * (part_BP - combined_B[:, None])
+    valid_BP = scores.valid_B[:, None] & table.part_RBP.isfinite().all(0)
+
+    # 2. Comparison: in the group, where each sample is a child of its own, or among the children of each node.
+    levels = list(pairwise(table.group_B.new_tensor(nodes)))
+    if options.among == "group":
+        levels = [(table.group_B, torch.arange(len(combined_B)))]
+    value_LBP = score_BP.new_empty(len(levels), *score_BP.shape)
+    for level, (parent_B, child_B) in enumerate(levels):
+        mean_B = group_mean(combined_B, scores.valid_B, child_B)
+        divisor_B = group_divisor(mean_B, scores.valid_B, parent_B, std=options.std_over, floor=options.floor)
+        for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
+            mean_B = group_mean(score_B, valid_B, child_B)
+            value_LBP[level, :, panel] = group_centred(mean_B, valid_B, parent_B) / divisor_B
+    return value_LBP.clamp(-options.clip, options.clip)
 
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
@@ -211,16 +270,29 @@ def normalize_groups(
     floor: Floor = NO_FLOOR,
 ) -> Tensor:
     """Compute (r̂ − group mean) / std with its floor over valid samples; 0 for invalid samples (Eq. 2, right)."""
+    divisor_B = group_divisor(score_B, valid_B, group_B, std=std, floor=floor)
+    return group_centred(score_B, valid_B, group_B) / divisor_B
+
+
+def group_centred(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
+    """Subtract the group's mean over valid samples; 0 for invalid samples."""
+    return (score_B - group_mean(score_B, valid_B, group_B)) * valid_B.double()
+
+
+def group_divisor(
+    score_B: Tensor, valid_B: Tensor, group_B: Tensor, *, std: Literal["group", "global"], floor: Floor
+) -> Tensor:
+    """Compute the standard deviation of valid samples, with its floor."""
     weight_B = valid_B.double()
     count_B = group_sum(weight_B, group_B).clamp(min=1)
-    centred_B = (score_B - group_mean(score_B, valid_B, group_B)) * weight_B
     if std == "group":
+        centred_B = group_centred(score_B, valid_B, group_B)
         std_B = (group_sum(centred_B**2, group_B) / count_B).sqrt()
         size_B = (group_sum(score_B**2 * weight_B, group_B) / count_B).sqrt()
     else:
         std_B = score_B.new_zeros(1) if not valid_B.any() else score_B[valid_B].std(correction=0)
         size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt()
-    return centred_B / floor.divisor(std_B, size_B)
+    return floor.divisor(std_B, size_B)
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores, normalize_groups
+from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores, group_divisor, normalize_groups
 
 
 class Gdpo(AggregateOptions):
@@ -28,4 +28,13 @@ def gdpo(scores: Scores, options: Gdpo) -> Tensor:
     return scores.weight_R @ torch.stack(normal_RB)
 
 
-GDPO = AggregateSpec(Gdpo, gdpo)
+def slope(scores: Scores, options: Gdpo) -> Tensor:
+    """(R, B) slopes: 1 over the standard deviation of each reward in its group."""
+    divisor_RB = [
+        group_divisor(score_B, scores.valid_B, scores.group_B, std="group", floor=options.floor)
+        for score_B in scores.score_RB
+    ]
+    return 1 / torch.stack(divisor_RB)
+
+
+GDPO = AggregateSpec(Gdpo, gdpo, slope=slope)

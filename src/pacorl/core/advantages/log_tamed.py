@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores, coefficient_of_variation
+import torch
+
+from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores, coefficient_of_variation, group_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +31,13 @@ def log_tamed(scores: Scores, options: LogTamed) -> Tensor:
     return scores.weight_R @ log_RB.where(tamed_R[:, None], scores.score_RB)
 
 
+def slope(scores: Scores, options: LogTamed) -> Tensor:
+    """(R, B) slopes of R̄^k at the group's mean score: 1/(1 + |mean R^k|) if the reward is tamed, else 1."""
+    tamed_R = is_tamed(scores.score_RB[:, scores.valid_B], options.threshold)
+    mean_RB = torch.stack([group_mean(score_B, scores.valid_B, scores.group_B) for score_B in scores.score_RB])
+    return (1 / (1 + mean_RB.abs())).where(tamed_R[:, None], 1.0)
+
+
 def is_tamed(score_RB: Tensor, threshold: Threshold) -> Tensor:
     """(R,) whether h, a reward's std/|mean| over the epoch's judged samples, exceeds δ: a number, or all h's mean or
     median."""
@@ -45,4 +54,4 @@ def tamed_rewards(scores: Scores, names: Sequence[str], options: LogTamed) -> di
     return {f"reward/{name}/tamed": float(tamed) for name, tamed in zip(names, tamed_R, strict=True)}
 
 
-LOG_TAMED = AggregateSpec(LogTamed, log_tamed, tamed_rewards)
+LOG_TAMED = AggregateSpec(LogTamed, log_tamed, tamed_rewards, slope)

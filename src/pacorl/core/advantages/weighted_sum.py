@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores
 
 if TYPE_CHECKING:
@@ -21,4 +23,4 @@ def weighted_sum(scores: Scores, options: WeightedSum) -> Tensor:
     return scores.weight_R @ scores.score_RB
 
 
-WEIGHTED_SUM = AggregateSpec(WeightedSum, weighted_sum)
+WEIGHTED_SUM = AggregateSpec(WeightedSum, weighted_sum, slope=lambda scores, options: torch.ones_like(scores.score_RB))

@@ -5,6 +5,9 @@ tensor of one number: all of an update are read together, so that no batch waits
 that a sample took, one stochastic step at a time (`Step`), or the sample's endpoint alone (`Endpoint`). Losses are
 means over the batch; excluded samples have weight 0.
 
+With panel credit (`panels`) log-probabilities, advantages and `used_B` are (B, N): each token has its panel's value.
+Losses are then means over tokens too. Distances of latents are averaged by `core.panels.sample_mean`.
+
 To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
 
     class Reinforce(ObjectiveOptions):
@@ -32,6 +35,7 @@ from pacorl.config.table import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pacorl.core.panels import Panels
     from pacorl.core.sde import Transition
 
     Metric = float | Tensor
@@ -74,6 +78,8 @@ class Step:
     """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
     """Advantage; 0 for excluded samples."""
+    panels: Panels | None = None
+    """Panels with a ratio and an advantage of their own; None if the set has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,8 @@ class Endpoint:
     """The largest size of an advantage (advantages.clip)."""
     used_B: Tensor
     """False for excluded samples."""
+    panels: Panels | None = None
+    """Panels as in `Step`."""
 
 
 @dataclass(frozen=True, slots=True)

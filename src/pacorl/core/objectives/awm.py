@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pacorl.core.objectives import Endpoint, ObjectiveSpec
 from pacorl.core.objectives.grpo_clip import ClippedOptions, clipped
+from pacorl.core.panels import sample_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
     target = (end.noisy_BNC - end.clean_BNC) / end.sigma  # ε − x0
 
     def lower_bound(velocity_BNC: Tensor) -> Tensor:
-        distance_B = ((velocity_BNC - target) ** 2).flatten(1).mean(1) + DISTANCE_FLOOR
+        distance_B = sample_mean((velocity_BNC - target) ** 2, end.panels) + DISTANCE_FLOOR
         return -WEIGHTS[options.weighting](end.sigma) * distance_B**options.power / options.power
 
     ratio_B = (lower_bound(end.velocity_BNC) - lower_bound(end.old_velocity_BNC)).exp()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec
+from pacorl.core.panels import Panels, sample_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,16 +39,16 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
     good_B = 0.5 + 0.5 * end.advantage_B.clamp(-limit, limit) / limit
     towards = beta * end.velocity_BNC + (1 - beta) * end.old_velocity_BNC
     away = (1 + beta) * end.old_velocity_BNC - beta * end.velocity_BNC
-    towards_B, away_B = (_distance(end.noisy_BNC - end.sigma * v, end.clean_BNC) for v in (towards, away))
+    towards_B, away_B = (_distance(end.noisy_BNC - end.sigma * v, end.clean_BNC, end.panels) for v in (towards, away))
     loss_B = limit * (good_B * towards_B + (1 - good_B) * away_B) / beta * end.used_B
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
     return loss_B.mean(), {"velocity_change": (moved**2).mean()}
 
 
-def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
+def _distance(guess_BNC: Tensor, clean_BNC: Tensor, panels: Panels | None) -> Tensor:
     """Divide the (B,) squared distance by the detached distance, so that near and far samples have equal weight."""
-    gap_BD = (guess_BNC - clean_BNC).flatten(1)
-    return (gap_BD**2).mean(1) / gap_BD.detach().abs().mean(1).clamp(min=WEIGHT_FLOOR)
+    gap_BNC = guess_BNC - clean_BNC
+    return sample_mean(gap_BNC**2, panels) / sample_mean(gap_BNC.detach().abs(), panels).clamp(min=WEIGHT_FLOOR)
 
 
 def lag(optimizer_step: int) -> float:

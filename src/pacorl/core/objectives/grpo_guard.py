@@ -26,7 +26,7 @@ def grpo_guard(step: Step, options: GrpoGuard) -> Loss:
     that good samples are clipped as bad ones are; s and |dt| take away what differs between early and late steps.
     """
     assert step.old_mean_BNC is not None, "grpo_guard needs rollouts that keep their means"
-    centre_B = kl(step.transition, Transition(step.old_mean_BNC, step.transition.std))
+    centre_B = kl(step.transition, Transition(step.old_mean_BNC, step.transition.std), step.panels)
     ratio_B = ((step.log_prob_B - step.old_log_prob_B + centre_B) * step.transition.std).exp()
     loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
     return loss * options.weight(step) / abs(step.dt), metrics

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pacorl.config.table import Table
+from pacorl.core.panels import Panels, sample_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,17 +80,20 @@ SDE_TYPES: Table[SdeSpec] = Table(
 )
 
 
-def log_prob(next_latents_BNC: Tensor, transition: Transition) -> Tensor:
-    """Compute the (B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as in flow_grpo."""
+def log_prob(next_latents_BNC: Tensor, transition: Transition, panels: Panels | None = None) -> Tensor:
+    """Compute the (B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as in flow_grpo.
+
+    With panels (B, N): at each token the mean over its panel.
+    """
     scaled = (next_latents_BNC - transition.mean_BNC) / transition.std
     density = -0.5 * scaled**2 - math.log(transition.std) - 0.5 * math.log(2 * math.pi)
-    return density.flatten(1).mean(1)
+    return sample_mean(density, panels)
 
 
-def kl(transition: Transition, reference: Transition) -> Tensor:
-    """Compute the (B,) KL divergence between two steps of equal std, averaged over dimensions.
+def kl(transition: Transition, reference: Transition, panels: Panels | None = None) -> Tensor:
+    """Compute the (B,) KL divergence between two steps of equal std, averaged over dimensions; with panels (B, N).
 
     (μ − μ_ref)² / (2σ_t²·|dt|), with |dt| (the released codes leave it out).
     """
     difference = (transition.mean_BNC - reference.mean_BNC) / transition.std
-    return 0.5 * (difference**2).flatten(1).mean(1)
+    return 0.5 * sample_mean(difference**2, panels)

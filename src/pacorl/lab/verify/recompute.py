@@ -185,7 +185,8 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
     try:
         if is_epoch:
             recorded = {row: scores for row, *scores in record["scores"]["scores"]}
-            run_epoch(trainer, scorer=partial(ReplayingScorer, recorded=recorded, recomputed=recomputed))
+            parts = dict(record["scores"].get("parts", []))
+            run_epoch(trainer, scorer=partial(ReplayingScorer, recorded=recorded, parts=parts, recomputed=recomputed))
         else:
             trainer.evaluate()
     finally:
@@ -205,6 +206,7 @@ class ReplayingScorer(Scorer):
         rewards: Mapping[str, Reward],
         *,
         recorded: Mapping[int, Scores],
+        parts: Mapping[int, dict[str, Sequence[float | None]]],
         recomputed: Sequence[str],
         **options: Any,
     ) -> None:
@@ -212,16 +214,19 @@ class ReplayingScorer(Scorer):
         Args:
             rewards: by name.
             recorded: global row → one score per reward.
+            parts: global row → recorded parts of its scores.
             recomputed: names of the rewards that score again.
             options: of `Scorer`.
         """
         super().__init__(rewards, **options)
         self.recorded = recorded
+        self.recorded_parts = parts
         self.recomputed = recomputed
 
     def results(self) -> dict[int, Scores]:
         """Return the scores as `Scorer` does. Rows that the run did not score have no scores."""
         again = super().results()
+        self.parts = {row: parts for row, parts in self.recorded_parts.items() if row in again}
         for row, scores in again.items():
             recorded = self.recorded.get(row, [None] * len(scores))
             for index, name in enumerate(self.rewards):

@@ -91,6 +91,9 @@ class Policy(Protocol):
         Equal to `sigmas` if a kind's training shift is that of inference, or is not published.
         """
 
+    def token_grid(self, size: Size) -> tuple[int, int]:
+        """Return the (rows, columns) of an image's tokens, which are row-major."""
+
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
 

@@ -1,0 +1,161 @@
+"""Panels in a set's latents: which tokens they contain, and means, gradients and objectives by panel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pacorl.core.grid import split
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, Step
+from pacorl.core.panels import Panels, panel_of_token, sample_mean
+from pacorl.core.sde import Transition, kl, log_prob
+from pacorl.types import Grid, Size
+
+CPU = torch.device("cpu")
+SIZE = Size(32, 32)
+TOKENS = (8, 8)
+
+
+def noise(seed: int, *, batch: int = 3) -> Tensor:
+    return torch.randn(batch, 64, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def panels_of(*grids: Grid) -> Panels:
+    return Panels.of(grids, SIZE, TOKENS, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [
+        (Grid(1, 1), [[0] * 4] * 4),
+        (Grid(2, 2), [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]),
+        (Grid(1, 4), [[0, 1, 2, 3]] * 4),
+        (Grid(4, 1), [[0] * 4, [1] * 4, [2] * 4, [3] * 4]),
+    ],
+)
+def test_tokens_of_even_panels(grid: Grid, expected: list[list[int]]) -> None:
+    assert panel_of_token(grid, Size(64, 64), (4, 4)).view(4, 4).tolist() == expected
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 3), Grid(1, 5), Grid(2, 3), Grid(5, 2)], ids=str)
+@pytest.mark.parametrize("size", [Size(128, 128), Size(80, 208)], ids=str)
+def test_a_token_belongs_to_the_panel_that_contains_its_centre(grid: Grid, size: Size) -> None:
+    """Panels of whole pixels cut tokens of 16, and leave a remainder at the right and the bottom."""
+    rows, cols = size.height // 16, size.width // 16
+    places = Image.new("L", (size.width, size.height), 255)
+    height, width = size.height // grid.rows, size.width // grid.cols
+    for panel in range(grid.count):
+        corner = (panel % grid.cols * width, panel // grid.cols * height)
+        places.paste(panel, (*corner, corner[0] + width, corner[1] + height))
+    assert [set(part.tobytes()) for part in split(places, grid)] == [{panel} for panel in range(grid.count)]
+
+    found = panel_of_token(grid, size, (rows, cols)).view(rows, cols)
+    for row in range(rows):
+        for col in range(cols):
+            x, y = min(16 * col + 8, grid.cols * width - 1), min(16 * row + 8, grid.rows * height - 1)
+            assert found[row, col] == places.getpixel((x, y))
+
+
+def test_a_mean_by_panel_is_the_mean_of_its_tokens() -> None:
+    """Sets of several layouts in a batch, whose panels differ in number and size."""
+    grids = (Grid(2, 2), Grid(3, 3), Grid(1, 4))
+    value = noise(0)
+    found = sample_mean(value, panels_of(*grids))
+    for sample, grid in enumerate(grids):
+        panel_N = panel_of_token(grid, SIZE, TOKENS)
+        for panel in range(grid.count):
+            expected = value[sample, panel_N == panel].mean()
+            torch.testing.assert_close(found[sample, panel_N == panel], expected.expand(int((panel_N == panel).sum())))
+    torch.testing.assert_close(found.mean(1), value.mean((1, 2)), rtol=1e-12, atol=1e-12)
+
+
+def test_one_panel_has_the_bits_of_its_set() -> None:
+    value = noise(0).float()
+    found = sample_mean(value, panels_of(*[Grid(1, 1)] * 3))
+    assert torch.equal(sample_mean(value), value.flatten(1).mean(1))
+    assert torch.equal(found, sample_mean(value)[:, None].expand(3, 64))
+    transition, other = Transition(noise(1).float(), 0.3), Transition(noise(2).float(), 0.3)
+    scaled = (value - transition.mean_BNC) / 0.3
+    density = -0.5 * scaled**2 - torch.tensor(0.3).double().log().item() - 0.5 * torch.tensor(2 * torch.pi).log()
+    torch.testing.assert_close(log_prob(value, transition), density.flatten(1).mean(1))
+    assert kl(transition, other).shape == (3,)
+
+
+def test_tokens_have_the_value_of_their_panel() -> None:
+    value_BP = torch.tensor([[1.0, 2.0, 3.0, 4.0, 0.0], [5.0, 6.0, 0.0, 0.0, 0.0]])
+    found = Panels.of([Grid(2, 2), Grid(1, 2)], Size(16, 16), (2, 2), device=CPU).at_tokens(value_BP)
+    assert found.tolist() == [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 5.0, 6.0]]
+
+
+# --- objectives ------------------------------------------------------------------------------------------------
+
+
+def batch(name: str, prediction: Tensor, panels: Panels | None, advantage: Tensor) -> Step | Endpoint:
+    """Three samples; `advantage` is (B,), or (B, N) with panels."""
+    old = noise(3)
+    if OBJECTIVES[name].needs == "endpoint":
+        used = torch.ones_like(advantage, dtype=torch.bool)
+        return Endpoint(noise(1), noise(2), 0.5, prediction, old, advantage, 5.0, used, panels)
+    sampled = old + 0.3 * noise(4)
+    now, before = Transition(prediction, 0.3), Transition(old, 0.3)
+    log_probs = (log_prob(sampled, now, panels), log_prob(sampled, before, panels))
+    return Step(now, *log_probs, old, dt=-0.1, noise_weight=1.0, advantage_B=advantage, panels=panels)
+
+
+def gradient(name: str, prediction: Tensor, panels: Panels | None, advantage: Tensor) -> Tensor:
+    prediction = prediction.clone().requires_grad_()
+    spec = OBJECTIVES[name]
+    loss, _ = spec.loss(batch(name, prediction, panels, advantage), spec.options())
+    (found,) = torch.autograd.grad(loss, prediction)
+    return found
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3), Grid(1, 4)], ids=str)
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "diffusion_nft"])
+def test_the_advantage_of_a_panel_moves_its_tokens_alone(name: str, grid: Grid) -> None:
+    panel_N = panel_of_token(grid, SIZE, TOKENS)
+    panels = panels_of(*[grid] * 3)
+    for panel in range(grid.count):
+        advantage_BP = torch.zeros(3, grid.count, dtype=torch.float64)
+        advantage_BP[1, panel] = 1.5
+        moved = gradient(name, noise(3), panels, panels.at_tokens(advantage_BP)).abs().sum(2) > 0
+        assert torch.equal(moved[1], panel_N == panel)
+        assert not moved[[0, 2]].any()
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(3, 3)], ids=str)
+@pytest.mark.parametrize("name", ["grpo_clip", "awm"])
+def test_equal_advantages_of_all_panels_have_the_gradient_of_the_set(name: str, grid: Grid) -> None:
+    """While both policies are equal; later each ratio is a panel's own."""
+    panels = panels_of(*[grid] * 3)
+    advantage_B = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    whole = gradient(name, noise(3), None, advantage_B)
+    by_panel = gradient(name, noise(3), panels, advantage_B[:, None].expand(3, 64))
+    torch.testing.assert_close(by_panel, whole, rtol=1e-10, atol=1e-14)
+
+
+def test_diffusion_nft_by_panel_is_that_of_each_panel_as_an_image() -> None:
+    spec = OBJECTIVES["diffusion_nft"]
+    panels, panel_N = panels_of(*[Grid(2, 2)] * 3), panel_of_token(Grid(2, 2), SIZE, TOKENS)
+    advantage_BP = torch.tensor([[1.0, -1.0, 0.5, 0.0]] * 3, dtype=torch.float64)
+    end = batch("diffusion_nft", noise(5), panels, panels.at_tokens(advantage_BP))
+    assert isinstance(end, Endpoint)
+    alone = []
+    for panel in range(4):
+        fields = ("clean_BNC", "noisy_BNC", "velocity_BNC", "old_velocity_BNC")
+        cut = {field: getattr(end, field)[:, panel_N == panel] for field in fields}
+        rest = {"advantage_B": advantage_BP[:, panel], "used_B": torch.ones(3, dtype=torch.bool), "panels": None}
+        alone.append(spec.loss(dataclasses.replace(end, **cut, **rest), spec.options())[0])
+    torch.testing.assert_close(spec.loss(end, spec.options())[0], torch.stack(alone).mean())
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "diffusion_nft"])
+def test_the_ratio_of_each_panel_is_exactly_1_before_an_update(name: str) -> None:
+    panels, spec = panels_of(Grid(2, 2), Grid(3, 3), Grid(1, 4)), OBJECTIVES[name]
+    _, metrics = spec.loss(batch(name, noise(3), panels, torch.ones(3, 64)), spec.options())
+    assert float(metrics[RATIO_DEVIATION]) == 0.0
+    assert float(metrics["clip_fraction"]) == 0.0

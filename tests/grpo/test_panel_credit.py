@@ -1,0 +1,189 @@
+"""Panel credit through a run: its tables, its exact ratio, its settings and what refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tiny_runs import metrics
+from toy_world import ToyPolicy, toy_config, toy_world
+
+from pacorl.config.base import ConfigError
+from pacorl.core.advantages import AGGREGATES
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.pending import packed, unpacked
+from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rows import Row
+from pacorl.grpo.scoring import Scorer, reward_table
+from pacorl.grpo.trainer import PolicyTrainer, train_policy
+from pacorl.grpo.update import keep_samples
+from pacorl.io.documents import read_jsonl
+from pacorl.rewards.reward import PanelScores
+from pacorl.types import Grid, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PANEL = "advantages.credit=panel"
+
+
+class Reds:
+    """A quarter more for each panel than for the one before."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [found.score for found in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        parts = [[0.25 * (panel + 1) for panel in range(prompt.grid.count)] for prompt in prompts]
+        return [PanelScores(sum(part), part) for part in parts]
+
+
+def drawn(grids: Sequence[Grid], *, tree: Tree) -> tuple[ToyPolicy, Draw, list[Row]]:
+    policy = ToyPolicy()
+    prompts = [Prompt(number, f"set {number}", grid=grid) for number, grid in enumerate(grids)]
+    rows = [Row(prompts[number // tree.group_size], number) for number in range(len(grids) * tree.group_size)]
+    sampler = Sampler(size=Size(24, 24), steps=4, sde_steps=(0, 2), tree=tree)
+    return policy, Draw(policy, sampler, ConditioningCache(policy), seed=1, epoch=0, batch=3, by_panel=True), rows
+
+
+def test_a_log_probability_of_each_token_s_panel_is_kept_through_selection_and_disk() -> None:
+    """Layouts that differ within a batch, whose panels cut the tokens of a side of six."""
+    _, draw, rows = drawn([Grid(2, 2), Grid(3, 3), Grid(1, 4)], tree=Tree(1, (2, 2)))
+    samples = collect(draw, rows)
+    for nodes in samples.nodes:
+        assert nodes.log_prob_B.shape == (len(nodes.row_B), 36)
+        for row, log_prob_N in zip(nodes.row_B, nodes.log_prob_B, strict=True):
+            assert len(log_prob_N.unique()) == rows[row].prompt.grid.count
+
+    kept_B = torch.tensor([True, False] * 6)
+    for whole, selected in zip(samples.nodes, keep_samples(samples, kept_B).nodes, strict=True):
+        assert torch.equal(selected.log_prob_B, whole.log_prob_B[[row % 2 == 0 for row in whole.row_B]])
+
+    again = unpacked(packed(samples), {row.prompt.id: row.prompt for row in rows})
+    for nodes, same in zip(samples.nodes, again.nodes, strict=True):
+        assert torch.equal(nodes.log_prob_B, same.log_prob_B)
+
+
+def test_the_table_of_parts() -> None:
+    """A score without parts counts for every panel; panels that a set lacks, and missing scores, stay missing."""
+    prompts = [Prompt(0, "four", grid=Grid(2, 2)), Prompt(1, "two", grid=Grid(1, 2))]
+    rows = [Row(prompts[0], 0), Row(prompts[0], 1), Row(prompts[1], 2)]
+    parts = {0: {"reds": [0.1, 0.2, 0.3, 0.4]}, 1: {"reds": [0.1, None, 0.3, 0.4]}, 2: {"reds": [0.5, 0.6]}}
+    scores: dict[int, list[float | None]] = {0: [1.0, 7.0], 1: [None, 8.0], 2: [1.1, None]}
+    table = reward_table(scores, rows, names=("reds", "whole"), parts=parts)
+    nan = float("nan")
+    expected = [
+        [[0.1, 0.2, 0.3, 0.4], [0.1, nan, 0.3, 0.4], [0.5, 0.6, nan, nan]],
+        [[7.0] * 4, [8.0] * 4, [nan] * 4],
+    ]
+    assert table.part_RBP is not None
+    torch.testing.assert_close(table.part_RBP, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    assert reward_table(scores, rows, names=("reds", "whole")).part_RBP is None
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_scorer_collects_the_parts_of_rewards_that_have_them(overlap: bool) -> None:
+    _, draw, rows = drawn([Grid(2, 2), Grid(1, 2)], tree=Tree(1, (2, 1)))
+    rewards = {"reds": Reds(), "whole": Whole()}
+    with Scorer(rewards, overlap=overlap, by_panel=True) as scorer:
+        for rollout in collect(draw, rows).rollouts:
+            scorer.submit(rollout)
+        assert scorer.results() == {0: [2.5, 1.0], 1: [2.5, 1.0], 2: [0.75, 1.0], 3: [0.75, 1.0]}
+        four, two = {"reds": [0.25, 0.5, 0.75, 1.0]}, {"reds": [0.25, 0.5]}
+        assert scorer.parts == {0: four, 1: four, 2: two, 3: two}
+
+
+class Whole:
+    """A reward without parts."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [1.0] * len(images)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_path: Path) -> None:
+    overrides = [PANEL, f"objective.name={objective}", "epochs=2", "sampling.sde_steps=[0,1]"]
+    with toy_world():
+        run = train_policy(toy_config(tmp_path / "run", *overrides))
+        other = train_policy(toy_config(tmp_path / "set", *overrides, "advantages.credit=set"))
+    epochs = metrics(run, "epoch")
+    deviations = [value for line in epochs for name, value in line.items() if name.startswith(RATIO_DEVIATION)]
+    assert deviations == [0.0] * (0 if objective == "diffusion_nft" else 4)
+    first, of_set = epochs[0], metrics(other, "epoch")[0]
+    assert first["grad_norm"] != of_set["grad_norm"]
+    assert {name: first[name] for name in first if name.startswith("reward/")} == {
+        name: of_set[name] for name in of_set if name.startswith("reward/")
+    }
+
+
+def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> None:
+    epochs = {}
+    with toy_world():
+        for credit in ("set", "0", "panel"):
+            run = train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
+            epochs[credit] = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
+
+    assert epochs["set"]["hashes"] == epochs["0"]["hashes"], "no share of panel credit is credit set, to the bit"
+    assert set(epochs["set"]["scores"]) == {"scores"}
+    assert set(epochs["set"]["hashes"]) == set(epochs["panel"]["hashes"])
+    rows = dict(epochs["panel"]["scores"]["parts"])
+    assert sorted(rows) == list(range(8))
+    assert {name: len(part) for name, part in rows[0].items()} == {"consistency": 4, "panel_match": 4}
+    score = epochs["panel"]["scores"]["scores"][0]
+    assert sum(rows[0]["consistency"]) == pytest.approx(2 * score[1]), "a pair counts for both of its panels"
+    assert sum(rows[0]["panel_match"]) == pytest.approx(score[2])
+
+
+def test_a_function_may_have_parts(tmp_path: Path) -> None:
+    settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
+    with toy_world():
+        run = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
+    record = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
+    assert record["scores"]["parts"][0] == [0, {"reds": [0.25, 0.5, 0.75, 1.0]}]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("credit", ["panels", "-0.1", "1.5", "nan", "[0.5]"])
+def test_a_credit_that_is_none(credit: str, tmp_path: Path) -> None:
+    with toy_world(), pytest.raises(ConfigError, match=r"advantages\.credit"):
+        toy_config(tmp_path, f"advantages.credit={credit}")
+
+
+@pytest.mark.parametrize("credit", ["panel", "0.5"])
+def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
+    message = rf"advantages\.credit {credit} and aggregate ranked, which has no slope.*take log_tamed, weighted_sum"
+    with toy_world(), pytest.raises(ConfigError, match=message):
+        toy_config(tmp_path, f"advantages={{aggregate: ranked, credit: {credit}}}")
+    with toy_world():
+        assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
+
+
+@pytest.mark.parametrize("kind", ["kontext", "qwen_edit"])
+def test_editors_refuse_panel_credit(kind: str, tmp_path: Path) -> None:
+    message = (
+        rf"advantages\.credit panel with edits by kind {kind}: an edit is one image without panels; take credit: set"
+    )
+    with pytest.raises(ConfigError, match=message):
+        toy_config(tmp_path, PANEL, f"model.kind={kind}", "judge.symmetric=false")
+
+
+def test_an_edit_by_a_kind_that_also_generates_sets_refuses_it(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, PANEL, "model.kind=klein", "judge.symmetric=false")
+    with pytest.raises(ValueError, match=r"advantages\.credit panel with edits by kind klein"):
+        config.check_prompts([Prompt(0, "an edit", sources=(tmp_path / "source.png",))])
+    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2))])
+
+
+def test_ranks_alone_have_no_slope() -> None:
+    assert [name for name, spec in AGGREGATES.items() if spec.slope is None] == ["ranked"]
