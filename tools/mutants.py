@@ -277,7 +277,7 @@ class Calls:
             print(f"  {test} fails without a bug, and is left out", flush=True)
 
         numbers = {function: number for number, function in enumerate(self.functions)}
-        sources = set()
+        sources: set[str] = set()
         tests = {}
         for event in events:
             calls = event.get("calls", ())

@@ -116,10 +116,11 @@ def training_examples(
     pool = characters.panels_of(split)
     kinds = [_pair_example, _text_example, _criterion_example]
     while True:
-        kind = _caption_example
-        if rng.random() >= captions:
+        if rng.random() < captions:
+            yield _caption_example(rng.choice(pool), pool, rng, bank)
+        else:
             kind = rng.choices(kinds, weights=(3, 4, 1.5))[0]
-        yield kind(rng.choice(pool), pool, rng, bank)
+            yield kind(rng.choice(pool), pool, rng, bank)
 
 
 def _caption_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:

@@ -108,10 +108,10 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
     # The order.
-    folder = row.get("folder")
-    reference = row.get("ref_image", row.get("ref_img"))
-    candidates = row.get("comp_images", row.get("comparison_images"))
-    order = row.get("rank_images")
+    folder: Any = row.get("folder")
+    reference: Any = row.get("ref_image", row.get("ref_img"))
+    candidates: Any = row.get("comp_images", row.get("comparison_images"))
+    order: Any = row.get("rank_images")
     are_texts = isinstance(folder, str) and isinstance(reference, str)
     if not are_texts or not _are_names(candidates) or not _are_names(order):
         raise ValueError(

@@ -176,7 +176,11 @@ def calibrate(
     check_judge(judge, adapter=options.judge_adapter)
 
     # Labelled pairs, and the judge's answers.
-    access = {"model": options.judge_model, "adapter": options.judge_adapter, "api_key_env": options.api_key_env}
+    access: dict[str, Any] = {
+        "model": options.judge_model,
+        "adapter": options.judge_adapter,
+        "api_key_env": options.api_key_env,
+    }
     with TemporaryDirectory() as scratch:
         pairs = _labelled(data, options.limit, Path(scratch))
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []

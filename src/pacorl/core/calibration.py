@@ -59,7 +59,8 @@ class Bin:
 def logits(p_N: Floats) -> Floats:
     """Compute the logits of probabilities, clipped."""
     clipped = p_N.clip(CLIP, 1 - CLIP)
-    return np.log(clipped) - np.log1p(-clipped)
+    odds: Floats = np.log(clipped) - np.log1p(-clipped)
+    return odds
 
 
 def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:

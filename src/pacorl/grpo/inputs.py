@@ -137,8 +137,10 @@ def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged = dict(document)
     for key, value in changes.items():
         section = merged.get(key)
-        both = isinstance(section, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(section, value) if both else value
+        if isinstance(section, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(section, value)
+        else:
+            merged[key] = value
     return merged
 
 

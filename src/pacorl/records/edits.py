@@ -58,7 +58,7 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
     if not isinstance(instruction, str) or not instruction.strip():
         raise ValueError(f"'instruction' must be the text of an edit, got {instruction!r}")
     images = record.get("image")
-    names = images if isinstance(images, list) else [images]
+    names: list[Any] = images if isinstance(images, list) else [images]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"'image' must be an image's path or a list of paths, got {images!r}")
     panels = record.get("panels", [])
