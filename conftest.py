@@ -1,7 +1,5 @@
 """What holds for every test."""
 
-import ast
-import functools
 import gc
 import logging
 import os
@@ -21,14 +19,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # a closed file still raises OSError
         patch.setattr(os, "sync", lambda: None, raising=False)  # Windows has none
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def sources_are_parsed_once() -> Iterator[None]:
-    """Nine tests look through all of src/pacorl, whose syntax trees they only read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ast, "parse", functools.lru_cache(maxsize=512)(ast.parse))
         yield
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
+from pacorl.config.recipes import recipe
 from pacorl.core.panels import panel_of_token
-from pacorl.grpo.policy_config import PolicyConfig, recipe
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Trunk
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.scoring import Scorer

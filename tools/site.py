@@ -98,7 +98,10 @@ def commands_page() -> str:
 
 
 def undocumented(names: list[str]) -> Iterator[str]:
-    """Yield the public modules, classes, fields and functions below `names` without a docstring, except loggers."""
+    """Yield the public modules, classes, fields and functions below `names` without a docstring.
+
+    Loggers need none, nor does an attribute that keeps the constructor's argument of its name: `Args` explains it.
+    """
     package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
     for name in names:
         yield from _undocumented(package[name.removeprefix("pacorl.")])
@@ -108,10 +111,15 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
     own: Any = item.final_target if item.is_alias else item
     if not own.has_docstring:
         yield own.path
-    if own.is_module or own.is_class:
-        for member in own.members.values():
-            if member.is_public and not (member.is_imported or member.is_special or member.name == "logger"):
-                yield from _undocumented(member)
+    if not (own.is_module or own.is_class):
+        return
+
+    constructor = own.members.get("__init__")
+    arguments = [argument.name for argument in constructor.parameters] if constructor else []
+    for member in own.members.values():
+        explained = member.name == "logger" or member.name in arguments
+        if member.is_public and not (member.is_imported or member.is_special or explained):
+            yield from _undocumented(member)
 
 
 class FencedExamples(griffe.Extension):  # type: ignore[misc]

@@ -25,6 +25,7 @@ WITHIN = 0.05
 NO_JUDGE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
 OTHERS = {
     "sd3": ["model.kind=sd3", *NO_JUDGE],
+    "qwen_image": ["model.kind=qwen_image", *NO_JUDGE],
     "qwen_edit_plus": ["model.kind=qwen_edit_plus", *NO_JUDGE],
 }
 """Kinds of generators without a recipe."""

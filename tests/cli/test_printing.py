@@ -130,7 +130,7 @@ def test_a_source_in_the_tables_of_a_dry_run(said: Said, tmp_path: Path) -> None
 def test_a_prompt_that_is_refused_or_leaks(said: Said, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("a fox " + HOSTILE + "\n", encoding="utf-8")
-    assert "the prompt says" in said("generate", "--prompt", HOSTILE, code=1)
+    assert "the prompt has unknown words" in said("generate", "--prompt", HOSTILE, code=1)
     assert r"\x1b]52;c;" in said("prompts", "check", path, "--against", path, code=1)
     said("prompts", "check", path, "--against", path, "--json", code=1)
 

@@ -37,7 +37,7 @@ def test_a_bad_dataset_is_one_line(
     assert ended.value.code == 1
     assert (
         capsys.readouterr().err
-        == f"pacorl: {data}: 1 image(s) missing; unpack them beside it:\n  {tmp_path}/gone.png\n"
+        == f"pacorl: {data}: 1 image(s) missing; unpack them into its folder:\n  {tmp_path}/gone.png\n"
     )
 
 

@@ -260,7 +260,7 @@ def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
         (
             {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "No"}],
              "images": ["a.png", "b.png"]},
-            r"1 image\(s\) missing; unpack them beside it:\n  .*a\.png$",
+            r"1 image\(s\) missing; unpack them into its folder:\n  .*a\.png$",
         ),
     ],
 )  # fmt: skip

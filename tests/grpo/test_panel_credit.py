@@ -146,7 +146,11 @@ def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> Non
 def test_a_function_may_have_parts(tmp_path: Path) -> None:
     settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
     with toy_world():
-        run = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
+        run = (
+            PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()})
+            .train()
+            .folder
+        )
     record = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
     assert record["scores"]["parts"][0] == [0, {"reds": [0.25, 0.5, 0.75, 1.0]}]
 

@@ -108,9 +108,9 @@ def test_the_commands_for_real_models_name_configs_and_keys_that_exist(page: Pat
         for command in kinds.keys() & set(words):
             config, *rest = words[words.index(command) + 1 :]
             # What the shell fills in is a path like any other.
-            load(
-                kinds[command], ROOT / config, [word.replace("$", "") for word in rest if re.match(r"[a-z_.]+=", word)]
-            )
+            overrides = [word.replace("$", "") for word in rest if re.match(r"[a-z_.]+=", word)]
+            source = ROOT / config if Path(config).suffix else Path(config)
+            load(kinds[command], source, overrides)
 
 
 SCRIPTS = [(page, block) for page in DOCS for block in blocks(page, "sh") if block.title.endswith(".slurm")]

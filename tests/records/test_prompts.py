@@ -198,7 +198,7 @@ def test_an_edit_keeps_its_references(tmp_path: Path) -> None:
     [
         ({"references": "a.png"}, "'references' must be a list of texts, got 'a.png'"),
         ({"characters": [3]}, r"'characters' must be a list of texts, got \[3\]"),
-        ({"references": ["../../secret.png"]}, r"image '\.\./\.\./secret\.png' lies outside"),
+        ({"references": ["../../secret.png"]}, r"image '\.\./\.\./secret\.png' is outside"),
         ({"references": ["none.png"]}, r"image 'none\.png' cannot be read"),
     ],
 )

@@ -21,13 +21,11 @@ from pacorl.web.forms import JsonRoute
 from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
 from pacorl.web.site import Session, Site, listening
 
-EXPIRES = time.time() + 3600
-
 
 def sign_in(token: str) -> Session:
     if token != "secret":
         raise RefusedError("this link is not known", status=401)
-    return Session("/people", EXPIRES, "<ann>")
+    return Session("/people", time.time() + 3600, "<ann>")
 
 
 def echo(site, request):

@@ -29,12 +29,13 @@ def recipe_names() -> list[str]:
     return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
 
 
-def config_file(source: Path) -> Path:
+def config_file(source: str | Path) -> Path:
     """Find the file of a config named by a path or by a recipe; a file wins over a recipe of its name.
 
     Raises:
         ValueError: there is neither; the message suggests a recipe.
     """
+    source = Path(source)
     name = source.as_posix()
     if source.suffix in YAML or source.is_file():
         return source

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import torch
-
 from pacorl.core.transfer import to_device
 from pacorl.types import Grid, Size
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -35,6 +34,8 @@ def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tenso
 
 def _part_of_token(pixels: int, *, parts: int, tokens: int) -> Tensor:
     """Find the part of a side that contains each token's centre; the last part includes the side's remainder."""
+    import torch
+
     doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
     return (doubled_centre // (2 * (pixels // parts))).clamp(max=parts - 1)
 
@@ -49,6 +50,8 @@ class Panels:
     @classmethod
     def of(cls, grids: Sequence[Grid], size: Size, token_grid: tuple[int, int], *, device: torch.device) -> Panels:
         """Lay out the panels of each sample of a batch."""
+        import torch
+
         panel_BN = torch.stack([panel_of_token(grid, size, token_grid) for grid in grids])
         panel_P = torch.arange(max(grid.count for grid in grids))
         return cls(to_device(panel_BN[:, None] == panel_P[:, None], device))

@@ -7,12 +7,12 @@ data.download(Path("data/t2is"))
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pacorl.io.files import digest, make_folder, write_atomic
+from pacorl.io.hub import connection_errors
 
 GITHUB = "https://raw.githubusercontent.com"
 SHOWN = 5
@@ -61,7 +61,7 @@ class PublishedData:
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
 
-        with _connection_errors(self.source):
+        with connection_errors(self.source):
             for name, path in self.on_github.items():
                 answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
                 answer.raise_for_status()
@@ -116,22 +116,10 @@ def find_published(name: str) -> PublishedData:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(FOLDERS)}")
     from huggingface_hub import HfApi
 
-    with _connection_errors(HUB[name]):
+    with connection_errors(HUB[name]):
         info = HfApi().dataset_info(HUB[name], files_metadata=True)
     files = info.siblings or []
     hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
     licence = info.card_data.get("license") if info.card_data else None
     size = sum(file.size or 0 for file in files)
     return PublishedData(HUB[name], str(info.sha), str(licence or UNSTATED), size, hashes)
-
-
-@contextmanager
-def _connection_errors(source: str) -> Iterator[None]:
-    """Convert errors of the HTTP client to an OSError in one line."""
-    import httpx2
-
-    try:
-        yield
-    except (httpx2.HTTPError, ConnectionError) as error:
-        fault = " ".join(str(error).split()) or type(error).__name__
-        raise OSError(f"{source} cannot be downloaded: {fault}") from None

@@ -193,6 +193,7 @@ def mean_of_present(values: Sequence[float | None]) -> float | None:
 # --- for people ------------------------------------------------------------------------------------------------
 
 UNCALIBRATED = "P(Yes) is uncalibrated: the judge's own."
+"""Line of a report without a calibration file."""
 THUMBNAIL = 192
 """Longer side of a thumbnail in pixels: twice the size on the page, for dense screens."""
 

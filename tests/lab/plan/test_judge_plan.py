@@ -129,7 +129,7 @@ def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -
     assert remedy().endswith(f"{folder / 'train.json'} is not there")
     turns = [{"from": "human", "value": "<image><image>Same?"}, {"from": "gpt", "value": "Yes."}]
     (folder / "train.json").write_text(json.dumps([{"conversations": turns, "images": ["a.png", "b.png"]}]))
-    assert remedy() == f"{folder / 'train.json'}: 2 image(s) missing; unpack them beside it"
+    assert remedy() == f"{folder / 'train.json'}: 2 image(s) missing; unpack them into its folder"
 
 
 def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> None:

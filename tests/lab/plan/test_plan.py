@@ -231,7 +231,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    plan = plan_policy(load(PolicyConfig, RECIPE))
+    plan = plan_policy(load(PolicyConfig, RECIPE, ["model.gradient_checkpointing=true"]))
 
     assert {absence.key for absence in plan.absences} == {
         *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
@@ -256,7 +256,7 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
 
     assert all(checkpoint.note for checkpoint in checkpoints)
     assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
-    assert "PaCo-GRPO/dataset/T2IS" in remedies["prompts.train"]
+    assert "`pacorl data get t2is`" in remedies["prompts.train"]
     assert "gated" in remedies["model.checkpoint"]
     assert "`hf download black-forest-labs/FLUX.1-dev`" in remedies["model.checkpoint"]
     assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`")

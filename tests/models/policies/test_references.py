@@ -140,9 +140,9 @@ def test_one_reference_too_many_is_refused_with_the_limit(kind: str, tmp_path: P
 def test_a_kind_without_references_refuses_them_by_name(kind: str) -> None:
     prompt = Prompt(3, "a fox", sources=(Path("a.png"),), references=(Path("b.png"), Path("c.png")))
     message = (
-        rf"^some/model \(kind {kind}\) takes no reference images of characters, and prompt 3 has 2; take a model of "
+        rf"^some/model \(kind {kind}\) takes no reference images of characters, and prompt 3 has 2; take a model that "
     )
-    with pytest.raises(ValueError, match=message + "kind kontext, qwen_edit_plus, klein, or leave them out"):
+    with pytest.raises(ValueError, match=message + r"does \(docs/models\.md\), or leave them out"):
         check_sources(POLICIES[kind], prompt, "some/model")
 
 

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, Share
@@ -210,6 +209,8 @@ def panel_advantages(
     Returns:
         (L, B, P) advantages: one level, or one per level of the tree for `among: siblings`.
     """
+    import torch
+
     # 1. Score of each panel.
     assert table.part_RBP is not None
     slope = AGGREGATES[options.aggregate].slope

@@ -27,7 +27,7 @@ from pacorl.types import Grid, Prompt, Size
 
 REACHED = 0.3
 """Share of a card's peak that a run is assumed to reach; not measured."""
-MUCH = 0.1
+MUCH = 0.25
 """Share of a run's FLOPs above which its evaluations deserve a note."""
 LITTLE = 1e17
 """FLOPs of evaluation below which no note is made: six minutes of an H100."""

@@ -173,10 +173,6 @@ class TrainingShift:
     """Reference of the rule, or a note that none is published, so that inference's shift applies."""
 
 
-REFERENCE_KINDS = ("kontext", "qwen_edit_plus", "klein")
-"""Kinds that take references, for messages."""
-
-
 def check_references(prompt: Prompt, model: str, *, limit: int) -> None:
     """Check that a generator takes a prompt's references.
 
@@ -192,8 +188,8 @@ def check_references(prompt: Prompt, model: str, *, limit: int) -> None:
     total = len(prompt.sources) + count
     if count and not limit:
         raise ValueError(
-            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model of "
-            f"kind {', '.join(REFERENCE_KINDS)}, or leave them out: the descriptions in the prompt then act alone"
+            f"{model} takes no reference images of characters, and prompt {prompt.id} has {count}; take a model that "
+            "does (docs/models.md), or leave them out: the descriptions in the prompt then act alone"
         )
     if count and total > limit:
         raise ValueError(
