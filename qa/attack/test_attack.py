@@ -227,7 +227,7 @@ def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> Non
     code = (
         "import os, time\n"
         "from qa.attack import harness\n"
-        "harness.SECONDS, harness.PATIENCE, harness.BYTES = 2.0, 12.0, 2**26\n"
+        "harness.SECONDS, harness.PATIENCE, harness.BYTES = 10.0, 14.0, 2**26\n"
         "def run(folder):\n"
         "    text = (folder / 'x').read_text()\n"
         "    if text == '1': time.sleep(60)\n"
