@@ -23,10 +23,12 @@ PEAK_GIB = {"flux_t2is_24gb": 22.0, "klein_t2is_16gb": 14.5}
 WITHIN = 0.05
 """How far plan and ledger may lie apart."""
 NO_JUDGE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
+# With `auto` the adapter is checked with gradient checkpointing, and the plan takes the larger activations without.
+COMMON = [*NO_JUDGE, "model.gradient_checkpointing=true"]
 OTHERS = {
-    "sd3": ["model.kind=sd3", *NO_JUDGE],
-    "qwen_image": ["model.kind=qwen_image", *NO_JUDGE],
-    "qwen_edit_plus": ["model.kind=qwen_edit_plus", *NO_JUDGE],
+    "sd3": ["model.kind=sd3", *COMMON],
+    "qwen_image": ["model.kind=qwen_image", *COMMON],
+    "qwen_edit_plus": ["model.kind=qwen_edit_plus", *COMMON],
 }
 """Kinds of generators without a recipe."""
 
