@@ -1,7 +1,8 @@
 """The gate of an image set: least P(same) per panel, after three controls with known answers.
 
 A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
-images; without a character, with the other panels. A set passes if no panel's score is below the threshold.
+images; without a character, with the other panels. A set passes if no panel's score is below the threshold. A pair
+that the judge declines is left out of the median. A panel whose pairs are all declined has the score 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
-from pacorl.io.files import write_atomic
 from pacorl.io.images import as_rgb, open_image
 from pacorl.judge.pairwise import ask_pairs
 from pacorl.judge.score_set import questions_about, score_set
@@ -45,7 +45,7 @@ class PanelScore:
     panel: int
     """Index among the images of the scores."""
     score: float | None
-    """Lowest median P(Yes); None if a question about the panel has no answer."""
+    """Lowest median P(Yes); 0 if the judge declines every pair, None if a question failed or no pair was asked."""
     question: str = ""
     """Label of the lowest question."""
     group: int = 0
@@ -82,6 +82,8 @@ class Check:
     """The pairs with known answers."""
     panels: tuple[PanelScore, ...]
     """Deciding scores."""
+    asked: int
+    """Number of questions, the controls' included."""
 
     @property
     def failed(self) -> tuple[PanelScore, ...]:
@@ -98,11 +100,6 @@ class Check:
         """Index of the lowest panel if it fails."""
         return self.failed[0].panel if self.failed else None
 
-    @property
-    def asked(self) -> int:
-        """Number of questions, the controls' included."""
-        return (len(self.scores.pairs) + len(self.controls)) * len(self.scores.questions)
-
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         others = [other.panel for other in self.panels if other.panel != panel]
@@ -111,14 +108,12 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         names = self.scores.names
-        odd = self.odd_one_out
-        failed = {panel.panel for panel in self.failed}
+        failed = self.failed
         panels = [
             {
                 "image": names[panel.panel],
-                "passed": panel.panel not in failed,
+                "passed": panel not in failed,
                 "score": panel.score,
-                "with_references": panel.score if self.references else None,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
                 "lowest_character": self.references[panel.group][0] if self.references else None,
@@ -130,7 +125,7 @@ class Check:
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": None if odd is None else names[odd],
+            "odd_one_out": names[failed[0].panel] if failed else None,
             "panels": panels,
             "controls": controls,
             "questions": {question.label: question.text for question in self.scores.questions},
@@ -141,19 +136,26 @@ class Check:
 def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> PanelScore:
     """Score one panel: the lowest median P(Yes) over the questions and the groups of images.
 
+    A declined pair is left out, because the other image may be the reason; if all are declined, the median is 0.
+
     Args:
         groups: Indices of the images that the panel is compared with, e.g. the references of each character.
     """
     pair_of = {frozenset((pair.first, pair.second)): pair for pair in scores.pairs}
     lowest = PanelScore(panel, None)
     for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
-        pairs = [pair_of.get(frozenset((panel, other))) for other in group]
-        answers = [pair.by_question[column] if pair else None for pair in pairs]
-        present = [answer for answer in answers if answer is not None]
-        if not present or len(present) < len(answers):
-            return PanelScore(panel, None, question.label, number)
-        if lowest.score is None or median(present) < lowest.score:
-            lowest = PanelScore(panel, median(present), question.label, number)
+        p_yes = []
+        for other in group:
+            pair = pair_of.get(frozenset((panel, other)))
+            answer = pair.by_question[column] if pair else None
+            if answer is not None:
+                p_yes.append(answer)
+            elif pair is None or not pair.declined:
+                return PanelScore(panel, None, question.label, number)
+
+        middle = median(p_yes or [0.0])
+        if lowest.score is None or middle < lowest.score:
+            lowest = PanelScore(panel, middle, question.label, number)
     return lowest
 
 
@@ -219,7 +221,8 @@ def check_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
     judged = panel_scores(scores, [group for _, group in references])
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged))
+    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -312,11 +315,6 @@ def check_page(check: Check, *, judge: str, note: str = "") -> str:
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )
-
-
-def write_check_page(path: Path, check: Check, *, judge: str, note: str = "") -> None:
-    """Write the page of `check_page` into a file."""
-    write_atomic(path, check_page(check, judge=judge, note=note))
 
 
 def _reason(check: Check, panel: PanelScore) -> str:
