@@ -169,6 +169,41 @@ def test_callbacks_follow_the_run_and_may_end_it(settings: dict[str, Any]) -> No
     ]  # fmt: skip
 
 
+class StopAt(TrainerCallback):
+    """Stops the run in one of its events."""
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+
+    def on_train_begin(self, trainer: PolicyTrainer) -> None:
+        trainer.should_training_stop = self.event == "begin"
+
+    def on_evaluate(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+        trainer.should_training_stop = True
+
+
+@pytest.mark.parametrize("event", ["begin", "evaluate"])
+def test_a_run_that_ends_before_its_first_epoch_has_an_adapter(settings: dict[str, Any], event: str) -> None:
+    prompts = ["a fox", "a bear"]
+    result = PolicyTrainer("flux", rewards=[red], prompts=prompts, callbacks=[StopAt(event)], **settings).train()
+    assert not metrics(result.folder, "epoch")
+    assert (result.adapter / "adapter_model.safetensors").is_file()
+    assert result.metrics["epoch"] == 0
+    assert result.page.is_file()
+
+
+def test_a_stop_of_one_rank_is_a_stop_of_all(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], callbacks=[Log()], **settings)
+    trainer.close()
+    monkeypatch.setattr(trainer.runtime, "gather", lambda stop: [stop, True])
+    trainer._call_back("on_train_begin")
+    assert trainer.should_training_stop
+    trainer.should_training_stop = False
+    trainer.callbacks = []
+    trainer._call_back("on_train_begin")
+    assert not trainer.should_training_stop, "a run without callbacks does not meet"
+
+
 def test_the_adapter_is_pushed_with_its_card(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings)
     folder = trainer.train().adapter
