@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, echo, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, option
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check(
     output: CheckOutput,
 ) -> None:
     """Check that all images show the same; exit code 4 and the odd one out if they do not."""
-    from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.io.files import write_atomic
     from pacorl.io.images import open_image
     from pacorl.judge import check_judge
     from pacorl.judge import score_set as scoring
@@ -70,9 +70,7 @@ def check(
     from pacorl.records.characters import find_character
     from pacorl.runtime.cores import use_cores
 
-    if output.report:
-        check_writable(output.report)
-        check_made(output.report)
+    check_report(output.report)
     use_cores()
 
     # Panels, references, questions and threshold, before a judge is loaded.
@@ -148,7 +146,7 @@ def calibrate(
 ) -> None:
     """Fit a temperature and a bias per question, cross-validated, and write a calibration file."""
     from pacorl.core.calibration import reliability
-    from pacorl.io.files import check_made, check_writable, write_atomic
+    from pacorl.io.files import check_writable, write_atomic
     from pacorl.io.images import check_readable
     from pacorl.judge import check_judge
     from pacorl.judge.calibration import (
@@ -166,9 +164,7 @@ def calibrate(
         if earlier and earlier.thresholds:
             raise ValueError(f"{options.out} has thresholds, which would be lost; name another file with --out")
     check_writable(options.out)
-    if options.report:
-        check_writable(options.report)
-        check_made(options.report)
+    check_report(options.report)
     use_cores()
     check_judge(judge, adapter=options.judge_adapter)
 

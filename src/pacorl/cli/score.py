@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def score(
     output: ReportOptions,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
-    from pacorl.io.files import check_made, check_writable
     from pacorl.io.imports import frozen_imports
     from pacorl.judge import JUDGES, backend_of, check_judge
     from pacorl.judge import score_set as scoring
@@ -87,9 +86,7 @@ def score(
     from pacorl.judge.scores import table, write_page
     from pacorl.runtime.cores import use_cores
 
-    if output.report:
-        check_writable(output.report)
-        check_made(output.report)
+    check_report(output.report)
     use_cores()
 
     # Questions and images, before a judge is loaded, which takes minutes.
