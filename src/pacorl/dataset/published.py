@@ -62,9 +62,9 @@ class PublishedData:
         """
         folder = folder.absolute()
         part = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
-        for path in (folder, part):
-            if path.is_symlink():
-                raise ValueError(f"{path} is a link, which is not followed; name a new folder with --out")
+        for own in (folder, part):
+            if own.is_symlink():
+                raise ValueError(f"{own} is a link, which is not followed; name a new folder with --out")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
