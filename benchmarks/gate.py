@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, pairwise, product
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -34,9 +33,13 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from pacorl.core.calibration import logits
 from pacorl.core.questions import consistent
+from pacorl.io.files import check_new
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.calibration import Answers, Calibration, Mode, fit_calibration
+from pacorl.judge.check import panel_scores
 from pacorl.judge.local import LocalJudge
+from pacorl.judge.score_set import questions_about
+from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import COLOURS, KEPT, SCENES, Panel, Split, draw, panels_of, redrawn_once
 from pacorl.types import Question
 
@@ -189,16 +192,20 @@ class Drawn:
             return list(product(self.references, self.panels))
         return list(combinations(self.panels, 2))
 
-    def lowest(self, mode: Mode, p_of: Callable[[Image.Image, Image.Image], float]) -> float:
+    def lowest(self, mode: Mode, p_of: Callable[[Image.Image, Image.Image], float | None]) -> float:
         """Score the lowest panel, by the rule of `pacorl.judge.check`."""
-        if mode == "references":
-            return min(median([p_of(image, panel) for image in self.references]) for panel in self.panels)
-        scores: list[list[float]] = [[] for _ in self.panels]
-        for first, second in combinations(range(len(self.panels)), 2):
-            p_yes = p_of(self.panels[first], self.panels[second])
-            scores[first].append(p_yes)
-            scores[second].append(p_yes)
-        return min(map(median, scores))
+        references = range(len(self.references) if mode == "references" else 0)
+        images = [*self.references, *self.panels] if references else self.panels
+        panels = range(len(references), len(images))
+
+        pairs = []
+        for first, second in product(references, panels) if references else combinations(panels, 2):
+            p_yes = p_of(images[first], images[second])
+            pairs.append(PairScore(first, second, (p_yes,), declined=p_yes is None))
+        names = tuple(map(str, range(len(images))))
+        scores = Scores(names, tuple(images), questions_about(), tuple(pairs))
+        judged = panel_scores(scores, [references] if references else [])
+        return min(panel.score for panel in judged if panel.score is not None)
 
 
 def sets_of(
@@ -216,11 +223,11 @@ def sets_of(
 
 
 class Cached:
-    """A judge's P(Yes) of pairs, each pair asked once."""
+    """A judge's P(Yes) of pairs, each pair asked once; None if it declines."""
 
     def __init__(self, judge: LocalJudge) -> None:
         self.judge = judge
-        self.p_of: dict[tuple[int, int], float] = {}
+        self.p_of: dict[tuple[int, int], float | None] = {}
 
     def ask(self, pairs: Sequence[tuple[Image.Image, Image.Image]]) -> None:
         """Ask about the new pairs."""
@@ -230,10 +237,9 @@ class Cached:
             part = items[start : start + 2000]
             verdicts = self.judge.verdicts([Question(pair, consistent()) for _, pair in part])
             for (key, _), verdict in zip(part, verdicts, strict=True):
-                # A declined panel shows nothing of the judge's world.
-                self.p_of[key] = verdict.p_yes or 0.0
+                self.p_of[key] = verdict.p_yes
 
-    def __call__(self, first: Image.Image, second: Image.Image) -> float:
+    def __call__(self, first: Image.Image, second: Image.Image) -> float | None:
         return self.p_of[id(first), id(second)]
 
 
@@ -335,12 +341,14 @@ def curve_of(judge: Cached, drawn: Sequence[Pool], rng: random.Random) -> Calibr
             labels.append(label)
             groups.append(pool.name)
     judge.ask(pairs)
-    p_N = np.array([judge(*pair) for pair in pairs])
-    return fit_calibration(Answers((consistent(),) * len(pairs), p_N, np.array(labels), tuple(groups)), judge="tiny")
+    p_N = np.array([judge(*pair) for pair in pairs], dtype=float)  # None, of a declined pair, becomes NaN
+    answers = Answers((consistent(),) * len(pairs), p_N, np.array(labels), tuple(groups))
+    return fit_calibration(answers.where(~np.isnan(p_N)), judge="tiny")
 
 
 def main() -> None:
     options = arguments()
+    check_new(options.out, fix="name another file with --out")
     started = time.process_time()
     quiet_loading()
     torch.set_num_threads(1)

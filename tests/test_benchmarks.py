@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -35,6 +36,25 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
             names = {alias.name for alias in node.names}
             absent = names - {*dir(importlib.import_module(node.module))}
             assert [name for name in absent if not importlib.util.find_spec(f"{node.module}.{name}")] == []
+
+
+def test_the_gate_s_sets_are_scored_by_the_rule_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gate = benchmark("gate", monkeypatch)
+    images = [Image.new("L", (4, 4), shade) for shade in range(5)]
+    drawn = gate.Drawn(images[:1], images[1:], "")
+
+    def p_of(first: Image.Image, second: Image.Image) -> float | None:
+        return None if images[3] in (first, second) else 0.9
+
+    for mode in ("references", "panels"):
+        assert drawn.lowest(mode, p_of) == 0.0
+        assert drawn.lowest(mode, lambda first, second: 0.9) == 0.9
+
+    out = tmp_path / "mine.json"
+    out.write_text("mine")
+    monkeypatch.setattr("sys.argv", ["gate.py", "--out", str(out)])
+    with pytest.raises(ValueError, match=r"mine\.json is there already, and is not replaced"):
+        gate.main()
 
 
 @pytest.mark.slow

@@ -5,11 +5,14 @@ import random
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
+from pacorl.cli.check import _labelled
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
+from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.tiny.characters import draw, set_of, with_another
 
@@ -92,3 +95,52 @@ def test_another_file_is_not_replaced(tmp_path: Path) -> None:
     out.write_text('{"mine": 1}')
     assert run("calibrate", "tiny", "tiny:dev:60", "--out", out).exit_code == 1
     assert out.read_text() == '{"mine": 1}'
+
+    page = tmp_path / "mine.html"
+    page.write_text("mine")
+    result = run("calibrate", "tiny", "tiny:dev:60", "--out", tmp_path / "c.json", "--report", page)
+    assert "was not made by pacorl" in str(result.exception)
+    assert page.read_text() == "mine"
+
+
+def test_thresholds_are_not_lost(tmp_path: Path) -> None:
+    out = tmp_path / "c.json"
+    calibration = Calibration("tiny", {"": Curve()}, {"panels": {4: 0.25}})
+    calibration.save(out)
+    result = run("calibrate", "tiny", "tiny:dev:60", "--out", out)
+    assert "has thresholds, which would be lost" in str(result.exception)
+    assert read_calibration(out) == calibration
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["../1.png,1.png | 2.png"], "line 2: '../1.png' leads out of"),
+        ([f"{number}.png,7.png | broken.png" for number in range(1, 7)], "broken.png"),
+        (["1.png,2.png | 3.png"], "1 groups of pairs are too few for 5 folds"),
+    ],
+)
+def test_rankings_are_checked_before_the_judge_is_loaded(tmp_path: Path, lines: list[str], fault: str) -> None:
+    for number in range(1, 8):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "broken.png").write_text("no image")
+    (tmp_path / "rankings.csv").write_text("\n".join(["reference,candidates", *lines]))
+    # The judge's own check comes first and passes; nobody listens at its address.
+    result = run("calibrate", "http://127.0.0.1:9/v1", tmp_path / "rankings.csv", "--out", tmp_path / "c.json")
+    assert result.exit_code == 1
+    assert fault in str(result.exception)
+
+
+def test_a_limit_of_rankings_keeps_both_labels(tmp_path: Path) -> None:
+    lines = ["reference,candidates", *(f"{number}.png,a.png | b.png" for number in range(8))]
+    (tmp_path / "rankings.csv").write_text("\n".join(lines))
+    pairs = _labelled(str(tmp_path / "rankings.csv"), 8, tmp_path)
+    assert [pair.consistent for pair in pairs].count(True) == 4
+
+
+def test_a_whole_set_is_noted(folder: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.png"
+    whole.write_bytes(png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"}))
+    advice = "is a whole set; give it alone with --grid 2x2"
+    assert advice in str(run("check", whole, "--min", 0.5).exception)
+    assert advice in run("check", folder / "1.png", whole, "--min", 0.5).stderr

@@ -263,7 +263,7 @@ def test_a_whole_set_is_told_how_its_panels_are_compared(
     paths = {name: tmp_path / f"{name}.png" for name in texts}
     for name, path in paths.items():
         path.write_bytes(png_bytes(open_image(images[0]), texts[name]))
-    said = f"{paths['whole']} is a whole set; `pacorl score {paths['whole']} --grid 2x2` compares its panels"
+    said = f"{paths['whole']} is a whole set; give it alone with --grid 2x2, which compares its panels"
     assert said in run(paths["alone"], paths["whole"], "--judge", judge_folder).stderr
     assert said in str(run(paths["whole"], "--judge", judge_folder).exception)
     for words in ((paths["alone"], paths["panel"]), (paths["whole"], "--grid", "2x2")):

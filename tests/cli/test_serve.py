@@ -96,6 +96,8 @@ def test_a_description_starts_its_own_servers(calls: CALLS, tmp_path: Path, monk
         (("x", "--replicas", "2"), "2 are described"),
         (("x", "--adapter", "lora"), "NAME=FOLDER"),
         (("x", "--", "--seed", "1"), "--seed 1 would be for vLLM"),
+        (("x", "--calibration", "c.json", "--backend", "vllm"), "needs --backend builtin and no --adapter"),
+        (("x", "--calibration", "c.json", "--adapter", "a=lora"), "needs --backend builtin and no --adapter"),
     ],
 )
 def test_what_cannot_be_served_is_named(calls: CALLS, arguments: tuple[str, ...], message: str) -> None:

@@ -101,7 +101,12 @@ def test_a_data_set_of_the_hub_is_described_downloaded_and_compared(
     monkeypatch.setattr(Files, "contents", hub_contents(b"other than it was"))
     damaged = data("consistencyrank", tmp_path, server, "--out", "new")
     assert damaged.returncode == 1
-    assert not (tmp_path / "new" / "pairs.zip").exists()
+    assert not (tmp_path / "new").exists()
+
+    monkeypatch.setattr(Files, "contents", hub_contents(CONTENT))
+    assert data("consistencyrank", tmp_path, server, "--out", "new").returncode == 0
+    assert (tmp_path / "new" / "pairs.zip").read_bytes() == CONTENT
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_records_of_github_are_pinned_and_compared(
@@ -122,7 +127,43 @@ def test_records_of_github_are_pinned_and_compared(
     monkeypatch.setattr(Files, "contents", {address: b"other"})
     with pytest.raises(ValueError, match="differs from its SHA-256"):
         pinned.download(tmp_path / "damaged")
-    assert not (tmp_path / "damaged" / "train.jsonl").exists()
+    assert not (tmp_path / "damaged").exists()
+    assert not list(tmp_path.glob(".damaged-*.part/*"))
+
+
+def test_a_second_call_goes_on_where_the_first_was_cut(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "GITHUB", server)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    names = ("train.jsonl", "test.jsonl")
+    pinned = replace(PINNED, sha256=dict.fromkeys(names, SHA256), on_github={name: name for name in names})
+    addresses = [f"/{PINNED.source}/{PINNED.revision}/{name}" for name in names]
+
+    monkeypatch.setattr(Files, "contents", {addresses[0]: CONTENT})
+    with pytest.raises(OSError, match="404"):
+        pinned.download(tmp_path / "t2is")
+    assert not (tmp_path / "t2is").exists()
+    monkeypatch.setattr(Files, "contents", {addresses[1]: CONTENT})  # the first file is not asked for again
+    pinned.download(tmp_path / "t2is")
+    assert sorted(path.name for path in (tmp_path / "t2is").iterdir()) == sorted(names)
+    assert [path.name for path in tmp_path.iterdir()] == ["t2is"]
+
+
+@pytest.mark.parametrize("link", ["t2is", f".t2is-{PINNED.revision[:12]}.part"])
+def test_a_link_is_not_followed(tmp_path: Path, link: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is a link, which is not followed"):
+        PINNED.download(tmp_path / "t2is")
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_names_stay_inside_the_folder(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "GITHUB", server)
+    outside = replace(PINNED, sha256={"../x": SHA256}, on_github={"../x": "x"})
+    with pytest.raises(ValueError, match="leads out of"):
+        outside.download(tmp_path / "t2is")
 
 
 def test_the_pinned_records_are_described_without_a_network() -> None:

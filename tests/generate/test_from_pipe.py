@@ -8,6 +8,7 @@ from typing import Any
 import diffusers
 import numpy as np
 import pytest
+from peft import LoraConfig
 
 import pacorl
 from pacorl import Generator, PolicyTrainer
@@ -31,6 +32,27 @@ def test_a_loaded_pipeline_makes_the_images_of_its_checkpoint(pipeline: Any) -> 
     assert np.array_equal(*map(np.asarray, images))
     with pytest.raises(ValueError, match="takes no true_cfg"):
         Generator.from_pipe(pipeline, true_cfg=2.0)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")  # peft's, of the second adapter
+def test_loras_under_names_of_the_user_s_are_scaled_and_disabled(pipeline: Any) -> None:
+    for name in ("ink", "fox"):
+        lora = LoraConfig(r=2, lora_alpha=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+        pipeline.transformer.add_adapter(lora, adapter_name=name)
+    pipeline.transformer.set_adapters(["ink", "fox"])
+    generator = Generator.from_pipe(pipeline, max_sequence_length=48)
+    assert generator.adapter == "ink, fox"
+    changes = {"plain": {}, "whole": {"lora_scale": 1.0}, "zero": {"lora_scale": 0.0}, "base": {"base": True}}
+    images = {name: generator.sample("a hero", size=(32, 32), steps=1, **change)[0] for name, change in changes.items()}
+    pixels = {name: image.tobytes() for name, image in images.items()}
+    assert pixels["plain"] == pixels["whole"] != pixels["base"] == pixels["zero"]
+    assert not any(parameter.requires_grad for parameter in pipeline.transformer.parameters())
+
+
+def test_a_distilled_pipeline_is_not_trained(pipeline: Any, tmp_path: Path) -> None:
+    pipeline.register_to_config(is_distilled=True)
+    with pytest.raises(ValueError, match="is distilled to few steps and would blur if it were trained"):
+        PolicyTrainer(pipeline, rewards=[brightness], prompts=["a red hero"], out=tmp_path / "run", trackers=[])
 
 
 @pytest.mark.slow

@@ -100,6 +100,18 @@ def test_records_give_their_columns_to_a_function_of_trl_s_signature(settings: d
         assert call["colour"] == [{"a fox": "red", "a bear": "brown"}[text] for text in call["prompts"]]
 
 
+def test_records_of_one_text_keep_their_own_columns(settings: dict[str, Any]) -> None:
+    seen: set[str] = set()
+
+    def trl(prompts: list[str], completions: list[Image], colour: list[str]) -> list[float]:
+        seen.update(colour)
+        return [float(number) for number in range(len(prompts))]
+
+    rows = [{"prompt": "a fox", "colour": "red"}, {"prompt": "a fox", "colour": "white"}]
+    PolicyTrainer("flux", rewards=[trl], prompts=rows, **settings).train()
+    assert seen == {"red", "white"}
+
+
 def test_prompts_and_evaluation_prompts_of_a_library_are_taken(settings: dict[str, Any]) -> None:
     prompts = character_prompts("train", 4)
     trainer = PolicyTrainer(
@@ -169,6 +181,41 @@ def test_callbacks_follow_the_run_and_may_end_it(settings: dict[str, Any]) -> No
     ]  # fmt: skip
 
 
+class StopAt(TrainerCallback):
+    """Stops the run in one of its events."""
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+
+    def on_train_begin(self, trainer: PolicyTrainer) -> None:
+        trainer.should_training_stop = self.event == "begin"
+
+    def on_evaluate(self, trainer: PolicyTrainer, metrics: Mapping[str, float]) -> None:
+        trainer.should_training_stop = True
+
+
+@pytest.mark.parametrize("event", ["begin", "evaluate"])
+def test_a_run_that_ends_before_its_first_epoch_has_an_adapter(settings: dict[str, Any], event: str) -> None:
+    prompts = ["a fox", "a bear"]
+    result = PolicyTrainer("flux", rewards=[red], prompts=prompts, callbacks=[StopAt(event)], **settings).train()
+    assert not metrics(result.folder, "epoch")
+    assert (result.adapter / "adapter_model.safetensors").is_file()
+    assert result.metrics["epoch"] == 0
+    assert result.page.is_file()
+
+
+def test_a_stop_of_one_rank_is_a_stop_of_all(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], callbacks=[Log()], **settings)
+    trainer.close()
+    monkeypatch.setattr(trainer.runtime, "gather", lambda stop: [stop, True])
+    trainer._call_back("on_train_begin")
+    assert trainer.should_training_stop
+    trainer.should_training_stop = False
+    trainer.callbacks = []
+    trainer._call_back("on_train_begin")
+    assert not trainer.should_training_stop, "a run without callbacks does not meet"
+
+
 def test_the_adapter_is_pushed_with_its_card(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings)
     folder = trainer.train().adapter
@@ -194,6 +241,8 @@ def test_the_adapter_is_pushed_with_its_card(settings: dict[str, Any], monkeypat
         ({"rewards": [red, red]}, r"rewards\[1\]: there are two rewards red"),
         ({"rewards": ["rednes"]}, "rewards: .*rednes"),
         ({"rewards": [red], "reward_weights": [1, 2]}, "reward_weights has 2 numbers for 1 rewards"),
+        ({"rewards": {"red": red}, "reward_weights": [1.0]}, "reward_weights needs the rewards as a list"),
+        ({"rewards": None, "reward_weights": [1.0]}, "reward_weights needs the rewards as a list"),
         ({"callbacks": [print]}, r"callbacks\[0\] is a builtin_function_or_method; derive its class"),
         ({"peft_config": LoraConfig(lora_dropout=0.1)}, r"peft_config\.lora_dropout is 0\.1, and a run follows r, "),
         ({"peft_config": LoraConfig(target_modules="all-linear")}, "target_modules is the pattern 'all-linear'"),
@@ -205,6 +254,12 @@ def test_a_wrong_argument_is_one_line(settings: dict[str, Any], arguments: dict[
         PolicyTrainer("flux", **{"rewards": [red], "prompts": ["a fox", "a bear"], **settings, **arguments})
     assert not isinstance(refused.value, ValidationError)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["flux_t2is_24", "fluxx"])
+def test_a_misspelt_model_is_no_checkpoint(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}: there is no such file and no recipe of that name"):
+        run_inputs(name, rewards=[red], prompts=["a fox"], settings={"out": tmp_path})
 
 
 def test_a_config_made_in_python_is_refused_in_one_line() -> None:

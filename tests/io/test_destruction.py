@@ -73,7 +73,10 @@ ALLOWED = {
     ("dataset/export.py", "link_or_copy"): (["os.link", "unlink"], "an image in a folder that `claim_folder` checked"),
     ("dataset/export.py", "_remove_earlier"): (["unlink"], "files with the content that the last export wrote"),
     ("dataset/export.py", "write_parquet"): (["ParquetWriter"], ASIDE),
-    ("dataset/published.py", "PublishedData.download"): (["unlink"], "a file that it has just downloaded"),
+    ("dataset/published.py", "PublishedData.download"): (
+        ["rename", "unlink"],
+        "its own hidden folder, and a file in it",
+    ),
     ("cli/check.py", "calibrate"): (["Image.save"], "the package's own `Calibration.save`, by `write_atomic`"),
     ("testing/policies.py", "check_reference_images"): (["Image.save"], "an image in its own temporary folder"),
     ("dataset/folder.py", "connect"): (["sqlite3.connect"], "a database that is there; `Store` makes it"),

@@ -14,6 +14,7 @@ from pacorl.judge.calibration import (
     Answers,
     Calibration,
     ask_comparisons,
+    check_folds,
     cross_validated,
     fit_calibration,
     read_calibration,
@@ -84,15 +85,45 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("panels", "least"), [(2, 0.4), (4, 0.4), (15, 0.4), (16, 0.2), (99, 0.2)])
 def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float) -> None:
     calibration = Calibration("j", {"": Curve()}, {"panels": {4: 0.4, 16: 0.2}})
-    assert threshold(calibration, None, panels=panels, mode="panels") == least
-    assert threshold(calibration, 0.9, panels=panels, mode="panels") == 0.9
+    assert threshold(calibration, None, panels=panels) == least
+    assert threshold(calibration, 0.9, panels=panels) == 0.9
 
 
 def test_a_threshold_must_be_given_without_a_calibration() -> None:
-    with pytest.raises(ValueError, match="uncalibrated: give a threshold with --min"):
-        threshold(None, None, panels=4, mode="panels")
-    with pytest.raises(ValueError, match="no thresholds for references; give --min"):
-        threshold(Calibration("j", {"": Curve()}), None, panels=4, mode="references")
+    fault = "give a threshold with --min, or --calibration with a file that has thresholds"
+    for calibration in (None, Calibration("j", {"": Curve()}, {"panels": {4: 0.4}})):
+        with pytest.raises(ValueError, match=fault):
+            threshold(calibration, None, panels=4, references=[1])
+
+
+def test_thresholds_are_for_one_reference_and_the_plain_question() -> None:
+    calibration = Calibration("j", {"": Curve()}, {"panels": {4: 0.4}, "references": {4: 0.3}})
+    assert threshold(calibration, None, panels=4, references=[1]) == 0.3
+    for case in ({"references": [3]}, {"references": [1, 1]}, {"references": [1], "plain": False}, {"plain": False}):
+        with pytest.raises(ValueError, match="one character, one reference image and the plain question"):
+            threshold(calibration, None, panels=4, **case)
+        assert threshold(calibration, 0.5, panels=4, **case) == 0.5
+
+
+def test_the_question_of_a_failed_fit_is_named() -> None:
+    wrong = answers(400, "hat", temperature=2)
+    wrong = Answers(wrong.questions, 1 - wrong.p_N, wrong.yes_N, wrong.groups)
+    with pytest.raises(ValueError, match=r"^the question 'hat': .* no higher for pairs labelled Yes"):
+        fit_calibration(joined(wrong, answers(4000, "colour", temperature=2, seed=1)), judge="j")
+
+
+def test_folds_are_checked_without_a_judge() -> None:
+    pairs = [Comparison((Path(f"{number}.png"),), "same?", consistent=number > 0) for number in range(8)]
+    with pytest.raises(ValueError, match=r"without fold \d of 5 there are \d pairs labelled Yes and 0 labelled No"):
+        check_folds(pairs)
+    with pytest.raises(ValueError, match="4 groups of pairs are too few for 5 folds"):
+        check_folds(pairs[:4])
+
+
+def test_a_calibration_of_another_judge_is_noted() -> None:
+    for name, noted in (("tiny", False), ("other", True)):
+        judge = LocalJudge.from_pretrained("tiny", calibration=Calibration("tiny", {"": Curve()}))
+        assert ("The calibration is of the judge tiny" in PacoReward(judge, name=name).note) is noted
 
 
 def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:

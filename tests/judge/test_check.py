@@ -10,10 +10,26 @@ from PIL import Image
 from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
+from pacorl.judge.scores import PairScore, Scores
 from pacorl.tiny.characters import Panel, draw, set_of, with_another
 from pacorl.types import Question, Verdict
 
 SUBJECT = ("red", "round", "crown", "night")
+
+
+class Declining:
+    """Declines black images and finds all others alike; the drawn figure is another character."""
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [self._verdict(question) for question in questions]
+
+    def _verdict(self, question: Question) -> Verdict:
+        if any(image.getextrema()[0][1] == 0 for image in question.images):
+            return Verdict(None, "declined", declined=True)
+        return Verdict(float(all(image.getcolors(1) for image in question.images)))
+
+    def explain(self, question: Question) -> str:
+        return ""
 
 
 class Grey:
@@ -45,7 +61,7 @@ def grey(*shades: int) -> list[Image.Image]:
 def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
     result = check_set(Grey(), grey(*[20] * (count - 1), 120), least=0.5)
     assert not result.passed
-    assert [panel.panel for panel in result.failed] == [count - 1] == [result.odd_one_out]
+    assert [panel.panel for panel in result.failed] == [count - 1]
     assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
 
 
@@ -55,6 +71,8 @@ def test_references_cost_one_question_per_panel() -> None:
     assert judge.asked == result.asked == 8 + 3
     assert result.to_dict()["odd_one_out"] == "image 8"
     assert result.to_dict()["panels"][7]["lowest_character"] == "hero"
+    asked_twice = check_set(Grey(), grey(20, 90), least=0.5, characters=[("hero", grey(20))], symmetric=True)
+    assert asked_twice.asked == 2 * (2 + 3)
     assert result.with_others(8) is None
     both = check_set(Grey(), grey(20, 20, 90), least=0.5, characters=[("hero", grey(20))], all_pairs=True)
     assert both.with_others(1) == pytest.approx((1 + 0.3) / 2)
@@ -90,6 +108,19 @@ def test_the_gate_of_score_is_the_same_rule() -> None:
     questions = questions_about("", {"grey": "grey", "blind": "blind"})
     scores = score_set(Grey(), images, questions=questions)
     assert list(check_set(Grey(), images, least=0.5, questions=questions).panels) == panel_scores(scores)
+
+
+@pytest.mark.parametrize("characters", [[], [("hero", grey(20))]])
+def test_a_declined_panel_fails_alone(characters: list[tuple[str, list[Image.Image]]]) -> None:
+    result = check_set(Declining(), grey(20, 20, 0, 20), least=0.5, characters=characters, all_pairs=True)
+    assert [panel.score for panel in result.panels] == [1.0, 1.0, 0.0, 1.0]
+    assert [panel.panel for panel in result.failed] == [2 + len(characters)]
+
+
+def test_a_failed_question_leaves_its_panels_without_a_score() -> None:
+    pairs = (PairScore(0, 1, (1.0,)), PairScore(0, 2, (None,), error="no answer"), PairScore(1, 2, (1.0,)))
+    scores = Scores(("a", "b", "c"), tuple(grey(1, 2, 3)), questions_about(), pairs)
+    assert [panel.score for panel in panel_scores(scores)] == [None, 1.0, None]
 
 
 def test_the_page_is_whole() -> None:

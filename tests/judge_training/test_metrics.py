@@ -9,10 +9,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from pacorl.core.calibration import calibration_error
 from pacorl.judge_training.loop import (
     LossSums,
     auc,
-    calibration_error,
     decision_metrics,
     order_gap,
     processes,

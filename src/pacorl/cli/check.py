@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, echo, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.core.ranking import Interval
     from pacorl.types import Comparison
 
@@ -62,23 +60,21 @@ def check(
     output: CheckOutput,
 ) -> None:
     """Check that all images show the same; exit code 4 and the odd one out if they do not."""
-    from pacorl.io.files import check_made, check_writable
+    from pacorl.io.files import write_atomic
     from pacorl.io.images import open_image
     from pacorl.judge import check_judge
     from pacorl.judge import score_set as scoring
     from pacorl.judge.calibration import read_calibration, threshold
-    from pacorl.judge.check import check_lines, check_set, write_check_page
+    from pacorl.judge.check import check_lines, check_page, check_set
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.records.characters import find_character
     from pacorl.runtime.cores import use_cores
 
-    if output.report:
-        check_writable(output.report)
-        check_made(output.report)
+    check_report(output.report)
     use_cores()
 
     # Panels, references, questions and threshold, before a judge is loaded.
-    names, opened = _panels(images, ask.grid)
+    names, opened, _, advice = scoring.open_panels(images, grid=ask.grid)
     characters = []
     for name in ask.character:
         character = find_character(name)
@@ -87,13 +83,15 @@ def check(
         scoring.check_count(len(opened))
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
     calibration = read_calibration(judge.calibration or "")
-    least = threshold(calibration, ask.least, panels=len(opened), mode="references" if characters else "panels")
+    references = [len(of_character) for _, of_character in characters]
+    plain = not (ask.theme or ask.criteria)
+    least = threshold(calibration, ask.least, panels=len(opened), references=references, plain=plain)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
         name = reward.name
         note = reward.note
-        echo_errors(note)
+        echo_errors(note, advice)
         checked = check_set(
             reward.judge,
             opened,
@@ -111,7 +109,7 @@ def check(
     else:
         echo("\n".join(check_lines(checked)))
     if output.report:
-        write_check_page(output.report, checked, judge=name, note=note)
+        write_atomic(output.report, check_page(checked, judge=name, note=note))
         echo_errors(f"page: {output.report}")
 
     # The exit code.
@@ -120,19 +118,6 @@ def check(
         raise typer.Exit(BELOW)
     if checked.failed:
         raise typer.Exit(INCOMPLETE)
-
-
-def _panels(images: list[str], grid: str) -> tuple[Sequence[str], Sequence[Image]]:
-    """Open the panels with their names; `grid` cuts the one image."""
-    from pacorl.core.grid import parse_layout
-    from pacorl.judge.score_set import open_images, panels_of
-
-    names, opened, _ = open_images(images)
-    if not grid:
-        return names, opened
-    if len(opened) != 1:
-        raise ValueError(f"--grid cuts one image, {len(opened)} are given")
-    return panels_of(names[0], opened[0], parse_layout(grid))
 
 
 # --- calibrate ---------------------------------------------------------------------------------------------------
@@ -162,16 +147,24 @@ def calibrate(
     """Fit a temperature and a bias per question, cross-validated, and write a calibration file."""
     from pacorl.core.calibration import reliability
     from pacorl.io.files import check_writable, write_atomic
+    from pacorl.io.images import check_readable
     from pacorl.judge import check_judge
-    from pacorl.judge.calibration import ask_comparisons, cross_validated, fit_calibration, read_calibration
+    from pacorl.judge.calibration import (
+        ask_comparisons,
+        check_folds,
+        cross_validated,
+        fit_calibration,
+        read_calibration,
+    )
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.runtime.cores import use_cores
 
     if options.out.exists():
-        read_calibration(options.out)  # raises unless it is such a file, which alone is replaced
+        earlier = read_calibration(options.out)  # raises unless it is such a file, which alone is replaced
+        if earlier and earlier.thresholds:
+            raise ValueError(f"{options.out} has thresholds, which would be lost; name another file with --out")
     check_writable(options.out)
-    if options.report:
-        check_writable(options.report)
+    check_report(options.report)
     use_cores()
     check_judge(judge, adapter=options.judge_adapter)
 
@@ -184,6 +177,8 @@ def calibrate(
     with TemporaryDirectory() as scratch:
         pairs = _labelled(data, options.limit, Path(scratch))
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []
+        check_folds(pairs)
+        check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
         with PacoReward.from_pretrained(judge, **access, decline=False) as reward:
             name = reward.name
             answers = ask_comparisons(reward.judge, pairs)
@@ -218,7 +213,10 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
     """Read labelled pairs, or rankings: the best candidates are labelled Yes, the worst No."""
     from pacorl.core.questions import consistent, same_theme
     from pacorl.dataset.rules import best_worst
+    from pacorl.io.documents import blamed_on
+    from pacorl.io.files import inside
     from pacorl.records.comparisons import comparisons_from
+    from pacorl.records.prompts import evenly_spread
     from pacorl.records.rankings import load_rankings
     from pacorl.types import Comparison
 
@@ -229,9 +227,11 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
     for ranking in load_rankings(source):
         question = same_theme(ranking.theme) if ranking.theme else consistent()
         for name, label in best_worst(ranking.tiers):
-            images = (folder / ranking.reference, folder / name)
+            with blamed_on(f"{source}, line {ranking.line}"):
+                images = (inside(folder, ranking.reference), inside(folder, name))
             pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
-    return pairs
+    # Sorted by their labels, which otherwise take turns: every second pair would be a Yes.
+    return evenly_spread(sorted(pairs, key=lambda pair: pair.consistent), limit)
 
 
 def _interval(interval: Interval) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import typer
 
-from pacorl.cli.shared import echo, echo_errors, print_json, progress
+from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     MEMORY,
@@ -375,10 +375,7 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
         check_made(image, mark=IMAGE_MARK, limit=4096)
 
     # The page, and the PDF.
-    page = output.page(request)
-    if page:
-        check_writable(page)
-        check_made(page)
+    check_report(output.page(request))
     if output.pdf:
         check_writable(output.pdf)
         check_made(output.pdf, mark=PDF_MARK)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
@@ -80,8 +79,6 @@ def score(
     output: ReportOptions,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
-    from pacorl.core.grid import parse_layout
-    from pacorl.io.files import check_made, check_writable
     from pacorl.io.imports import frozen_imports
     from pacorl.judge import JUDGES, backend_of, check_judge
     from pacorl.judge import score_set as scoring
@@ -89,21 +86,12 @@ def score(
     from pacorl.judge.scores import table, write_page
     from pacorl.runtime.cores import use_cores
 
-    if output.report:
-        check_writable(output.report)
-        check_made(output.report)
+    check_report(output.report)
     use_cores()
 
     # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
-    if ask.grid:
-        if len(opened) != 1:
-            raise ValueError(f"--grid cuts one image, {len(opened)} are given")
-        names, opened = scoring.panels_of(names[0], opened[0], parse_layout(ask.grid))
-    whole = "" if ask.grid else _whole_sets(images)
-    if whole and len(opened) == 1:
-        raise ValueError(whole)
+    names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
     if JUDGES[backend_of(judge.judge)].in_process:
@@ -114,7 +102,7 @@ def score(
         name = reward.name
         note = reward.note
         # Before any number: the judge's numbers may be meaningless for these images.
-        echo_errors(note, whole)
+        echo_errors(note, advice)
         scores = scoring.score_set(
             reward.judge,
             opened,
@@ -167,18 +155,6 @@ def _below_least_mean(scores: Scores, least: float | None) -> list[str]:
     if least is None or scores.mean is None or scores.mean >= least:
         return []
     return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
-
-
-def _whole_sets(images: Sequence[str]) -> str:
-    """Advise to cut a grid image written by `pacorl generate`, because a judge compares panels; empty for none."""
-    from pacorl.io.images import png_texts
-
-    for image in images:
-        texts = png_texts(Path(image))
-        layout = texts.get("layout", "1x1")
-        if layout != "1x1" and "panel" not in texts:
-            return f"{image} is a whole set; `pacorl score {image} --grid {layout}` compares its panels"
-    return ""
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

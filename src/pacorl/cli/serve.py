@@ -54,6 +54,8 @@ def serve(
     description = _description(source, options)
     key = options.api_key or _key_of(description)
     servers = servers_of(description)
+    if options.calibration and (options.backend != "builtin" or any(server.adapters for server in servers)):
+        raise ValueError("--calibration is of one judge: it needs --backend builtin and no --adapter")
     if not key and not all(is_loopback(server.host) for server in servers):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     if options.write:

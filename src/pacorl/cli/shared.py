@@ -209,6 +209,15 @@ def print_json(document: Mapping[str, Any]) -> None:
     echo_json(json.dumps(document, indent=2, ensure_ascii=False))
 
 
+def check_report(path: Path | None) -> None:
+    """Raise ValueError or OSError unless a page can be written to `path`, or replaces an earlier page."""
+    from pacorl.io.files import check_made, check_writable
+
+    if path:
+        check_writable(path)
+        check_made(path)
+
+
 def echo_errors(*lines: str) -> None:
     """Print lines on the error stream; empty lines are left out."""
     for line in lines:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
-from pacorl.io.files import digest, make_folder, write_atomic
+from pacorl.io.files import digest, inside, make_folder, write_atomic
 from pacorl.io.hub import connection_errors
 
 GITHUB = "https://raw.githubusercontent.com"
@@ -51,28 +52,49 @@ class PublishedData:
         ]
 
     def download(self, folder: Path) -> None:
-        """Download into a new folder, and compare every hash.
+        """Download into a new folder, which appears when every hash has been compared.
+
+        Until then the files are in the hidden folder `.NAME-REVISION.part` beside it, from which a second call goes on.
 
         Raises:
-            ValueError: the folder is not empty, or a file differs from its hash and was removed.
+            ValueError: the folder is not empty or a link, or a file differs from its hash and was not kept.
             OSError: the source does not answer.
         """
+        folder = folder.absolute()
+        part = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
+        for own in (folder, part):
+            if own.is_symlink():
+                raise ValueError(f"{own} is a link, which is not followed; name a new folder with --out")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
 
+        make_folder(part)
         with connection_errors(self.source):
             for name, path in self.on_github.items():
+                if inside(part, name).is_file():  # of an earlier call, compared below
+                    continue
                 answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
                 answer.raise_for_status()
-                make_folder(folder)
-                write_atomic(folder / name, answer.content)
+                self._check(name, sha256(answer.content).hexdigest())
+                write_atomic(inside(part, name), answer.content)
             if not self.on_github:
-                snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=folder)
-        for name, digits in self.sha256.items():
-            if digest(folder / name) != digits:
-                (folder / name).unlink()
-                raise ValueError(f"{folder / name} differs from its SHA-256 {digits}, and was removed; download again")
+                snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=part)
+        for name in self.sha256:
+            file = inside(part, name)
+            try:
+                self._check(name, digest(file))
+            except ValueError:
+                file.unlink()
+                raise
+        part.rename(folder)
+
+    def _check(self, name: str, digits: str) -> None:
+        if digits != self.sha256[name]:
+            expected = self.sha256[name]
+            raise ValueError(
+                f"{self.source}, {name} differs from its SHA-256 {expected} and is removed; download again"
+            )
 
 
 T2IS = "PaCo-GRPO/dataset/T2IS/half_2by2"

@@ -145,10 +145,11 @@ class Generator:
 
     @classmethod
     def from_pipe(cls, pipeline: Any, **options: Any) -> Generator:
-        """Take a loaded diffusers pipeline, with its weights, device and any LoRA that it has loaded.
+        """Take a loaded diffusers pipeline, with its weights, device and any LoRAs that it has loaded.
 
         Args:
-            pipeline: a pipeline of a supported kind.
+            pipeline: a pipeline of a supported kind. Its weights are frozen and put in eval mode, and text encoders of
+                another type than the transformer's are cast to it.
             options: the kind's options, such as guidance_scale; None is the checkpoint's default.
 
         Raises:
@@ -157,7 +158,9 @@ class Generator:
         section = model_section(pipeline)
         spec = POLICIES[section["kind"]]
         policy_options = spec.options_for(section["checkpoint"], dtype=section["dtype"], **options)
-        return cls(spec.policy(pipeline, policy_options), model=section["checkpoint"], kind=spec.kind)
+        adapter = ", ".join(getattr(pipeline.transformer, "peft_config", {}))
+        policy = spec.take(pipeline, policy_options)
+        return cls(policy, model=section["checkpoint"], kind=spec.kind, adapter=adapter)
 
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""

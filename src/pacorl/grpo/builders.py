@@ -73,12 +73,16 @@ class FunctionReward:
         return [PanelScores(score, None) for score in self(prompts, images)]
 
 
-def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
+def checked_config(
+    config: PolicyConfig, functions: Mapping[str, RewardFunction], *, pipeline: Any = None
+) -> PolicyConfig:
     """Check the config as far as possible without weights; add the functions to its rewards, drop unused judges.
 
     Raises:
-        ValueError: if a tracker is not installed, or a reward or its arguments are wrong.
+        ValueError: if the checkpoint, or a loaded `pipeline` in its place, is distilled, a tracker is not installed, or
+            a reward or its arguments are wrong.
     """
+    config.generator.check_trainable(config.model.checkpoint, pipeline=pipeline)
     check_trackers(config.trackers)
     built_in = [reward for reward in config.rewards if reward.name not in functions]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
@@ -157,8 +161,6 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline
 
     Its transformer is not on the device yet: call `encode_prompts` and then `place_transformer`.
     """
-    config.generator.check_trainable(config.model.checkpoint)
-
     # torch draws the adapter's initial weights. Users' rewards may draw from the other generators.
     torch.manual_seed(config.seed)
     random.seed(config.seed)

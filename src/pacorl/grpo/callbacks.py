@@ -28,7 +28,8 @@ class TrainResult:
 class TrainerCallback:
     """Hooks of a run, under the names of transformers' callbacks; a subclass overrides those that it needs.
 
-    Every process calls them. `trainer.should_training_stop = True` ends the run after the epoch, evaluated and saved.
+    Every process calls them, so each needs the same callbacks. `trainer.should_training_stop = True` on any process
+    ends the run on all after the epoch, evaluated and saved. Before the first epoch the saved adapter is untrained.
 
     Example:
         from pacorl import TrainerCallback

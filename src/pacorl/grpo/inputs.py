@@ -22,7 +22,7 @@ from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
 from pacorl.records.prompts import record_prompt, save_prompts, text_prompt
 from pacorl.rewards.reward import RewardFunction
-from pacorl.rewards.spec import with_completions
+from pacorl.rewards.spec import Columns, with_completions
 from pacorl.types import Prompt
 
 AnyPrompts = str | Path | Iterable[str | Prompt | Mapping[str, Any]]
@@ -68,6 +68,8 @@ def run_inputs(
         prompts = None
 
     # 1. Rewards. A recipe's own rewards and measures do not join them; those of a whole config stay.
+    if reward_weights is not None and (rewards is None or isinstance(rewards, Mapping)):
+        raise ConfigError("reward_weights needs the rewards as a list; give rewards=[…] with one weight each")
     whole = model if isinstance(model, PolicyConfig) else None
     by_key = _named(rewards or ())
     functions = {name: reward for name, reward in by_key.items() if callable(reward)}
@@ -86,7 +88,7 @@ def run_inputs(
         config = validated(PolicyConfig, _merged(_document(model), changes))
 
     # 3. Prompts, as files of the run.
-    columns: dict[str, Mapping[str, Any]] = {}
+    columns: Columns = {}
     if prompts is not None or evaluation_prompts is not None:
         named_start(config.out, resume)  # refuses the folder of another run before anything is written there
         update = _with_prompts(config, prompts, evaluation_prompts, columns=columns)
@@ -106,9 +108,12 @@ def _document(model: Any) -> dict[str, Any]:
         return model.model_dump(mode="json")
     if isinstance(model, str | Path):
         name = str(model)
-        if name in recipe_names() or name.endswith(YAML):
-            return read_config(Path(name))
-        return {"model": {"kind": name} if name in POLICIES else {"kind": kind_of(name), "checkpoint": name}}
+        if name not in recipe_names() and not name.endswith(YAML):
+            if name in POLICIES:
+                return {"model": {"kind": name}}
+            if "/" in name or Path(name).exists():
+                return {"model": {"kind": kind_of(name), "checkpoint": name}}
+        return read_config(Path(name))
 
     section = model_section(model)
     loaded = getattr(model.transformer, "peft_config", {})
@@ -194,7 +199,7 @@ def _with_prompts(
     train: AnyPrompts | None,
     evaluation: AnyPrompts | None,
     *,
-    columns: dict[str, Mapping[str, Any]],
+    columns: Columns,
 ) -> dict[str, Any]:
     """Write prompts into the run's folder, and add their records to `columns`; return the config's changed keys."""
     section: dict[str, str] = {}
@@ -216,8 +221,8 @@ def _with_prompts(
     return {**changes, "prompts": config.prompts.model_copy(update=section)}
 
 
-def _read(source: Any, *, key: str, columns: dict[str, Mapping[str, Any]]) -> list[Prompt]:
-    """Convert texts, prompts and records to prompts; add records to `columns`, by the prompt's text."""
+def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
+    """Convert texts, prompts and records to prompts; add records to `columns`."""
     prompts = []
     for number, item in enumerate(source):
         with blamed_on(f"{key}[{number}]"):
@@ -228,7 +233,7 @@ def _read(source: Any, *, key: str, columns: dict[str, Mapping[str, Any]]) -> li
             elif isinstance(item, Mapping):
                 edit = is_edit(item)
                 prompts.append(edit_prompt(item, number, folder=Path()) if edit else record_prompt(item, number))
-                columns.setdefault(prompts[-1].text, item)
+                columns.setdefault((prompts[-1].text, number), item)
             else:
                 raise ValueError(f"a {type(item).__name__}; give a text, a Prompt, or a record with 'prompt'")
     if not prompts:

@@ -103,7 +103,7 @@ class Run:
         functions = rewards or {}
         self.extra_metrics = extra_metrics
         self._pipeline = pipeline
-        self.config = config = builders.checked_config(config, functions)
+        self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
         """Finished epochs."""

@@ -167,6 +167,9 @@ class PolicyTrainer(Run):
     def _call_back(self, event: str, *values: object) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *values)
+        # One rank that stopped alone would leave the others in a collective. After the end no rank waits.
+        if self.callbacks and event != "on_train_end":
+            self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
 
     def _result(self) -> TrainResult:
         folder = self.config.out
@@ -185,8 +188,9 @@ class PolicyTrainer(Run):
     def _run_epochs(self) -> None:
         self.bars.epoch(self.epoch, note="")
         self.keep_state()
-        if self._evaluate_if_due() and self.epoch:
-            # The run was stopped in this evaluation, and its checkpoint has no score yet.
+        if self._evaluate_if_due() and (self.epoch or self.finished):
+            # The run was stopped in this evaluation, and its checkpoint has no score yet; or a callback ends it before
+            # its first epoch, and it has no checkpoint.
             self._save_if_due()
         self._write_page()
 

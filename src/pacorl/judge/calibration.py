@@ -57,16 +57,6 @@ class Calibration:
         """Return a question's curve."""
         return self.curves.get(without_theme(text)) or self.curves[""]
 
-    def least_for(self, panels: int, mode: Mode) -> float:
-        """Return the threshold of the largest listed size up to `panels`, or of the smallest.
-
-        Raises ValueError if the file has no thresholds of the mode.
-        """
-        by_size = self.thresholds.get(mode)
-        if not by_size:
-            raise ValueError(f"the calibration of {self.judge} has no thresholds for {mode}; give --min")
-        return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]
-
     def save(self, path: Path) -> None:
         """Write the file."""
         write_json(path, asdict(self), indent=1)
@@ -84,13 +74,34 @@ def read_calibration(path: str | Path) -> Calibration | None:
     return calibration
 
 
-def threshold(calibration: Calibration | None, least: float | None, *, panels: int, mode: Mode) -> float:
-    """Return the given threshold, else the calibration's. Raises ValueError if there is neither."""
+def threshold(
+    calibration: Calibration | None,
+    least: float | None,
+    *,
+    panels: int,
+    references: Sequence[int] = (),
+    plain: bool = True,
+) -> float:
+    """Return the given threshold, else the calibration's for the largest listed size up to `panels`.
+
+    Args:
+        references: Number of reference images of each character.
+        plain: Whether the plain question alone is asked.
+
+    Raises:
+        ValueError: There is neither, or the calibration's thresholds are not for this case.
+    """
     if least is not None:
         return least
-    if calibration is None:
-        raise ValueError("the judge is uncalibrated: give a threshold with --min, or --calibration FILE")
-    return calibration.least_for(panels, mode)
+    by_size = calibration.thresholds.get("references" if references else "panels") if calibration else None
+    if not by_size:
+        raise ValueError("give a threshold with --min, or --calibration with a file that has thresholds")
+    if not plain or sum(references) > 1:
+        raise ValueError(
+            "the calibration's thresholds are for one character, one reference image and the plain question; give a "
+            "threshold with --min"
+        )
+    return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]
 
 
 # --- fitting -----------------------------------------------------------------------------------------------------
@@ -146,34 +157,58 @@ def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
 
     texts = tuple(without_theme(comparison.question) for comparison in comparisons)
     labels = np.array([comparison.consistent for comparison in comparisons], dtype=bool)
-    groups = tuple(comparison.group or str(comparison.images[0]) for comparison in comparisons)
+    groups = tuple(map(group_of, comparisons))
     return Answers(texts, np.array(p_yes), labels, groups)
 
 
 def fit_calibration(answers: Answers, *, judge: str) -> Calibration:
-    """Fit a curve for each question with enough pairs of both labels, and one for all answers."""
-    curves = {"": fit_curve(answers.p_N, answers.yes_N)}
+    """Fit a curve for each question with enough pairs of both labels, and one for all answers.
+
+    Raises ValueError that names the question of a failed fit.
+    """
+    with blamed_on("all questions"):
+        curves = {"": fit_curve(answers.p_N, answers.yes_N)}
     for text in dict.fromkeys(answers.questions):
         of_text = answers.where(np.array([question == text for question in answers.questions]))
         if min(of_text.yes_N.sum(), (~of_text.yes_N).sum()) >= FEWEST:
-            curves[text] = fit_curve(of_text.p_N, of_text.yes_N)
+            with blamed_on(f"the question {text!r}"):
+                curves[text] = fit_curve(of_text.p_N, of_text.yes_N)
     return Calibration(judge, curves)
 
 
-def cross_validated(answers: Answers, *, folds: int = FOLDS, seed: int = 0) -> Floats:
-    """Calibrate each answer by curves fitted on the other folds. Groups are never divided.
+def check_folds(comparisons: Sequence[Comparison]) -> None:
+    """Raise ValueError, before a judge is asked, if a fold leaves no Yes or no No for the others."""
+    yes_N = np.array([comparison.consistent for comparison in comparisons], dtype=bool)
+    fold_N = folds_of([group_of(comparison) for comparison in comparisons])
+    for fold in range(FOLDS):
+        others_N = yes_N[fold_N != fold]
+        if others_N.all() or not others_N.any():
+            raise ValueError(
+                f"without fold {fold + 1} of {FOLDS} there are {others_N.sum()} pairs labelled Yes and "
+                f"{(~others_N).sum()} labelled No; give more pairs of both labels"
+            )
 
-    Raises ValueError if there are fewer groups than folds.
-    """
-    names = sorted(set(answers.groups))
+
+def group_of(comparison: Comparison) -> str:
+    """Name the group of a comparison; by default its first image."""
+    return comparison.group or str(comparison.images[0])
+
+
+def folds_of(groups: Sequence[str], *, folds: int = FOLDS, seed: int = 0) -> NDArray[np.int64]:
+    """Draw the fold of each comparison. Raises ValueError if there are fewer groups than folds."""
+    names = sorted(set(groups))
     if len(names) < folds:
         raise ValueError(f"{len(names)} groups of pairs are too few for {folds} folds; give more pairs")
     shuffled = np.random.default_rng(seed).permutation(len(names))
     fold_of = {names[index]: position % folds for position, index in enumerate(shuffled)}
-    fold_N = np.array([fold_of[group] for group in answers.groups])
+    return np.array([fold_of[group] for group in groups])
 
+
+def cross_validated(answers: Answers) -> Floats:
+    """Calibrate each answer by curves fitted on the other folds. Groups are never divided."""
+    fold_N = folds_of(answers.groups)
     p_N = np.empty(len(fold_N))
-    for fold in range(folds):
+    for fold in range(FOLDS):
         fitted = fit_calibration(answers.where(fold_N != fold), judge="")
         p_N[fold_N == fold] = answers.where(fold_N == fold).of(fitted)
     return p_N

@@ -1,13 +1,14 @@
 """The gate of an image set: least P(same) per panel, after three controls with known answers.
 
 A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
-images; without a character, with the other panels. A set passes if no panel's score is below the threshold.
+images; without a character, with the other panels. A set passes if no panel's score is below the threshold. Declined
+pairs are left out of the median. A panel whose pairs are all declined has the score 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
 from statistics import median
@@ -15,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Resampling
 
-from pacorl.io.files import write_atomic
 from pacorl.io.images import as_rgb, open_image
-from pacorl.judge.pairwise import ask_pairs
 from pacorl.judge.score_set import questions_about, score_set
-from pacorl.judge.scores import QuestionSpec, Scores
+from pacorl.judge.scores import QuestionSpec, Scores, p_yes_text
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.page import render
 
@@ -45,7 +44,7 @@ class PanelScore:
     panel: int
     """Index among the images of the scores."""
     score: float | None
-    """Lowest median P(Yes); None if a question about the panel has no answer."""
+    """Lowest median P(Yes); 0 if the judge declines every pair, None if a question failed or no pair was asked."""
     question: str = ""
     """Label of the lowest question."""
     group: int = 0
@@ -60,12 +59,10 @@ class Control:
     """Description of the second image."""
     same: bool
     """Whether the answer is Yes."""
-    p_yes: float | None
-    """Lowest P(Yes) over the questions; None if the judge declines the pair."""
-
-    def passes(self, least: float) -> bool:
-        """Whether the threshold puts the pair on the right side; a declined pair is not the same."""
-        return (self.p_yes is not None and self.p_yes >= least) == self.same
+    p_yes: float
+    """Lowest P(Yes) over the questions; 0 if the judge declines the pair."""
+    declined: bool = False
+    """Whether the judge declines the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,8 @@ class Check:
     """The pairs with known answers."""
     panels: tuple[PanelScore, ...]
     """Deciding scores."""
+    asked: int
+    """Number of questions, the controls' included."""
 
     @property
     def failed(self) -> tuple[PanelScore, ...]:
@@ -93,16 +92,6 @@ class Check:
         """Whether every panel reaches the threshold."""
         return not self.failed
 
-    @property
-    def odd_one_out(self) -> int | None:
-        """Index of the lowest panel if it fails."""
-        return self.failed[0].panel if self.failed else None
-
-    @property
-    def asked(self) -> int:
-        """Number of questions, the controls' included."""
-        return (len(self.scores.pairs) + len(self.controls)) * len(self.scores.questions)
-
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         others = [other.panel for other in self.panels if other.panel != panel]
@@ -111,28 +100,25 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         names = self.scores.names
-        odd = self.odd_one_out
-        failed = {panel.panel for panel in self.failed}
+        failed = self.failed
         panels = [
             {
                 "image": names[panel.panel],
-                "passed": panel.panel not in failed,
+                "passed": panel not in failed,
                 "score": panel.score,
-                "with_references": panel.score if self.references else None,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
                 "lowest_character": self.references[panel.group][0] if self.references else None,
             }
             for panel in self.panels
         ]
-        controls = [{"image": control.name, "same": control.same, "p_yes": control.p_yes} for control in self.controls]
         return {
             "passed": self.passed,
             "least": self.least,
             "calibrated": self.scores.calibrated,
-            "odd_one_out": None if odd is None else names[odd],
+            "odd_one_out": names[failed[0].panel] if failed else None,
             "panels": panels,
-            "controls": controls,
+            "controls": list(map(asdict, self.controls)),
             "questions": {question.label: question.text for question in self.scores.questions},
             "asked": self.asked,
         }
@@ -141,19 +127,26 @@ class Check:
 def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> PanelScore:
     """Score one panel: the lowest median P(Yes) over the questions and the groups of images.
 
+    A declined pair is left out, because the other image may be the reason; if all are declined, the median is 0.
+
     Args:
         groups: Indices of the images that the panel is compared with, e.g. the references of each character.
     """
     pair_of = {frozenset((pair.first, pair.second)): pair for pair in scores.pairs}
     lowest = PanelScore(panel, None)
     for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
-        pairs = [pair_of.get(frozenset((panel, other))) for other in group]
-        answers = [pair.by_question[column] if pair else None for pair in pairs]
-        present = [answer for answer in answers if answer is not None]
-        if not present or len(present) < len(answers):
-            return PanelScore(panel, None, question.label, number)
-        if lowest.score is None or median(present) < lowest.score:
-            lowest = PanelScore(panel, median(present), question.label, number)
+        p_yes = []
+        for other in group:
+            pair = pair_of.get(frozenset((panel, other)))
+            answer = pair.by_question[column] if pair else None
+            if answer is not None:
+                p_yes.append(answer)
+            elif pair is None or not pair.declined:
+                return PanelScore(panel, None, question.label, number)
+
+        middle = median(p_yes or [0.0])
+        if lowest.score is None or middle < lowest.score:
+            lowest = PanelScore(panel, middle, question.label, number)
     return lowest
 
 
@@ -219,7 +212,8 @@ def check_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
     judged = panel_scores(scores, [group for _, group in references])
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged))
+    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -236,28 +230,23 @@ def ask_controls(
     crop = image.crop((margin_x, margin_y, width - margin_x, height - margin_y)).resize(image.size, Resampling.BICUBIC)
     figure = open_image(CONTROL_FIGURE)
 
-    texts = {number: question.text for number, question in enumerate(questions)}
-    pairs = [(0, 1), (0, 2), (0, 3)]
-    (answers,) = ask_pairs(judge, [[image, image, crop, figure]], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
     names = ("the same image", "a crop of the image", "a drawn figure of another character")
     controls = []
-    for pair, name, same in zip(pairs, names, (True, True, False), strict=True):
-        verdicts = list(answers[pair].values())
-        # A declined pair is an answer; a failed question is a fault.
-        for verdict in verdicts:
-            if not verdict.valid and not verdict.declined:
-                raise RuntimeError(f"the judge gave no answer about a control: {verdict.error}")
-        p_yes = [verdict.p_yes for verdict in verdicts if verdict.p_yes is not None]
-        controls.append(Control(name, same, min(p_yes) if len(p_yes) == len(verdicts) else None))
+    for pair, name in zip(scores.pairs, names, strict=True):
+        p_yes = panel_score(scores, pair.second, [[0]]).score
+        if p_yes is None:
+            raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
+        controls.append(Control(name, name != names[-1], p_yes, declined=pair.declined))
     return controls
 
 
 def check_controls(controls: Sequence[Control], least: float) -> None:
     """Raise ControlError for a control on the wrong side of the threshold."""
     for control in controls:
-        if control.passes(least):
+        if (control.p_yes >= least) == control.same:
             continue
-        answer = "is declined" if control.p_yes is None else f"has P(Yes) {control.p_yes:.4f}"
+        answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
         side = "must reach" if control.same else "must stay below"
         raise ControlError(
             f"the judge cannot judge these images: the first image beside {control.name} {answer}, and {side} "
@@ -274,7 +263,7 @@ def check_lines(check: Check) -> list[str]:
     for panel in check.panels:
         verdict = "fails" if panel in check.failed else "ok"
         lines.append(
-            f"{_number(panel.score):>7}  {verdict:<5}  {check.scores.names[panel.panel]}{_reason(check, panel)}"
+            f"{p_yes_text(panel.score):>7}  {verdict:<5}  {check.scores.names[panel.panel]}{_reason(check, panel)}"
         )
     return [*lines, *verdict_lines(check)]
 
@@ -283,15 +272,15 @@ def verdict_lines(check: Check) -> list[str]:
     """Summarize the result in sentences."""
     side = "the references" if check.references else "the other panels"
     count = len(check.panels)
-    calibrated = "calibrated" if check.scores.calibrated else "uncalibrated"
-    lines = [f"Passed: all {count} panels have P(same) of {check.least:g} or more with {side} ({calibrated})."]
+    limit = f"{check.least:g} with {side} ({'calibrated' if check.scores.calibrated else 'uncalibrated'})"
+    lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
     if check.failed:
         odd = check.failed[0]
         lines = [
-            f"Failed: {len(check.failed)} of {count} panels are below {check.least:g} with {side} ({calibrated}).",
-            f"Odd one out: {check.scores.names[odd.panel]}, {_number(odd.score)}{_reason(check, odd)}.",
+            f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
+            f"Odd one out: {check.scores.names[odd.panel]}, {p_yes_text(odd.score)}{_reason(check, odd)}.",
         ]
-    return [*lines, f"{check.asked} questions, {len(check.controls)} of {len(check.controls)} controls passed."]
+    return [*lines, f"{check.asked} questions, all {len(check.controls)} controls passed."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "") -> str:
@@ -314,11 +303,6 @@ def check_page(check: Check, *, judge: str, note: str = "") -> str:
     )
 
 
-def write_check_page(path: Path, check: Check, *, judge: str, note: str = "") -> None:
-    """Write the page of `check_page` into a file."""
-    write_atomic(path, check_page(check, judge=judge, note=note))
-
-
 def _reason(check: Check, panel: PanelScore) -> str:
     """Name the failing criterion and character, in brackets; empty for a panel that passes."""
     if panel not in check.failed:
@@ -327,7 +311,3 @@ def _reason(check: Check, panel: PanelScore) -> str:
     if check.references:
         parts.append(check.references[panel.group][0])
     return f" ({', '.join(parts)})"
-
-
-def _number(p_yes: float | None) -> str:
-    return "–" if p_yes is None else f"{p_yes:.4f}"

@@ -103,13 +103,17 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     @property
     def note(self) -> str:
-        """Caveat for readers of the scores; empty for most judges."""
-        if self.name == "tiny":  # the default judge, so its note also names a real judge
-            return TINY_NOTE
+        """Caveats for readers of the scores; empty for most judges."""
+        notes = []
         domain = getattr(self.judge, "domain", None)
-        if domain is None:
-            return ""
-        return f"Judged by {self.name}, which knows {domain.name} only and declines other images."
+        if self.name == "tiny":  # the default judge, so its note also names a real judge
+            notes.append(TINY_NOTE)
+        elif domain:
+            notes.append(f"Judged by {self.name}, which knows {domain.name} only and declines other images.")
+        calibration = getattr(self.judge, "calibration", None)
+        if calibration and calibration.judge != self.name:
+            notes.append(f"The calibration is of the judge {calibration.judge}, and the judge is {self.name}.")
+        return " ".join(notes)
 
     def score(
         self,

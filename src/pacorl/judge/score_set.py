@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacorl.core import questions as wordings
-from pacorl.core.grid import split
+from pacorl.core.grid import parse_layout, split
 from pacorl.io.documents import read_json
-from pacorl.io.images import ImageError, as_rgb, check_shape
+from pacorl.io.images import ImageError, as_rgb, check_shape, png_texts
 from pacorl.io.remote import open_source
 from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
 from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
@@ -86,6 +86,38 @@ def open_images(
     if refused and not (keep_going and opened):
         raise ImageError("\n".join(refused.values()))
     return tuple(opened), tuple(opened.values()), refused
+
+
+def open_panels(
+    sources: Sequence[Path | str], *, grid: str = "", keep_going: bool = False
+) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str], str]:
+    """Open images as `open_images` does, or cut the one image into the panels of `--grid`.
+
+    Returns:
+        Names, images, skipped sources, and the advice of `whole_set`.
+
+    Raises:
+        ValueError: The grid has several images to cut, or the only image is a whole set.
+    """
+    names, images, refused = open_images(sources, keep_going=keep_going)
+    if not grid:
+        advice = whole_set(sources)
+        if advice and len(images) == 1:
+            raise ValueError(advice)
+        return names, images, refused, advice
+    if len(images) != 1:
+        raise ValueError(f"--grid cuts one image, {len(images)} are given")
+    return *panels_of(names[0], images[0], parse_layout(grid)), refused, ""
+
+
+def whole_set(sources: Sequence[Path | str]) -> str:
+    """Advise to cut a grid image written by `pacorl generate`, because a judge compares panels; empty for none."""
+    for source in sources:
+        texts = png_texts(Path(source))
+        layout = texts.get("layout", "1x1")
+        if layout != "1x1" and "panel" not in texts:
+            return f"{source} is a whole set; give it alone with --grid {layout}, which compares its panels"
+    return ""
 
 
 def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tuple[Image, ...]]:

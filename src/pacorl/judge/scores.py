@@ -231,18 +231,18 @@ def summary(scores: Scores) -> list[str]:
     # The best candidate of a ranking, or the mean of a set.
     if scores.ranking:
         best = scores.ranked[0]
-        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {_number(best.p_yes)}.", *missing]
+        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {p_yes_text(best.p_yes)}.", *missing]
     if len(scores.pairs) == 1:
-        lines = [f"P(Yes), the two images belong together: {_number(scores.mean)}."]
+        lines = [f"P(Yes), the two images belong together: {p_yes_text(scores.mean)}."]
     else:
-        lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
+        lines = [f"Mean consistency of {count} pairs: {p_yes_text(scores.mean)}."]
 
     # The outlier.
     odd = scores.odd_one_out
     if odd is not None:
-        line = f"Fits least: {scores.names[odd.image]}, median {_number(odd.with_others)} with the others"
+        line = f"Fits least: {scores.names[odd.image]}, median {p_yes_text(odd.with_others)} with the others"
         if odd.among_others is not None:
-            line += f"; the others among themselves reach {_number(odd.among_others)}"
+            line += f"; the others among themselves reach {p_yes_text(odd.among_others)}"
         lines.append(f"{line}.")
     return lines + missing
 
@@ -251,7 +251,7 @@ def table(scores: Scores) -> str:
     """Format the scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
     rows = []
     if scores.ranking:
-        rows = [f"{_number(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
+        rows = [f"{p_yes_text(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
     elif len(scores.pairs) > 1:
         rows = _matrix_lines(scores)
     words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
@@ -262,7 +262,7 @@ def _matrix_lines(scores: Scores) -> list[str]:
     numbers = range(1, len(scores.names) + 1)
     lines = ["     " + "".join(f"{number:>7}" for number in numbers)]
     for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
-        cells = [_number(p_yes) for p_yes in row]
+        cells = [p_yes_text(p_yes) for p_yes in row]
         cells[number - 1] = "·"
         padded = "".join(f"{cell:>7}" for cell in cells)
         lines.append(f"{number:>5}{padded}   {name}")
@@ -270,10 +270,10 @@ def _matrix_lines(scores: Scores) -> list[str]:
 
 
 def _words(scores: Scores, pair: PairScore) -> str:
-    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {_number(pair.p_yes)}"]
+    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {p_yes_text(pair.p_yes)}"]
     if len(scores.questions) > 1:
         answers = zip(scores.questions, pair.by_question, strict=True)
-        lines += [f"  {_number(p_yes):>7}  {question.label}" for question, p_yes in answers]
+        lines += [f"  {p_yes_text(p_yes):>7}  {question.label}" for question, p_yes in answers]
     if pair.reasons:
         lines.append("  " + pair.reasons.replace("\n", "\n  "))
     return "\n".join(lines)
@@ -304,10 +304,10 @@ def page_of(
     # Headline: title, verdict, facts.
     question = "Which fits best" if scores.ranking else "Do they belong together?"
     verdict = [note, *summary(scores)] if note else summary(scores)
-    facts = [(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
+    facts = [(p_yes_text(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
     lowest = scores.lowest_panel
     if len(cards) > 2 and lowest:
-        facts.insert(1, (_number(lowest.median), f"lowest panel: {lowest.panel + 1}"))
+        facts.insert(1, (p_yes_text(lowest.median), f"lowest panel: {lowest.panel + 1}"))
     if judge:
         facts.append((judge, "judge"))
 
@@ -329,7 +329,7 @@ def page_of(
 
 
 def _role(scores: Scores, image: int) -> str:
-    median = _number(scores.medians.get(image))
+    median = p_yes_text(scores.medians.get(image))
     if scores.ranking:
         return "the reference" if image == 0 else f"{median} with the reference"
     odd = scores.odd_one_out
@@ -337,5 +337,6 @@ def _role(scores: Scores, image: int) -> str:
     return f"{median} with the others{least}"
 
 
-def _number(p_yes: float | None) -> str:
+def p_yes_text(p_yes: float | None) -> str:
+    """Format P(Yes) with four digits; a dash if it is missing."""
     return "–" if p_yes is None else f"{p_yes:.4f}"

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
+from pacorl.core.calibration import calibration_error
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.io.documents import write_json
 from pacorl.io.files import remove_made
@@ -30,7 +31,6 @@ Labels = NDArray[np.bool_]
 LABEL_KEYS = ("answer", "index", "consistent")
 """Tensors of `Collator` for the loss and the metrics, which the model does not accept."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
-CALIBRATION_BINS = 10
 BEGUN = "begun.json"
 """First file of a checkpoint: a folder without it does not belong to the run, and is not touched."""
 ALL_FILES = ("**/*",)
@@ -315,15 +315,6 @@ def auc(p_yes: Values, consistent: Labels) -> float:
     _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
     rank = np.cumsum(count) - (count - 1) / 2  # the mean rank of each value, from 1
     return float((rank[value_index][consistent].sum() - yes * (yes + 1) / 2) / (yes * no))
-
-
-def calibration_error(p_yes: Values, consistent: Labels, *, bins: int = CALIBRATION_BINS) -> float:
-    """Compute the expected calibration error: |mean P(Yes) − share of Yes| over equal bins, weighted by their sizes."""
-    bin_of = np.minimum((p_yes * bins).astype(int), bins - 1)
-    gaps = []
-    for index in range(bins):
-        gaps.append(abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())))
-    return sum(gaps) / len(p_yes)
 
 
 def order_gap(p_yes: Values, swapped: Values) -> float:

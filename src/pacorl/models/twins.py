@@ -56,8 +56,9 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
 
     with META, no_init_weights():  # drawing weights that hold no values would take as long as the rest
         model: nn.Module = model_of(config)
-    if hasattr(model, "tie_weights"):  # left out together with the drawing
-        model.tie_weights()
+    tie_weights = getattr(model, "tie_weights", None)
+    if tie_weights:  # left out together with the drawing
+        tie_weights()
     # Buffers among them: the positions of Stable Diffusion 3.5 are a table of 432 MiB in bf16.
     for tensor in model.state_dict(keep_vars=True).values():
         tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)

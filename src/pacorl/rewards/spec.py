@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 COMPLETIONS = "completions"
 """The argument by which a function has TRL's signature."""
+Columns = dict[tuple[str, int], Mapping[str, Any]]
+"""Prompt's text and id → the record that it comes from; texts may occur twice."""
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
 
@@ -181,7 +183,7 @@ def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
     return cast(Callable[..., Any], eval(compile(function, "<arguments>", "eval")))
 
 
-def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
+def with_completions(target: Callable[..., Any], columns: Columns | None = None) -> Any:
     """Adapt a function of TRL's signature, `f(prompts, completions, **kwargs)`, to prompts and images.
 
     It is called by keywords: the prompts' texts, the images as `completions`, and lists of those fields of the
@@ -189,7 +191,7 @@ def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[s
 
     Args:
         target: A function; any other than TRL's is returned as it is.
-        columns: Prompt's text → the record that it comes from.
+        columns: The prompts' records.
     """
     parameters = {} if inspect.isclass(target) else inspect.signature(target).parameters
     if COMPLETIONS not in parameters:
@@ -197,7 +199,7 @@ def with_completions(target: Callable[..., Any], columns: Mapping[str, Mapping[s
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
-        records = [(columns or {}).get(prompt.text, {}) for prompt in prompts]
+        records = [(columns or {}).get((prompt.text, prompt.id), {}) for prompt in prompts]
         keywords: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
         keywords |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
         accepted = {name: value for name, value in keywords.items() if takes_any or name in parameters}

@@ -196,16 +196,17 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
-    """Scale the adapter: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
+    """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
-    saved = [layer.scaling[ADAPTER] for layer in layers]
+    saved = [dict(layer.scaling) for layer in layers]
     for layer, own in zip(layers, saved, strict=True):
-        layer.scaling[ADAPTER] = scale * own
+        for name, factor in own.items():
+            layer.scaling[name] = scale * factor
     try:
         yield
     finally:
         for layer, own in zip(layers, saved, strict=True):
-            layer.scaling[ADAPTER] = own
+            layer.scaling.update(own)
 
 
 class AdapterCopy:

@@ -198,7 +198,7 @@ class PolicySpec:
             with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
                 pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
 
-        policy = self.policy(pipeline, options, record_sizes=record_sizes)
+        policy = self.take(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:
             policy.place_transformer(device)
@@ -248,16 +248,19 @@ class PolicySpec:
             self.policy.check_sides(size, step=self.token_pixels(vae))
         return source
 
-    def check_trainable(self, checkpoint: str) -> None:
-        """Raise ValueError if a checkpoint is distilled to few steps; the message names the base to train instead.
+    def check_trainable(self, checkpoint: str, *, pipeline: Any = None) -> None:
+        """Raise ValueError if a checkpoint, or a loaded pipeline in its place, is distilled to few steps.
+
+        The message names the base to train instead.
 
         A distilled checkpoint is no flow-matching model: further training blurs it.
         """
         from pacorl.io.hub import local_file
 
         base = self.distilled.get(Path(checkpoint).name)
-        index = None if checkpoint == TINY else local_file(checkpoint, "model_index.json")
-        if base or (index and read_object(index).get("is_distilled")):
+        index = None if pipeline or checkpoint == TINY else local_file(checkpoint, "model_index.json")
+        config = read_object(index) if index else getattr(pipeline, "config", {})
+        if base or config.get("is_distilled"):
             raise ValueError(
                 f"model.checkpoint {checkpoint} is distilled to few steps and would blur if it were trained; train "
                 f"{base or self.published}, whose adapter then fits it"
@@ -275,6 +278,19 @@ class PolicySpec:
         return self.load(
             self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options}), device=device
         )
+
+    def take(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> PipelinePolicy:
+        """Wrap a loaded pipeline as a policy; text encoders of another type are cast to the transformer's.
+
+        Without a type diffusers loads the transformer in fp32, and transformers the encoders in their files' type.
+        """
+        policy = self.policy(pipeline, options, record_sizes=record_sizes)
+        dtype = pipeline.transformer.dtype
+        for name in policy.encoders:
+            encoder = getattr(pipeline, name)
+            if encoder.dtype != dtype and not getattr(encoder, "is_quantized", False):
+                encoder.to(dtype)
+        return policy
 
     def over(self, pipeline: Any, *, record_sizes: bool = False, **options: Any) -> PipelinePolicy:
         """Wrap a loaded pipeline as a policy."""
