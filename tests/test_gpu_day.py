@@ -179,6 +179,7 @@ def parts_of_a_day() -> Iterator[Any]:
 
 
 # torch warns of in-place operations on a sharded block's output, which diffusers only concatenates and slices.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch itself, as inductor is imported
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 @pytest.mark.parametrize("name", list(parts_of_a_day()))
 def test_every_part_runs_on_the_tiny_shapes(name: str) -> None:
