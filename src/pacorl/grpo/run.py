@@ -237,6 +237,7 @@ class Run:
             tried=self.train_prompts,
             size=config.sampling.size,
             resumed=resumed,
+            by_panel=self.by_panel,
         )
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
@@ -465,7 +466,16 @@ class Run:
 
     def gather_parts(self, scorer: Scorer) -> dict[int, Parts] | None:
         """Collect the parts of all ranks' scores, after `gather_scores`; None without panel credit."""
-        return self.runtime.gather_rows(lambda: scorer.parts) if self.by_panel else None
+        if not self.by_panel:
+            return None
+        parts = self.runtime.gather_rows(lambda: scorer.parts)
+        if not parts:
+            self.warn_once(
+                "parts",
+                f"epoch {self.epoch + 1}: advantages.credit {self.config.advantages.credit}, but no reward's scores "
+                "have parts, so that all panels of a set learn the same; take credit: set, or a reward with parts",
+            )
+        return parts
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
