@@ -227,11 +227,13 @@ def panel_advantages(
     value_LBP = score_BP.new_empty(len(levels), *score_BP.shape)
     for level, (parent_B, child_B) in enumerate(levels):
         divisor = partial(group_divisor, group_B=parent_B, std=options.std_over, floor=options.floor)
-        set_divisor_B = divisor(group_mean(combined_B, scores.valid_B, child_B), scores.valid_B)
+        set_B = group_mean(combined_B, scores.valid_B, child_B)
+        set_mean_B = group_mean(set_B, scores.valid_B, parent_B)
         for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
-            mean_B = group_mean(score_B, valid_B, child_B)
-            divisor_B = divisor(mean_B, valid_B).maximum(set_divisor_B)
-            value_LBP[level, :, panel] = group_centred(mean_B, valid_B, parent_B) / divisor_B
+            centred_B = group_centred(group_mean(score_B, valid_B, child_B), valid_B, parent_B)
+            # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
+            own_divisor_B = divisor(set_mean_B + centred_B, valid_B)
+            value_LBP[level, :, panel] = centred_B / own_divisor_B.maximum(divisor(set_B, scores.valid_B))
     return value_LBP.clamp(-options.clip, options.clip)
 
 
