@@ -231,20 +231,30 @@ def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
         assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
 
 
-@pytest.mark.parametrize("kind", ["kontext", "qwen_edit"])
-def test_editors_refuse_panel_credit(kind: str, tmp_path: Path) -> None:
+def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:
     message = (
-        rf"advantages\.credit panel with edits by kind {kind}: an edit is one image without panels; take credit: set"
+        r"advantages\.credit panel with edits by kind qwen_edit: an edit is one image without panels; take credit: set"
     )
     with pytest.raises(ConfigError, match=message):
-        toy_config(tmp_path, PANEL, f"model.kind={kind}", "judge.symmetric=false")
+        toy_config(tmp_path, PANEL, "model.kind=qwen_edit", "judge.symmetric=false")
 
 
-def test_an_edit_by_a_kind_that_also_generates_sets_refuses_it(tmp_path: Path) -> None:
-    config = toy_config(tmp_path, PANEL, "model.kind=klein", "judge.symmetric=false")
-    with pytest.raises(ValueError, match=r"advantages\.credit panel with edits by kind klein"):
+@pytest.mark.parametrize("kind", ["klein", "kontext", "qwen_edit_plus"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (PANEL, r"advantages\.credit panel with edits by kind"),
+        ("prompts.record_sizes=true", r"prompts\.record_sizes says nothing to edits by kind"),
+        ("judge.symmetric=true", r"judge\.symmetric with edits by kind"),
+    ],
+)
+def test_an_edit_by_a_kind_that_also_makes_sets_is_refused(
+    kind: str, setting: str, message: str, tmp_path: Path
+) -> None:
+    config = toy_config(tmp_path, "judge.symmetric=false", f"model.kind={kind}", setting)
+    with pytest.raises(ValueError, match=f"{message} {kind}"):
         config.check_prompts([Prompt(0, "an edit", sources=(tmp_path / "source.png",))])
-    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2))])
+    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2), references=(tmp_path / "fox.png",))])
 
 
 def test_ranks_alone_have_no_slope() -> None:

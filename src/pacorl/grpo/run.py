@@ -38,7 +38,7 @@ from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
 from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_division
+from pacorl.grpo.rows import check_division, check_image_counts
 from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
@@ -153,6 +153,8 @@ class Run:
                 # Only the main process reads a local judge's weights for their digest.
                 changes = self.runtime.on_main(partial(changes_since, start, config, allowed=allow_changes))
             check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+            if self.runtime.sharded:
+                check_image_counts(config, self.train_prompts, self.evaluation_prompts)
 
             self._build_models(functions, resumed=start is not None)
             self._build_records(start, changes)
