@@ -182,11 +182,11 @@ class Scorer:
         if not self.by_panel:
             return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
 
-        found = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
-        for row, one in zip(rollout.row_B, found, strict=True):
-            if one.part_P is not None:
-                self._parts.setdefault(row, {})[name] = one.part_P
-        return [one.score for one in found]
+        results = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
+        for row, result in zip(rollout.row_B, results, strict=True):
+            if result.part_P is not None:
+                self._parts.setdefault(row, {})[name] = result.part_P
+        return [result.score for result in results]
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
         scores = scores_now()

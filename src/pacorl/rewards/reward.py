@@ -147,20 +147,20 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
-    found = panel_scores_by(reward, reward, prompts, images)
-    for one in found:
-        if not isinstance(one, PanelScores):
+    results = panel_scores_by(reward, reward, prompts, images)
+    for result in results:
+        if not isinstance(result, PanelScores):
             raise RewardError(
-                f"reward {name!r} returned {one!r} for {named(prompts)}; panel_scores must return PanelScores"
+                f"reward {name!r} returned {result!r} for {named(prompts)}; panel_scores must return PanelScores"
             )
-    scores = scores_of(name, lambda *_: [one.score for one in found], prompts, images, masked=masked)
+    scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
 
     checked = []
-    for prompt, score, one in zip(prompts, scores, found, strict=True):
-        if one.part_P is None:
+    for prompt, score, result in zip(prompts, scores, results, strict=True):
+        if result.part_P is None:
             checked.append(PanelScores(score, None))
             continue
-        part_P = _finite_parts(name, one.part_P, prompt, masked=masked)
+        part_P = _finite_parts(name, result.part_P, prompt, masked=masked)
         checked.append(PanelScores(_if_whole(score, part_P), part_P))
     return checked
 
@@ -225,7 +225,7 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
         if isinstance(reward, Loads):
             reward.load()
         if by_panel:
-            scores = [one.score for one in panel_scores_of(name, reward, [prompt], [noise])]
+            scores = [result.score for result in panel_scores_of(name, reward, [prompt], [noise])]
         else:
             scores = scores_of(name, reward, [prompt], [noise])
         if scores == [None]:
