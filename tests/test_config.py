@@ -214,8 +214,8 @@ FAULTS = [
         "judge: adapter lora is a server's own affair; name it there, and here as the model",
     ),
     (
-        ["model.kind=kontext", "judge.symmetric=true"],
-        "config: judge.symmetric with edits by kind kontext: questions about them say which image is the original",
+        ["model.kind=qwen_edit", "judge.symmetric=true"],
+        "config: judge.symmetric with edits by kind qwen_edit: questions about them say which image is the original",
     ),
     (
         ["sampling.sde_type=cps", "sampling.sde_steps=[9]"],
@@ -227,8 +227,8 @@ FAULTS = [
         "config: rewards ['consistency', 'consistency'] name one reward twice; give one of them another label",
     ),
     (
-        ["model.kind=kontext", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to edits by kind kontext, whose images have their source's shape",
+        ["model.kind=qwen_edit", "prompts.record_sizes=true"],
+        "config: prompts.record_sizes says nothing to edits by kind qwen_edit, whose images have their source's shape",
     ),
     (
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.cli import generate as command
+from pacorl.generate import panels
+from pacorl.lab.plan import plan
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
 
@@ -199,12 +201,10 @@ def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
     with Image.open(tmp_path / "out" / "set-1.png") as grid:
         assert json.loads(grid.info["characters"]) == ["hero"]
         assert grid.info["prompt"].count("red round hero, crown, night, ") == 4
-    (plan,) = [
-        run("four images: it runs, it eats, {hero} sleeps, it hides", "--character", hero, "--dry-run", "--json")
-    ]
-    panels = json.loads(plan.stdout)["panels"]
-    assert panels[0] == "A red round hero, crown, night, it runs"
-    assert panels[2] == "A red round hero, crown, night sleeps"
+    words = ("four images: it runs, it eats, {hero} sleeps, it hides", "--character", hero, "--model", "some/model")
+    shown = json.loads(run(*words, "--dry-run", "--json").stdout)["panels"]
+    assert shown[0] == "A red round hero, crown, night, it runs"
+    assert shown[2] == "A red round hero, crown, night sleeps"
 
 
 @pytest.fixture
@@ -242,7 +242,37 @@ def test_more_images_than_the_model_takes(hero, checkpoint, tmp_path, no_weights
     for number in range(5):
         Image.new("RGB", (64, 64)).save(hero / f"{number}.png")
     result = run("a hero", "--character", hero, "--model", checkpoint, "--dry-run")
-    assert f"{checkpoint} takes 4 reference images: of the characters' 6, the first of each act" in result.stderr
+    note = "takes 4 reference images a page: the first of each character, then the second, up to 4 of 6 given"
+    assert result.stderr.count(f"{checkpoint} {note}") == 1
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_weights):
+    image, record = hero / "front.png", {"prompt": "a hero waves", "references": ["characters/hero/front.png"]}
+    (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")
+    plain = ("--record", "sets.jsonl:1", "--model", "stabilityai/stable-diffusion-3.5-medium")
+    many = (*["--image", image] * 5, "--instruction", "a hat", "--model", checkpoint)
+    for words, fault in ((plain, "takes no reference images of characters"), (many, "5 images are given")):
+        assert fault in refused(*words)
+        assert fault in refused(*words, "--dry-run")
+    assert "give one of" in refused("a", "--record", "sets.jsonl:1", "--dry-run")
+    assert "give one of" in refused("--image", image, "--dry-run")
+
+
+def test_a_dry_run_counts_a_record_s_references_and_asks_its_writer_once(hero, checkpoint, tmp_path, monkeypatch):
+    record = {"prompt": "a hero waves", "references": ["characters/hero/front.png"] * 2}
+    (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")
+    planned, written = [], []
+    plan_generation, write_panels = plan.plan_generation, panels.write_panels
+    monkeypatch.setattr(
+        plan, "plan_generation", lambda *a, **k: planned.append(k["images"]) or plan_generation(*a, **k)
+    )
+    monkeypatch.setattr(panels, "write_panels", lambda *a, **k: written.append(a) or write_panels(*a, **k))
+    model = ("--model", checkpoint, "--dry-run")
+    run("--record", "sets.jsonl:1", *model)
+    run("four images of a fox", "--character", hero, *model)
+    run(*model)
+    assert planned == [2, 1, 0]
+    assert len(written) == 1
 
 
 def test_a_storyboard_to_edit(hero, tmp_path):

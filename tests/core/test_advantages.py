@@ -331,6 +331,19 @@ def test_a_panel_s_advantage_is_of_its_parts_by_the_set_s_std() -> None:
     assert torch.equal(found.value_B, plain.value_B), "the set's own advantages stay"
 
 
+def test_panels_of_nearly_tied_sets_are_divided_by_their_own_std() -> None:
+    """Two siblings whose sets are alike, since one has a better panel 0 and the other a better panel 1."""
+    rewards = by_panel([[0.500, 0.501]], [[[0.4, 0.1], [0.101, 0.4]]], [0, 0])
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel", clip=1000.0)
+    assert panel_values(found) == [pytest.approx([1.0, -1.0]), pytest.approx([-1.0, 1.0])]
+    floor = Floor(form="add", value=0.15)
+    found = advantages(rewards, weights=[1.0], aggregate="weighted_sum", credit="panel", floor=floor)
+    assert panel_values(found)[1] == pytest.approx([-0.1495 / 0.2995, 0.5])
+    tied = by_panel([[0.5, 0.501]], [[[0.3, 0.1], [0.3 + 1e-9, 0.2]]], [0, 0])
+    found = advantages(tied, weights=[1.0], aggregate="weighted_sum", credit="panel")
+    assert panel_values(found) == [pytest.approx([0.0, -1.0]), pytest.approx([0.0, 1.0])]
+
+
 def test_a_number_mixes_set_and_panel() -> None:
     rewards = by_panel([SETS], [PAIRS], [0] * 3)
     settings: dict[str, Any] = {"weights": [1.0], "aggregate": "weighted_sum"}

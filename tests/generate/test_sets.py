@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
@@ -200,6 +201,9 @@ def test_the_first_of_tied_candidates_is_kept_and_the_tie_is_named(painter, prom
     saved = save(near, tmp_path)
     assert [to_dict(one)["tied"] for one in saved] == [2, 2, 1]
     assert "a tie of 2" in write_page(tmp_path / "page.html", saved, title="A hero").read_text()
+    near[0].image.save(tmp_path / "fox.png")
+    shown = replace(saved[0], image=replace(near[0], prompt=replace(prompts[0], references=(tmp_path / "fox.png",))))
+    assert 'alt="reference"' in write_page(tmp_path / "other.html", [shown], title="A hero").read_text()
     apart = ranked_by(0.9, 0.333, 0.95)
     assert [one.recipe.seed for one in apart] == [2, 0, 1]
     assert [one.place for one in apart] == ["number 1 of 3", "number 2 of 3", "number 3 of 3"]

@@ -143,7 +143,11 @@ def test_a_page_has_the_references_of_its_characters(cast):
     ("limit", "note"),
     [
         (0, "some/model takes no reference images: the characters act by their descriptions alone"),
-        (4, "some/model takes 4 reference images: of the characters' 5, the first of each act"),
+        (
+            4,
+            "some/model takes 4 reference images a page: the first of each character, then the second, "
+            "up to 4 of 5 given",
+        ),
         (5, ""),
     ],
 )

@@ -23,7 +23,7 @@ from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.grpo.update import keep_samples
 from pacorl.io.documents import read_jsonl
-from pacorl.rewards.reward import PanelScores
+from pacorl.rewards.reward import PanelScores, RewardFunction
 from pacorl.types import Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -100,6 +100,21 @@ def test_a_scorer_collects_the_parts_of_rewards_that_have_them(overlap: bool) ->
         assert scorer.parts == {0: four, 1: four, 2: two, 3: two}
 
 
+def test_parts_that_come_late_change_nothing() -> None:
+    """A call that is not waited for may end while the parts are exchanged."""
+    _, draw, rows = drawn([Grid(2, 2)], tree=Tree(1, (4, 1)))
+    first, second = collect(draw, rows).rollouts
+    with Scorer({"reds": Reds()}, overlap=False, by_panel=True) as scorer:
+        scorer.submit(first)
+        scorer.results()
+        held = scorer.parts
+        before = {row: dict(parts) for row, parts in held.items()}
+        scorer.submit(second)
+        scorer.results()
+        assert len(scorer.parts) > len(before)
+        assert held == before
+
+
 class Whole:
     """A reward without parts."""
 
@@ -155,6 +170,49 @@ def test_a_function_may_have_parts(tmp_path: Path) -> None:
     assert record["scores"]["parts"][0] == [0, {"reds": [0.25, 0.5, 0.75, 1.0]}]
 
 
+@pytest.mark.parametrize(("rewards", "warnings"), [({"whole": Whole()}, 1), ({"reds": Reds(), "whole": Whole()}, 0)])
+def test_a_run_whose_rewards_have_no_parts_warns_once(
+    rewards: dict[str, RewardFunction], warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = ", ".join(f"{{name: {name}}}" for name in rewards)
+    settings = ["judge=none", f"rewards=[{named}]", "epochs=2", PANEL, "best_by=''"]
+    with toy_world(), caplog.at_level("WARNING"):
+        PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards=rewards).train()
+    assert caplog.text.count("no reward's scores have parts") == warnings
+
+
+def test_a_file_s_parts_reach_the_ledger_and_are_tried_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(name: str) -> Path:
+        reward = f"rewards=[{{name: '{tmp_path}/mine.py:{name}', label: mine}}]"
+        config = toy_config(tmp_path / name, "judge=none", reward, "epochs=1", PANEL, "best_by=''")
+        return train_policy(config)
+
+    with toy_world():
+        record = next(record for record in read_jsonl(run("Quarters") / "ledger.jsonl") if record["kind"] == "epoch")
+        assert record["scores"]["parts"][0] == [0, {"mine": [0.1, 0.2, 0.3, 0.4]}]
+        with pytest.raises(ValueError, match=r"returned 1 parts for prompt 0.*; a 2x2 grid needs 4, one per panel"):
+            run("One")
+
+
+MINE = """
+from pacorl.rewards.reward import PanelScores
+
+class Quarters:
+    parts = [0.1, 0.2, 0.3, 0.4]
+
+    def __call__(self, prompts, images):
+        return [1.0 for _ in images]
+
+    def panel_scores(self, prompts, images):
+        return [PanelScores(1.0, self.parts) for _ in images]
+
+class One(Quarters):
+    parts = [1.0]
+"""
+
+
 # --- refusals --------------------------------------------------------------------------------------------------
 
 
@@ -173,20 +231,30 @@ def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
         assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
 
 
-@pytest.mark.parametrize("kind", ["kontext", "qwen_edit"])
-def test_editors_refuse_panel_credit(kind: str, tmp_path: Path) -> None:
+def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:
     message = (
-        rf"advantages\.credit panel with edits by kind {kind}: an edit is one image without panels; take credit: set"
+        r"advantages\.credit panel with edits by kind qwen_edit: an edit is one image without panels; take credit: set"
     )
     with pytest.raises(ConfigError, match=message):
-        toy_config(tmp_path, PANEL, f"model.kind={kind}", "judge.symmetric=false")
+        toy_config(tmp_path, PANEL, "model.kind=qwen_edit", "judge.symmetric=false")
 
 
-def test_an_edit_by_a_kind_that_also_generates_sets_refuses_it(tmp_path: Path) -> None:
-    config = toy_config(tmp_path, PANEL, "model.kind=klein", "judge.symmetric=false")
-    with pytest.raises(ValueError, match=r"advantages\.credit panel with edits by kind klein"):
+@pytest.mark.parametrize("kind", ["klein", "kontext", "qwen_edit_plus"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (PANEL, r"advantages\.credit panel with edits by kind"),
+        ("prompts.record_sizes=true", r"prompts\.record_sizes says nothing to edits by kind"),
+        ("judge.symmetric=true", r"judge\.symmetric with edits by kind"),
+    ],
+)
+def test_an_edit_by_a_kind_that_also_makes_sets_is_refused(
+    kind: str, setting: str, message: str, tmp_path: Path
+) -> None:
+    config = toy_config(tmp_path, "judge.symmetric=false", f"model.kind={kind}", setting)
+    with pytest.raises(ValueError, match=f"{message} {kind}"):
         config.check_prompts([Prompt(0, "an edit", sources=(tmp_path / "source.png",))])
-    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2))])
+    config.check_prompts([Prompt(0, "a set", grid=Grid(2, 2), references=(tmp_path / "fox.png",))])
 
 
 def test_ranks_alone_have_no_slope() -> None:

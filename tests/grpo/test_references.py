@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 import yaml
 from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
+from toy_world import toy_config
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.grpo import builders
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rows import check_image_counts
 from pacorl.grpo.trainer import train_policy
+from pacorl.types import Prompt
 
 PIPELINES = {
     "klein": klein_pipeline,
@@ -98,3 +102,23 @@ def test_references_that_do_not_fit_are_refused_before_weights_load(
         ValueError, match=r"model\.kind sd3 takes no reference images of characters, and prompt 0 has 5"
     ):
         train_policy(load(PolicyConfig, recipe, ["model.kind=sd3"]))
+
+
+@pytest.mark.parametrize("kind", ["klein", "qwen_edit_plus", "kontext"])
+def test_a_sharded_run_refuses_mixed_batches_before_weights_load(kind: str, tmp_path: Path) -> None:
+    """Kontext reads one stitched image, however many there are."""
+    prompts = [Prompt(0, "a fox", references=(tmp_path / "a.png",)), Prompt(1, "a fox", references=(tmp_path,) * 2)]
+    refusal = pytest.raises(
+        ValueError, match=r"FSDP2 and prompts with 1 to 2 images, which \w+.batch \d would mix: .*1$"
+    )
+
+    def check(train: list[Prompt], evaluation: list[Prompt], *batches: int) -> None:
+        settings = [f"sampling.batch={batches[0]}", f"evaluation.batch={batches[1]}", "group_size=4"]
+        config = toy_config(tmp_path / "run", f"model.kind={kind}", "judge.symmetric=false", *settings)
+        check_image_counts(config, train, evaluation)
+
+    check(prompts, prompts, 2, 1)
+    check(prompts[:1], prompts[1:], 3, 4)
+    for train, evaluation, *batches in ((prompts, prompts[:1], 3, 1), (prompts[:1], prompts, 2, 2)):
+        with nullcontext() if kind == "kontext" else refusal:
+            check(train, evaluation, *batches)

@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from pacorl.io import files
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
+from pacorl.records import edits
 from pacorl.records.edits import load_gedit, save_edits
 from pacorl.records.prompts import load_prompts, prompts_from
 from pacorl.tiny import characters
@@ -42,6 +44,21 @@ def test_an_edit_is_read_with_its_source(tmp_path: Path) -> None:
     assert prompt.sources == (tmp_path / "photos" / "cat.jpg",)
     assert prompt.grid == Grid(1, 1)
     assert prompt.category == "hat"
+
+
+def test_an_image_of_many_records_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, hashed = [], []
+    open_image, digest = edits.open_image, files.digest
+    monkeypatch.setattr(edits, "open_image", lambda path: opened.append(path) or open_image(path))
+    monkeypatch.setattr(files, "digest", lambda path: hashed.append(path) or digest(path))
+    Image.new("RGB", (8, 8)).save(tmp_path / "fox.png")
+    for _ in range(3):
+        images = edits.images_beside(["fox.png"], tmp_path)
+        edits.copied_images(images, tmp_path / "sets.jsonl")
+    assert (len(opened), len(hashed)) == (1, 1)
+    (tmp_path / "fox.png").write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"fox\.png"):
+        edits.images_beside(["fox.png"], tmp_path)
 
 
 def test_several_sources_are_kept_in_order(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
     leaks = find_leaks(train, {"GEdit": bench})
     assert [(leak.prompt.id, leak.why) for leak in leaks] == [(0, "image")]
     assert "the same image to edit" in leak_report(leaks, total=2)
+
+
+def test_sets_of_one_text_differ_by_their_references(tmp_path: Path) -> None:
+    for name in ("ann", "bob", "copy"):
+        (tmp_path / name).write_text(name if name != "copy" else "ann")
+    ann, bob, copy = (Prompt(0, "A hero waves.", references=(tmp_path / name,)) for name in ("ann", "bob", "copy"))
+    assert find_leaks([ann], {"test": [bob, Prompt(1, "A hero waves.")]}) == []
+    assert [leak.why for leak in find_leaks([ann], {"test": [copy]})] == ["text"]
+    assert [leak.why for leak in find_leaks([ann], {"test": [bob]}, near=0.9)] == ["near"]
+    (tmp_path / "bob").write_text("ann")
+    os.utime(tmp_path / "bob", ns=(1, 1))
+    assert len(find_leaks([ann], {"test": [bob]})) == 1
 
 
 def test_the_report_counts_and_shows() -> None:

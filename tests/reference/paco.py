@@ -285,12 +285,18 @@ def ranks(column: list[float], groups: list[int]) -> list[float]:
 def normalise(
     values: dict[int, float], of_set: dict[int, float], groups: dict[int, int], std_over: str, floor: Any
 ) -> dict[int, float]:
-    """Eq. 2: (r̂ − mean of its group)/std, by row; the std is that of the sets' scores."""
+    """Eq. 2: (r̂ − mean of its group)/std, by row; the std is that of the sets' scores, or its own, around the
+    sets' means, if that is larger."""
     normal = {}
     for row, value in values.items():
         group = [values[other] for other in values if groups[other] == groups[row]]
-        spread_of = [of_set[other] for other in values if std_over == "global" or groups[other] == groups[row]]
-        normal[row] = (value - fmean(group)) / divisor(spread_of, floor)
+        compared = [other for other in values if std_over == "global" or groups[other] == groups[row]]
+        own = []
+        for other in compared:
+            peers = [x for x in values if groups[x] == groups[other]]
+            own.append(values[other] - fmean([values[x] for x in peers]) + fmean([of_set[x] for x in peers]))
+        divisors = divisor([of_set[other] for other in compared], floor), divisor(own, floor)
+        normal[row] = (value - fmean(group)) / (divisors[0] if values is of_set else max(divisors))
     return normal
 
 

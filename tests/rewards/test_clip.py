@@ -84,6 +84,15 @@ def test_clip_i(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sh
     close(PanelClipImage(str(tiny_clip))(prompts, sheets), expected)
 
 
+def test_parts_are_shares_of_the_mean(tiny_clip: Path, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    for reward, panels_of_part in ((PanelClipText(str(tiny_clip)), 1), (PanelClipImage(str(tiny_clip)), 2)):
+        found = reward.panel_scores(prompts, sheets)
+        assert [one.score for one in found] == reward(prompts, sheets)
+        for one in found:
+            assert one.part_P is not None
+            assert one.score == pytest.approx(sum(part or 0.0 for part in one.part_P) / panels_of_part)
+
+
 def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
     expected = [reference(sheet, prompt.text)[0] / 26 for prompt, sheet in zip(prompts, sheets, strict=True)]
     close(PickScore(str(tiny_clip))(prompts, sheets), expected)

@@ -227,7 +227,8 @@ def test_sources_and_key_are_sent(
     service: Service, tmp_path: Path, sheets: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sheets[0].save(tmp_path / "source.png")
-    prompt = Prompt(id=0, text="edit", sources=(tmp_path / "source.png",))
+    sheets[1].save(tmp_path / "fox.png")
+    prompt = Prompt(id=0, text="edit", sources=(tmp_path / "source.png",), references=(tmp_path / "fox.png",))
     reward = HttpScorer(service.url, key_env="SCORER_KEY")
     with pytest.raises(ValueError, match="SCORER_KEY is not set"):
         reward.load()
@@ -235,6 +236,8 @@ def test_sources_and_key_are_sent(
     reward([prompt], sheets[:1])
     sent = base64.b64decode(service.asked[0]["sources"][0][0])  # type: ignore[index]
     assert sent == (tmp_path / "source.png").read_bytes()
+    shown = base64.b64decode(service.asked[0]["references"][0][0])  # type: ignore[index]
+    assert shown == (tmp_path / "fox.png").read_bytes()
     assert service.headers == ["Bearer secret"]
 
 

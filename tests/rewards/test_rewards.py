@@ -1,7 +1,9 @@
 """What is asked of the judge, how often, and what becomes of its answers."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,9 +13,17 @@ from pacorl.core import questions
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.rewards.reward import mean_of, score, tempered
+from pacorl.rewards.reward import (
+    PanelScores,
+    RewardError,
+    mean_of,
+    panel_scores_of,
+    score,
+    smoke_test,
+    tempered,
+)
 from pacorl.tiny import characters
-from pacorl.types import Grid, Prompt, Question, Verdict
+from pacorl.types import Grid, Prompt, Question, Size, Verdict
 
 
 class Notebook:
@@ -77,6 +87,60 @@ def test_no_verdicts_no_mean() -> None:
 def test_a_reward_that_counts_wrong_is_named() -> None:
     with pytest.raises(ValueError, match="'short' returned 0 scores for 1 images"):
         score({"short": lambda prompts, images: []}, [PROMPT], [SHEET])  # type: ignore[dict-item]
+
+
+class Parts:
+    """A reward that returns `given`."""
+
+    def __init__(self, given: object) -> None:
+        self.given = given
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+        return [1.0] * len(images)
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[PanelScores]:
+        return [self.given] * len(images)  # type: ignore[list-item]
+
+
+PAIR = Prompt(4, "two", grid=Grid(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (1.0, r"returned 1.0 for prompt 4, 'two'; panel_scores must return PanelScores"),
+        (PanelScores(1.0, [0.5]), r"returned 1 parts for prompt 4, 'two'; a 1x2 grid needs 2"),
+        (PanelScores(1.0, 2), r"returned the parts 2 for prompt 4"),  # type: ignore[arg-type]
+        (PanelScores(1.0, [0.5, True]), r"returned True for prompt 4"),
+        (PanelScores(1.0, [0.5, math.inf]), r"returned inf for prompt 4"),
+    ],
+)
+def test_parts_that_are_none_are_named(given: object, message: str) -> None:
+    image = Image.new("RGB", (4, 4))
+    with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
+        panel_scores_of("mine", Parts(given), [PAIR], [image])
+    with pytest.raises(RewardError, match=f"reward 'mine' {message}"):
+        smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4), by_panel=True)
+    smoke_test({"mine": Parts(given)}, [PAIR], size=Size(4, 4))
+
+
+def test_a_score_is_missing_if_one_of_its_parts_is() -> None:
+    def found(*parts: object) -> PanelScores:
+        return panel_scores_of(
+            "mine",
+            Parts(PanelScores(1.0, parts)),
+            [PAIR],
+            [Image.new("RGB", (4, 4))],
+            masked=True,  # type: ignore[arg-type]
+        )[0]
+
+    part_P = found(np.float32(0.5), 1).part_P
+    assert part_P == [0.5, 1.0]
+    assert all(type(part) is float for part in part_P)
+    assert found(0.5, None) == PanelScores(None, [0.5, None])
+    assert math.isnan(found(0.5, math.nan).score or 0.0)
 
 
 def test_prompts_that_do_not_serve_are_named() -> None:

@@ -14,7 +14,7 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.plan import plan_policy
 from pacorl.rewards import build_rewards, check_rewards, reward_spec
-from pacorl.rewards.reward import RewardError
+from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels
 from pacorl.rewards.spec import parsed_spec
 from pacorl.types import Prompt
 
@@ -101,6 +101,37 @@ def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
     reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
     with pytest.raises(RewardError, match=r"line 3: SystemExit on prompt 7"):
         reward([Prompt(id=7, text="x")], [Image.new("RGB", (4, 4))])
+
+
+PARTS = """
+from pacorl.rewards.reward import PanelScores
+
+class Halves:
+    def __call__(self, prompts, images):
+        return [1.0 for _ in images]
+
+    def panel_scores(self, prompts, images):
+        if any(prompt.id == 7 for prompt in prompts):
+            raise KeyError("seven")
+        return [PanelScores(1.0, [0.25, 0.75]) for _ in images]
+
+def whole(prompts, images):
+    return [2.0 for _ in images]
+"""
+
+
+def test_a_file_s_reward_keeps_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PARTS)
+    rewards = [reward_spec(f"{tmp_path}/mine.py:{name}").build({}, judge=None, device="cpu") for name in PARTED]
+    image = Image.new("RGB", (4, 4))
+    found = [reward.panel_scores([Prompt(0, "x")], [image]) for reward in rewards if isinstance(reward, ScoresPanels)]
+    assert found == [[PanelScores(1.0, [0.25, 0.75])], [PanelScores(2.0, None)]]
+    assert isinstance(rewards[0], ScoresPanels)
+    with pytest.raises(RewardError, match=r"mine.py:Halves', line 10: KeyError on prompt 7, 'y': 'seven'"):
+        rewards[0].panel_scores([Prompt(0, "x"), Prompt(7, "y")], [image, image])
+
+
+PARTED = ("Halves", "whole")
 
 
 def test_a_file_may_hold_a_function_of_trl_s_signature(tmp_path: Path) -> None:

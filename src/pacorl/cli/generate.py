@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pacorl.types import Prompt
 
 
+SOURCES = ("--prompt", "--record", "--storyboard", "--instruction")
 BOARD_PAGE = "storyboard.html"
 IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
 """The first text chunk of a generated PNG (`generate.generated_images.recipe_texts`)."""
@@ -60,6 +61,11 @@ class RequestOptions(WriterOptions):
     characters: list[str] = option(
         [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
     )
+
+    @property
+    def sources(self) -> list[str]:
+        """Flags of the prompts that are given."""
+        return [flag for flag in SOURCES if getattr(self, flag.removeprefix("--"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,8 @@ class GenerationRequest:
     title: str
     prompts: list[Prompt]
     board: Storyboard | None = None
+    panels: Sequence[str] = ()
+    """Text of each panel for people; empty for one image, an edit or a record."""
 
 
 def generate(
@@ -216,17 +224,11 @@ def read_request(options: RequestOptions, model: str, *, kind: str = "") -> Gene
         ValueError: if there is not exactly one source, or the model does not support it.
     """
     # Exactly one source.
-    sources = {
-        "--prompt": options.prompt,
-        "--record": options.record,
-        "--storyboard": options.storyboard,
-        "--instruction": options.instruction,
-    }
-    flags = [flag for flag, source in sources.items() if source]
+    flags = options.sources
     if not flags:
-        raise ValueError(f"give one of {', '.join(sources)}")
+        raise ValueError(f"give one of {', '.join(SOURCES)}")
     if len(flags) > 1:
-        raise ValueError(f"give one of {', '.join(sources)}, not {' and '.join(flags)}")
+        raise ValueError(f"give one of {', '.join(SOURCES)}, not {' and '.join(flags)}")
 
     # Flags of other sources.
     if options.panels and not options.prompt:
@@ -244,10 +246,12 @@ def read_request(options: RequestOptions, model: str, *, kind: str = "") -> Gene
 
         board = read_storyboard(options.storyboard)
         limit = _max_references(board, model, kind)
-        return GenerationRequest(board.title, pages(board, model, max_references=limit), board)
-    prompt = _prompt(options, model, kind)
+        prompts = pages(board, model, max_references=limit)
+        return GenerationRequest(board.title, prompts, board, shown_panels(options, board))
+    written = written_storyboard(options) if options.prompt else None
+    prompt = _prompt(options, model, kind, written)
     title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
-    return GenerationRequest(title, [prompt])
+    return GenerationRequest(title, [prompt], panels=shown_panels(options, written))
 
 
 def _max_references(board: Storyboard, model: str, kind: str) -> int:
@@ -262,7 +266,8 @@ def _max_references(board: Storyboard, model: str, kind: str) -> int:
     return limit
 
 
-def _prompt(options: RequestOptions, model: str, kind: str) -> Prompt:
+def _prompt(options: RequestOptions, model: str, kind: str, board: Storyboard | None) -> Prompt:
+    """Compose the prompt of a request; `board` has the panels that were written for it."""
     from pacorl.core.grid import parse_layout
     from pacorl.generate.compose import check_for, find_record, prompt_from
     from pacorl.generate.storyboard import board_prompt
@@ -270,7 +275,6 @@ def _prompt(options: RequestOptions, model: str, kind: str) -> Prompt:
     from pacorl.types import Prompt
 
     if options.prompt:
-        board = written_storyboard(options)
         if board:
             return board_prompt(board, model, max_references=_max_references(board, model, kind))
         grid = parse_layout(options.layout) if options.layout else None
@@ -314,15 +318,6 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     if not characters and (options.panels or len(draft.panels) == 1):
         return None
     return storyboard_of(draft, characters, layout=layout)
-
-
-def _storyboard(options: RequestOptions) -> Storyboard | None:
-    """Return the storyboard of a request: a file's, or a prompt's."""
-    from pacorl.generate.storyboard import read_storyboard
-
-    if options.storyboard:
-        return read_storyboard(options.storyboard)
-    return written_storyboard(options) if options.prompt else None
 
 
 def shown_panels(options: RequestOptions, board: Storyboard | None) -> list[str]:
@@ -386,14 +381,21 @@ def _check_models(
 ) -> PolicySpec:
     """Check generator, judge and size before diffusers is imported; returns the generator's kind."""
     from pacorl.judge import check_judge
+
+    spec = _checked_spec(options, prompts)
+    spec.check_source(options.model, adapter=options.adapter, size=options.size)
+    if judge:
+        check_judge(judge, adapter=choice.judge_adapter)
+    return spec
+
+
+def _checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> PolicySpec:
+    """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
     from pacorl.models.policies import POLICIES, check_sources, kind_of
 
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
     for prompt in prompts:
         check_sources(spec, prompt, options.model)
-    spec.check_source(options.model, adapter=options.adapter, size=options.size)
-    if judge:
-        check_judge(judge, adapter=choice.judge_adapter)
     return spec
 
 
@@ -405,11 +407,16 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
     from pacorl.judge import JUDGES, backend_of
     from pacorl.judge.judge import BackendOptions
     from pacorl.lab.plan.plan import plan_generation, print_plan
-    from pacorl.models.policies import POLICIES, kind_of
+
+    # The panels, and the images that the generator reads. A model alone can be planned too.
+    requested = GenerationRequest("", [])
+    if request.sources or request.images:
+        requested = read_request(request, options.model, kind=options.kind)
+    spec = _checked_spec(options, requested.prompts)
+    images = max((len(prompt.sources) + len(prompt.references) for prompt in requested.prompts), default=0)
 
     # The generator.
     weights = MEMORY[choice.memory]
-    spec = POLICIES.named(options.kind or kind_of(options.model, edits=bool(request.images)))
     policy = spec.options_for(
         options.model,
         dtype="float32" if options.model == TINY else "bfloat16",
@@ -425,17 +432,9 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
 
-    # The panels, and the images that the generator reads.
-    board = _storyboard(request)
-    panels = shown_panels(request, board)
-    images = len(request.images)
-    if board:
-        limit = _max_references(board, options.model, options.kind)
-        images += min(limit, sum(map(len, board.images.values())))
-
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
     if as_json:
-        print_json({"panels": panels} | parse_json(plan.to_json()))
+        print_json({"panels": list(requested.panels)} | parse_json(plan.to_json()))
     else:
         print_plan(plan)
     raise typer.Exit(plan.exit_code)

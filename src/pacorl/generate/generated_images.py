@@ -268,6 +268,7 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
         "name": saved.path.name,
         "image": show(image.image),
         "sources": [show(open_image(path)) for path in image.prompt.sources],
+        "references": [show(open_image(path)) for path in image.prompt.references],
         "captions": image.prompt.panels or (image.prompt.text,),
         "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
         "score": judged.score if judged else None,

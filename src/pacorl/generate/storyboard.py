@@ -205,7 +205,10 @@ def references_note(board: Storyboard, model: str, *, limit: int) -> str:
         return f"{model} takes no reference images: the characters act by their descriptions alone"
     given = sum(map(len, board.images.values()))
     if given > limit:
-        return f"{model} takes {limit} reference images: of the characters' {given}, the first of each act"
+        return (
+            f"{model} takes {limit} reference images a page: the first of each character, then the second, up to "
+            f"{limit} of {given} given"
+        )
     return ""
 
 

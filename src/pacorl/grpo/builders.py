@@ -35,7 +35,7 @@ from pacorl.rewards.reward import (
     Reward,
     RewardError,
     RewardFunction,
-    ScoresPanels,
+    panel_scores_by,
     smoke_test,
 )
 from pacorl.runtime.compiled import compile_blocks
@@ -67,10 +67,7 @@ class FunctionReward:
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the parts of a function that has them."""
-        function: object = self.function
-        if isinstance(function, ScoresPanels):
-            return function.panel_scores(prompts, images)
-        return [PanelScores(score, None) for score in self(prompts, images)]
+        return panel_scores_by(self.function, self, prompts, images)
 
 
 def checked_config(
@@ -385,6 +382,7 @@ def build_run_rewards(
     tried: Sequence[Prompt],
     size: tuple[int, int],
     resumed: bool = False,
+    by_panel: bool = False,
 ) -> Mapping[str, Reward]:
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
@@ -397,6 +395,7 @@ def build_run_rewards(
         tried: prompts to choose the trial image's from.
         size: height and width of the trial images.
         resumed: whether services have answered this run before, so that an outage is waited out.
+        by_panel: whether the parts of the scores are used.
     """
     built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {}
@@ -411,7 +410,7 @@ def build_run_rewards(
 
     # Judges are left out: connecting or loading has tested them.
     judgeless = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
-    smoke_test(judgeless, tried, size=Size(*size))
+    smoke_test(judgeless, tried, size=Size(*size), by_panel=by_panel)
     return rewards
 
 

@@ -103,9 +103,11 @@ class Ledger:
         self._note("samples", items.values())
         table = [[row, *scores[row]] for row in sorted(scores)]
         self.scores["scores"] = table
-        self.hashes["scores"] = sha256(dump_json(table, indent=None))
+        hashed = dump_json(table, indent=None)
         if parts is not None:
-            self.scores["parts"] = [[row, parts[row]] for row in sorted(parts)]
+            self.scores["parts"] = [[row, dict(sorted(parts[row].items()))] for row in sorted(parts)]
+            hashed += dump_json(self.scores["parts"], indent=None)
+        self.hashes["scores"] = sha256(hashed)
 
     def note_advantages(self, values: Advantages) -> None:
         """Hash the advantages: by sample, by level of the tree, and the samples that are trained on."""

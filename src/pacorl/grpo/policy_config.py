@@ -353,7 +353,8 @@ class PolicyConfig(Section):
         self._check_steps()
         if self.model.checkpoint == TINY:
             _ = self.generator.committed  # refuses a kind without one
-        if not self.generator.sets:
+        # Editors that take references make sets from them; whether there are edits, the prompts decide.
+        if not self.generator.sets and not self.generator.policy.max_references:
             self._check_edits()
         if self.prompts.record_sizes and self.sampling.curriculum:
             raise ValueError(

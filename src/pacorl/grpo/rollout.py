@@ -259,7 +259,7 @@ class Trunk:
         child_B = self._positions([tree.node_of(row, level + 1) for row in rows], children, device)
         panels = None
         if draw.by_panel:
-            panels = panels_of(draw.policy, [self.prompts[row] for row in rows], self.size)
+            panels = panels_of(draw.policy, [self.prompts[row] for row in rows], self.size, device=device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std), panels)
 
         batch = NodeBatch(
@@ -330,9 +330,8 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
     )
 
 
-def panels_of(policy: Policy, prompts: Sequence[Prompt], size: Size) -> Panels:
-    """Lay out the panels of a batch of samples in the policy's tokens, on its device."""
-    device = next(policy.transformer.parameters()).device
+def panels_of(policy: Policy, prompts: Sequence[Prompt], size: Size, *, device: torch.device) -> Panels:
+    """Lay out the panels of a batch of samples in the policy's tokens."""
     return Panels.of([prompt.grid for prompt in prompts], size, policy.token_grid(size), device=device)
 
 

@@ -113,6 +113,27 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
     )
 
 
+def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:
+    """Check that no batch of a sharded run mixes prompts with different numbers of images.
+
+    Raises:
+        ValueError: if one would; images of different shapes are found only when they are encoded.
+    """
+    if not config.generator.policy.mixes_layouts:
+        return
+    crossing = {
+        "sampling.batch": (train, config.sampling.batch, config.group_size % config.sampling.batch > 0),
+        "evaluation.batch": (evaluation, config.evaluation.batch, config.evaluation.batch > 1),
+    }
+    for key, (prompts, batch, crosses) in crossing.items():
+        counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
+        if crosses and len(counts) > 1:
+            raise ValueError(
+                f"FSDP2 and prompts with {min(counts)} to {max(counts)} images, which {key} {batch} would mix: its "
+                "ranks must make equally many forwards; set it to 1"
+            )
+
+
 def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
     """Join adjacent pieces below one node into units."""
     units: list[list[Row]] = []

@@ -38,7 +38,7 @@ from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
 from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_division
+from pacorl.grpo.rows import check_division, check_image_counts
 from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
@@ -153,6 +153,8 @@ class Run:
                 # Only the main process reads a local judge's weights for their digest.
                 changes = self.runtime.on_main(partial(changes_since, start, config, allowed=allow_changes))
             check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+            if self.runtime.sharded:
+                check_image_counts(config, self.train_prompts, self.evaluation_prompts)
 
             self._build_models(functions, resumed=start is not None)
             self._build_records(start, changes)
@@ -237,6 +239,7 @@ class Run:
             tried=self.train_prompts,
             size=config.sampling.size,
             resumed=resumed,
+            by_panel=self.by_panel,
         )
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
@@ -465,7 +468,16 @@ class Run:
 
     def gather_parts(self, scorer: Scorer) -> dict[int, Parts] | None:
         """Collect the parts of all ranks' scores, after `gather_scores`; None without panel credit."""
-        return self.runtime.gather_rows(lambda: scorer.parts) if self.by_panel else None
+        if not self.by_panel:
+            return None
+        parts = self.runtime.gather_rows(lambda: scorer.parts)
+        if not parts:
+            self.warn_once(
+                "parts",
+                f"epoch {self.epoch + 1}: advantages.credit {self.config.advantages.credit}, but no reward's scores "
+                "have parts, so that all panels of a set learn the same; take credit: set, or a reward with parts",
+            )
+        return parts
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""

@@ -20,7 +20,7 @@ from pacorl.grpo.monitor import PanelStatistics, panel_statistics
 from pacorl.grpo.rows import Row
 from pacorl.judge import JUDGES
 from pacorl.judge.judge import BackendOptions, RemoteJudge
-from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, ScoresPanels, named, scores_of
+from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, named, panel_scores_of, scores_of
 from pacorl.runtime.cores import available_cores
 from pacorl.runtime.workers import LOOK_SECONDS, LimitedCall, Workers
 from pacorl.types import RewardTable, Rollout
@@ -70,8 +70,7 @@ class Scorer:
         self.timeout = timeout
         self.check_stop = check_stop
         self.advance = advance
-        self.parts: dict[int, dict[str, Sequence[float | None]]] = {}
-        """Global row → parts of its scores; empty unless `by_panel`, and complete after `results`."""
+        self._parts: dict[int, dict[str, Sequence[float | None]]] = {}
         self.abandoned = 0
         """Samples without scores because waiting stopped."""
         self.busy_seconds = 0.0
@@ -137,6 +136,12 @@ class Scorer:
         self._submitted.clear()
         return scores_of_row
 
+    @property
+    def parts(self) -> dict[int, Parts]:
+        """Global row → parts of its scores; empty unless `by_panel`, and complete after `results`."""
+        # Copies: calls that are not waited for may still add parts.
+        return {row: dict(parts) for row, parts in dict(self._parts).items()}
+
     def last_error(self) -> str:
         """Return the rewards' reasons for missing scores."""
         reasons = []
@@ -174,15 +179,14 @@ class Scorer:
     def _score(self, name: str, rollout: Rollout) -> Scores:
         """Score a rollout by one reward, and collect the parts of the scores."""
         reward = self.rewards[name]
-        if not self.by_panel or not isinstance(reward, ScoresPanels):
+        if not self.by_panel:
             return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
 
-        found = reward.panel_scores(rollout.prompts, rollout.images)
-        scores = scores_of(name, lambda *_: [one.score for one in found], rollout.prompts, rollout.images, masked=True)
-        for row, one in zip(rollout.row_B, found, strict=True):
-            if one.part_P is not None:
-                self.parts.setdefault(row, {})[name] = one.part_P
-        return scores
+        results = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
+        for row, result in zip(rollout.row_B, results, strict=True):
+            if result.part_P is not None:
+                self._parts.setdefault(row, {})[name] = result.part_P
+        return [result.score for result in results]
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
         scores = scores_now()

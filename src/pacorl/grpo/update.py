@@ -247,7 +247,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     advantage_B = to_device(values.at(nodes.level)[nodes.row_B].float(), device)
     panels = None
     if values.value_LBP is not None:
-        panels = panels_of(policy_loss.policy, [nodes.prompts[node] for node in nodes.node_B.tolist()], nodes.size)
+        prompts = [nodes.prompts[node] for node in nodes.node_B.tolist()]
+        panels = panels_of(policy_loss.policy, prompts, nodes.size, device=device)
         advantage_B = panels.at_tokens(advantage_B)
     conditioning = policy_loss.cache.batch(nodes.prompts, nodes.size)
     x_VNC = to_device(nodes.latents_VNC, device)
@@ -308,7 +309,7 @@ def _endpoint_loss(
     used_B = to_device(values.used_B[rollout.row_B], device)
     panels = None
     if values.value_LBP is not None:
-        panels = panels_of(policy_loss.policy, rollout.prompts, rollout.size)
+        panels = panels_of(policy_loss.policy, rollout.prompts, rollout.size, device=device)
         advantage_B = panels.at_tokens(to_device(values.at(0)[rollout.row_B].float(), device))
         used_B = used_B[:, None].expand_as(advantage_B)
 

@@ -15,6 +15,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def digest(path: Path) -> str:
         raise ValueError(f"{path} is missing; run the step that makes it first, or name another file")
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def kept_digest(path: Path) -> str:
+    """`digest` of a file, computed once for each state (size and time of change) of it."""
+    return digest_in_state(path, *state_of(path)) if path.is_file() else digest(path)
+
+
+def state_of(path: Path) -> tuple[int, int]:
+    """Return a file's size and time of change. Raises OSError."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4096)
+def digest_in_state(path: Path, size: int, changed: int) -> str:
+    return digest(path)
 
 
 def digests(folder: Path) -> dict[str, str]:

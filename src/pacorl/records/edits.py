@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import blamed_on, check_keys, read_json, write_jsonl
-from pacorl.io.files import digest, inside, write_atomic
+from pacorl.io.files import inside, kept_digest, state_of, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.tables import parquet_file
 from pacorl.types import Prompt
@@ -94,7 +95,7 @@ def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
-    """Resolve the images that a record in `folder` names, each opened once.
+    """Resolve the images that a record in `folder` names, each file opened once.
 
     Raises:
         ValueError: An image is missing, unreadable or outside of `folder`.
@@ -105,10 +106,16 @@ def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
         if not source.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"image {name!r} is outside of {folder}; keep images in the folder of the JSONL")
         try:
-            open_image(source)
+            _check_image(source, *state_of(source))
         except OSError as error:
             raise ValueError(f"image {name!r} cannot be read ({error.strerror})") from None
     return tuple(folder / name for name in names)
+
+
+@lru_cache(maxsize=4096)
+def _check_image(path: Path, size: int, changed: int) -> None:
+    """Open an image, once for each state of its file: many records may have the images of one character."""
+    open_image(path)
 
 
 def character_fields(prompt: Prompt, path: Path) -> dict[str, Any]:
@@ -123,7 +130,7 @@ def copied_images(images: Sequence[Path], path: Path) -> list[str]:
     names = []
     for image in images:
         # Named by content: two images may have one name, and many records may have one image.
-        copy = folder / f"{digest(image)[:32]}{image.suffix}"
+        copy = folder / f"{kept_digest(image)[:32]}{image.suffix}"
         if copy.is_symlink() or not copy.is_file():
             write_atomic(copy, image.read_bytes())
         names.append(f"{folder.name}/{copy.name}")

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pacorl.core.grid import shared_text
 from pacorl.io.documents import read_jsonl, read_yaml
-from pacorl.io.files import digest
+from pacorl.io.files import kept_digest
 from pacorl.records.comparisons import comparisons_from
 from pacorl.records.prompts import prompts_from
 from pacorl.types import Prompt
@@ -238,10 +238,13 @@ def _comparison_texts(source: str) -> Iterator[str]:
 
 
 def _keys(prompt: Prompt) -> list[str]:
-    """Return the keys of a prompt: the digests of an edit's images, else the text. Equal prompts share a key."""
+    """Return the keys of a prompt: the digests of an edit's images, else the text with its references' digests.
+
+    Equal prompts share a key. Records of several characters may have one text, since their references show who acts.
+    """
     if not prompt.sources:
-        return [f"text {plain(prompt.text)}"]
-    return [f"image {digest(source)}" for source in prompt.sources]
+        return [" ".join(["text", plain(prompt.text), *map(kept_digest, prompt.references)])]
+    return [f"image {kept_digest(source)}" for source in prompt.sources]
 
 
 def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:

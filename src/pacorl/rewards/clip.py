@@ -20,6 +20,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from pacorl.core.grid import split
+from pacorl.core.set_scores import panel_shares
 from pacorl.io.files import safetensors_errors
 from pacorl.io.pretrained import pretrained
 from pacorl.rewards.reward import PanelScores, RewardError, check_pairs, check_panels
@@ -122,33 +123,47 @@ class ClipReward:
         return [self.clip.load()[0]]
 
 
-class PanelClipText(ClipReward):
+class PartsReward(ClipReward):
+    """Base class of CLIP rewards that are a mean over parts of a set."""
+
+    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
+        """Compute per image the cosine of each part, by the panels that it contains."""
+        raise NotImplementedError
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [fmean(parts.values()) for parts in self.parts(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with the cosines as parts."""
+        scored = zip(prompts, self.parts(prompts, images), strict=True)
+        return [PanelScores(fmean(parts.values()), panel_shares(parts, prompt.grid.count)) for prompt, parts in scored]
+
+
+class PanelClipText(PartsReward):
     """CLIP-T: the cosine of a panel and its own text, mean over panels (the paper's prompt reward for sets)."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels("panel_clip_text", prompts)
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return [found.score for found in self.panel_scores(prompts, images)]
-
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with its panels' cosines as parts."""
+    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
         text_PC = self.clip.texts(list(chain(*(prompt.panels for prompt in prompts))))
-        cosines = [cosine_P.tolist() for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts)]
-        return [PanelScores(fmean(cosine), [value / len(cosine) for value in cosine]) for cosine in cosines]
+        cosines = (self.clip.images(panels) * text_PC).sum(1).split(counts)
+        return [{(panel,): cosine for panel, cosine in enumerate(cosine_P.tolist())} for cosine_P in cosines]
 
 
-class PanelClipImage(ClipReward):
+class PanelClipImage(PartsReward):
     """CLIP-I: the cosine of two panels, mean over pairs: how alike they look, duplicates included."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs("panel_clip_image", prompts)
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
         cosines_PP = [(image_PC @ image_PC.T).tolist() for image_PC in self.clip.images(panels).split(counts)]
-        return [fmean(cosine[i][j] for i, j in combinations(range(len(cosine)), 2)) for cosine in cosines_PP]
+        return [
+            {pair: cosine[pair[0]][pair[1]] for pair in combinations(range(len(cosine)), 2)} for cosine in cosines_PP
+        ]
 
 
 class PickScore(ClipReward):

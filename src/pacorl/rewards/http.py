@@ -1,9 +1,10 @@
 """Any scorer behind a URL as a reward: one JSON POST per few images.
 
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
-base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
-one per image. Network failures and invalid JSON are retried; scores that still fail are missing, not 0.
-In training an unreachable service is retried for `outage` seconds, like a judge over HTTP.
+base64, …]}`, `"sources": [[PNG, …], …]` if the prompts edit images, and `"references": [[PNG, …], …]` if they have
+images of characters. Answer: `{"scores": [number or null, …]}`, one per image. Network failures and invalid JSON are
+retried; scores that still fail are missing, not 0. In training an unreachable service is retried for `outage` seconds,
+like a judge over HTTP.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class HttpScorer:
 
 def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
     """Encode one image and its prompt for the request."""
-    return {
+    item: dict[str, Any] = {
         "prompt": {
             "id": prompt.id,
             "text": prompt.text,
@@ -142,10 +143,14 @@ def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
         # As stored, at their original size: the service chooses the size of comparison.
         "sources": [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources],
     }
+    if prompt.references:
+        item["references"] = [base64.b64encode(path.read_bytes()).decode() for path in prompt.references]
+    return item
 
 
 def _request(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
-    if any(item["sources"] for item in items):
-        document["sources"] = [item["sources"] for item in items]
+    for key in ("sources", "references"):
+        if any(item.get(key) for item in items):
+            document[key] = [item.get(key, []) for item in items]
     return document

@@ -77,6 +77,15 @@ class ScoresPanels(Protocol):
         """Score each image as the reward does, with the parts."""
 
 
+def panel_scores_by(
+    reward: object, score: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image]
+) -> list[PanelScores]:
+    """Score each image with the parts of `reward`, or by `score` if it has no parts."""
+    if isinstance(reward, ScoresPanels):
+        return list(reward.panel_scores(prompts, images))
+    return [PanelScores(value, None) for value in score(prompts, images)]
+
+
 @runtime_checkable
 class Explains(Protocol):
     """Reward with a reason for missing scores."""
@@ -128,6 +137,55 @@ def scores_of(
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
+def panel_scores_of(
+    name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
+) -> list[PanelScores]:
+    """Compute one reward's scores as `scores_of` does, with the parts of those that have parts.
+
+    A score is missing if one of its parts is, and NaN if one of its parts is.
+
+    Raises:
+        RewardError: naming the reward and the record, if a score or its parts are invalid.
+    """
+    results = panel_scores_by(reward, reward, prompts, images)
+    for result in results:
+        if not isinstance(result, PanelScores):
+            raise RewardError(
+                f"reward {name!r} returned {result!r} for {named(prompts)}; panel_scores must return PanelScores"
+            )
+    scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
+
+    checked = []
+    for prompt, score, result in zip(prompts, scores, results, strict=True):
+        if result.part_P is None:
+            checked.append(PanelScores(score, None))
+            continue
+        part_P = _finite_parts(name, result.part_P, prompt, masked=masked)
+        checked.append(PanelScores(_if_whole(score, part_P), part_P))
+    return checked
+
+
+def _if_whole(score: float | None, part_P: Sequence[float | None]) -> float | None:
+    """Return the score; None if a part is missing, NaN if one is not finite."""
+    if None in part_P:
+        return None
+    is_finite = all(math.isfinite(part) for part in part_P if part is not None)
+    return score if score is None or is_finite else math.nan
+
+
+def _finite_parts(name: str, part_P: Sequence[object], prompt: Prompt, *, masked: bool) -> list[float | None]:
+    try:
+        parts = list(part_P)
+    except TypeError:
+        raise RewardError(f"reward {name!r} returned the parts {part_P!r} for {named([prompt])}; give a list") from None
+    if len(parts) != prompt.grid.count:
+        raise RewardError(
+            f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
+            f"{prompt.grid.count}, one per panel"
+        )
+    return [_finite(name, part, prompt, masked=masked) for part in parts]
+
+
 def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
     if value is None:
         return None
@@ -148,10 +206,17 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     )
 
 
-def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
+def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, by_panel: bool = False) -> None:
     """Make every reward ready and have it score one grid image of noise, before anything is generated.
 
-    Raises RewardError if a reward raises, returns a wrong number of scores, an invalid score, or none.
+    Args:
+        rewards: by name.
+        prompts: to choose the image's from.
+        size: of the image.
+        by_panel: whether to check the parts of the scores too.
+
+    Raises:
+        RewardError: if a reward raises, returns a wrong number of scores, an invalid score or part, or none.
     """
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial image equally each time.
@@ -159,7 +224,11 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
             reward.load()
-        if scores_of(name, reward, [prompt], [noise]) == [None]:
+        if by_panel:
+            scores = [result.score for result in panel_scores_of(name, reward, [prompt], [noise])]
+        else:
+            scores = scores_of(name, reward, [prompt], [noise])
+        if scores == [None]:
             why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
 

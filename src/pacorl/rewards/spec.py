@@ -8,7 +8,7 @@
 
 `Name` is a function of prompts and images, also with TRL's arguments (`with_completions`), or a class whose instances
 are called with prompts and images. Its keyword arguments are the reward's `args`; a class may ask for `judge` and
-`device`, and have `check(prompts)` and `load()` as ours do.
+`device`, and have `check(prompts)`, `load()` and `panel_scores(prompts, images)` as ours do.
 The file is run when a run begins, and by `pacorl doctor`: name only trusted files. `--dry-run` reads and does not run
 it, so it checks names and arguments, not their types.
 """
@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from pacorl.config.user_files import FAULTS, file_and_name, line_in, value_in_file
 from pacorl.io.documents import read_text
-from pacorl.rewards.reward import Reward, RewardError, named
+from pacorl.rewards.reward import PanelScores, Reward, RewardError, named, panel_scores_by
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.judge.judge import Judge
+
+T = TypeVar("T")
 
 COMPLETIONS = "completions"
 """The argument by which a function has TRL's signature."""
@@ -228,17 +230,32 @@ class UserReward:
                 self.reward.check(prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return self._scored(self.reward, prompts, images)
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        """Score each image, with the parts of a reward that has them."""
+        return self._scored(partial(panel_scores_by, self.reward, self.reward), prompts, images)
+
+    def _scored(
+        self,
+        score: Callable[[Sequence[Prompt], Sequence[Image]], Iterable[T]],
+        prompts: Sequence[Prompt],
+        images: Sequence[Image],
+    ) -> list[T]:
+        """Score images, and convert exceptions to RewardError with the file, the line and the record."""
         try:
-            return list(self.reward(prompts, images))
+            return list(score(prompts, images))
         except FAULTS as error:
-            at_fault = self._at_fault(prompts, images)
+            at_fault = self._at_fault(score, prompts, images)
             raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
 
-    def _at_fault(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Sequence[Prompt]:
+    def _at_fault(
+        self, score: Callable[..., object], prompts: Sequence[Prompt], images: Sequence[Image]
+    ) -> Sequence[Prompt]:
         """Find the first prompt that raises alone; all if only the batch does."""
         for prompt, image in zip(prompts, images, strict=True):
             try:
-                self.reward([prompt], [image])
+                score([prompt], [image])
             except FAULTS:
                 return [prompt]
         return prompts

@@ -32,6 +32,7 @@ from pacorl.lab.verify.recompute import Comparison, recompute
 from pacorl.models.lora.adapters import MovingAverage
 from pacorl.report.page import write_report
 from pacorl.rewards.jpeg import JpegSize
+from pacorl.rewards.reward import PanelScores
 from pacorl.runtime.logbook import Logbook
 from pacorl.runtime.processes import Interrupted
 from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
@@ -406,6 +407,30 @@ def test_missing_scores_are_replayed_as_missing(tmp_path: Path) -> None:
     epochs = [record for record in epochs_of(run) if record["kind"] == "epoch"]
     assert any(score is None for record in epochs for _, score in record["scores"]["scores"])
     assert made_again(run, 2).answer == "equal bits"
+
+
+def jpeg_parts(first: float) -> Callable[..., list[PanelScores]]:
+    def panel_scores(reward: JpegSize, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+        found = []
+        for prompt, score in zip(prompts, reward(prompts, images), strict=True):
+            shares = [first, *range(1, prompt.grid.count)]
+            found.append(PanelScores(score, [share * score for share in shares]))
+        return found
+
+    return panel_scores
+
+
+def test_parts_are_computed_again_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JpegSize, "panel_scores", jpeg_parts(0.0), raising=False)
+    rewards = "rewards=[{name: consistency, weight: 0.2}, {name: jpeg_size, weight: 0.1}]"
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, rewards, "advantages.credit=panel"))
+    assert made_again(run, 2).answer == "equal bits"
+    monkeypatch.setattr(JpegSize, "panel_scores", jpeg_parts(0.5))
+    comparison = made_again(run, 2)
+    assert comparison.first
+    assert comparison.first.name == "scores"
+    assert not comparison.first.equal
+    assert 0 < comparison.first.difference < np.inf
 
 
 def louder_noise(patch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,14 @@ def test_a_sharded_transformer_takes_no_mixed_batch(images: tuple[Path, ...], mo
         loop(policy, prompts, SIZE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ending"), [("qwen_edit", "with --image"), ("kontext", "or characters with --character")]
+)
+def test_an_editor_without_images_names_the_flags(kind: str, ending: str) -> None:
+    with pytest.raises(ValueError, match=f"edits images, and there is none; .*{ending}$"):
+        check_sources(POLICIES[kind], Prompt(0, "a fox"), "mine")
+
+
 def test_images_are_stitched_row_by_row_and_whole() -> None:
     colours = ["red", "lime", "blue"]
     stitched = stitch([Image.new("RGB", (20, 10), colour) for colour in colours], Size(80, 80))

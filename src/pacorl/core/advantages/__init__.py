@@ -204,7 +204,7 @@ def panel_advantages(
     expectation, only variance. An aggregate r̂ = f(R^1, R^2, …) is taken to first order around the group's mean, so
     that panel p has r̂_p = Σ_k ∂f/∂R^k·R_p^k, with the slope 1/(1 + |mean R^k|) of a log-tamed reward. With `credit` c
     the panel's score is (1 − c)·r̂ + c·r̂_p. It is compared like r̂, and divided by the standard deviation of r̂, whose
-    scale all panels share.
+    scale all panels share, or by its own if that is larger: sets may be nearly tied while their panels differ.
 
     Returns:
         (L, B, P) advantages: one level, or one per level of the tree for `among: siblings`.
@@ -226,11 +226,14 @@ def panel_advantages(
         levels = [(table.group_B, torch.arange(len(combined_B)))]
     value_LBP = score_BP.new_empty(len(levels), *score_BP.shape)
     for level, (parent_B, child_B) in enumerate(levels):
-        mean_B = group_mean(combined_B, scores.valid_B, child_B)
-        divisor_B = group_divisor(mean_B, scores.valid_B, parent_B, std=options.std_over, floor=options.floor)
+        divisor = partial(group_divisor, group_B=parent_B, std=options.std_over, floor=options.floor)
+        set_B = group_mean(combined_B, scores.valid_B, child_B)
+        set_mean_B = group_mean(set_B, scores.valid_B, parent_B)
         for panel, (score_B, valid_B) in enumerate(zip(score_BP.T, valid_BP.T, strict=True)):
-            mean_B = group_mean(score_B, valid_B, child_B)
-            value_LBP[level, :, panel] = group_centred(mean_B, valid_B, parent_B) / divisor_B
+            centred_B = group_centred(group_mean(score_B, valid_B, child_B), valid_B, parent_B)
+            # Around the sets' means: a standard deviation of the epoch contains the groups' differences.
+            own_divisor_B = divisor(set_mean_B + centred_B, valid_B)
+            value_LBP[level, :, panel] = centred_B / own_divisor_B.maximum(divisor(set_B, scores.valid_B))
     return value_LBP.clamp(-options.clip, options.clip)
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -226,12 +227,14 @@ class ReplayingScorer(Scorer):
     def results(self) -> dict[int, Scores]:
         """Return the scores as `Scorer` does. Rows that the run did not score have no scores."""
         again = super().results()
-        self.parts = {row: parts for row, parts in self.recorded_parts.items() if row in again}
         for row, scores in again.items():
             recorded = self.recorded.get(row, [None] * len(scores))
+            recorded_parts = self.recorded_parts.get(row, {})
             for index, name in enumerate(self.rewards):
                 if name not in self.recomputed:
                     scores[index] = recorded[index]
+                    if name in recorded_parts:
+                        self._parts.setdefault(row, {})[name] = recorded_parts[name]
         return again
 
 
@@ -307,8 +310,7 @@ def _epoch(recorded: Sequence[Record], again: Sequence[Record]) -> Iterator[Quan
     before_again, now = again
     yield _hashed("start", "weights", before, before_again)
     yield _hashed("samples", "samples", then, now)
-    old, new = (np.array(record["scores"]["scores"], dtype=np.float64) for record in (then, now))
-    yield _scored(old, new, equal=then["hashes"]["scores"] == now["hashes"]["scores"])
+    yield _scored(_epoch_scores(then), _epoch_scores(now), equal=then["hashes"]["scores"] == now["hashes"]["scores"])
     yield _hashed("advantages", "advantages", then, now)
     # An epoch changes the weights little, so their difference is relative to the change.
     yield _hashed("weights", "weights", then, now, since=before_again)
@@ -320,6 +322,14 @@ def _evaluation(then: Record, now: Record, scores: Sequence[Floats]) -> Iterator
     if scores:
         old, new = scores
         yield _scored(old, new, equal=np.array_equal(old, new, equal_nan=True))
+
+
+def _epoch_scores(record: Record) -> Floats:
+    """Return an epoch's scores, and then their parts, as one row."""
+    values = list(chain(*record["scores"]["scores"]))
+    for _, parts in record["scores"].get("parts", []):
+        values += chain(*parts.values())
+    return np.array(values, dtype=np.float64)
 
 
 def _hashed(name: str, key: str, then: Record, now: Record, *, since: Record | None = None) -> Quantity:
@@ -338,7 +348,7 @@ def _hashed(name: str, key: str, then: Record, now: Record, *, since: Record | N
 
 
 def _scored(then: Floats, now: Floats, *, equal: bool) -> Quantity:
-    """Compare two tables of scores. The difference is infinite if a score is missing in one of them."""
+    """Compare two arrays of scores. The difference is infinite if a score is missing in one of them."""
     difference = math.inf
     if then.shape == now.shape and np.array_equal(np.isnan(then), np.isnan(now)):
         difference = float(np.nanmax(np.abs(then - now), initial=0.0))

@@ -68,7 +68,8 @@ def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
 
     check_references(prompt, f"{model} (kind {spec.kind})", limit=spec.policy.max_references)
     if not prompt.sources and not prompt.references and not spec.sets:
-        raise ValueError(f"{model} edits images, and there is none; give one with --image")
+        characters = ", or characters with --character" if spec.policy.max_references else ""
+        raise ValueError(f"{model} edits images, and there is none; give one with --image{characters}")
     if prompt.sources and not spec.edits:
         editor = next(other for other in POLICIES.values() if other.edits).published
         raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")

@@ -93,6 +93,8 @@ class PipelinePolicy:
     """Text layers in the last of `transformer_blocks` without influence on any image."""
     max_sources: ClassVar[int] = 0
     """Maximum number of sources per prompt; 0 for generators of sets only."""
+    mixes_layouts: ClassVar[bool] = False
+    """Whether prompts with different numbers of images take forwards of their own (`by_layout`)."""
     max_references: ClassVar[int] = 0
     """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
     stitched: ClassVar[bool] = False

@@ -276,6 +276,7 @@ class QwenEditPolicy(QwenImagePolicy):
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
+    mixes_layouts: ClassVar[bool] = True
     max_sources: ClassVar[int] = 3  # the number in its training
     max_references: ClassVar[int] = 3
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
