@@ -23,8 +23,9 @@ UNIT = 21.5e12
 """FLOPs: about a forward of FLUX.1-dev at 512 × 512."""
 ALONE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
 """Without what scores the images."""
-ONE = ["sampling.batch=1", "sampling.suffix.check_every=0", "prompts.evaluation_limit=1", *ALONE]
+CHECKPOINTED = "model.gradient_checkpointing=true"
 UNCHECKPOINTED = "model.gradient_checkpointing=false"
+ONE = ["sampling.batch=1", "sampling.suffix.check_every=0", "prompts.evaluation_limit=1", CHECKPOINTED, *ALONE]
 FLUX, FLUX_WITHOUT = "FLUX.1-dev, 512 × 512", "the same without gradient checkpointing"
 GENERATORS: dict[str, tuple[str, list[str]]] = {
     FLUX: ("flux_t2is", ONE),
@@ -35,10 +36,13 @@ GENERATORS: dict[str, tuple[str, list[str]]] = {
 }
 """By the name on the page, the recipe and its settings."""
 FORMS: dict[str, tuple[list[str], float]] = {
-    "own noise": ([], 13.4),
+    "own noise": ([CHECKPOINTED], 13.4),
     "own noise, without gradient checkpointing": ([UNCHECKPOINTED], 12.4),
-    "node": (["sampling.tree={seeds: 1}"], 8.6),
-    "node, four suffix steps": (["sampling.tree={seeds: 1}", "sampling.suffix={solver: ab2, steps: 4}"], 4.6),
+    "node": ([CHECKPOINTED, "sampling.tree={seeds: 1}"], 8.6),
+    "node, four suffix steps": (
+        [CHECKPOINTED, "sampling.tree={seeds: 1}", "sampling.suffix={solver: ab2, steps: 4}"],
+        4.6,
+    ),
 }
 """Forms of an image of configs/flux_t2is.yaml → its settings, and the units that it may take."""
 
