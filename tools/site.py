@@ -115,7 +115,8 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
         return
 
     constructor = own.members.get("__init__")
-    arguments = [argument.name for argument in constructor.parameters] if constructor else []
+    explains = constructor and constructor.has_docstring
+    arguments = [argument.name for argument in constructor.parameters] if explains else []
     for member in own.members.values():
         explained = member.name == "logger" or member.name in arguments
         if member.is_public and not (member.is_imported or member.is_special or explained):
