@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.lab.plan.plan import Plan, plan_policy
 
 SMALL_QUICKSTART = [
     "epochs=1",
@@ -22,6 +24,17 @@ SMALL_QUICKSTART = [
     "evaluation.steps=2",
 ]
 """What makes a quickstart take seconds and leaves the rest of its recipe alone."""
+
+TINY_SETS = [
+    "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
+    "judge={checkpoint: tiny, dtype: float32}",
+    "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
+    "sampling.size=[64,64]",
+    "evaluation.size=[64,64]",
+    "adapter={rank: 4, alpha: 8}",
+    "rewards=[{name: consistency}]",
+]
+"""Settings of a run of the tiny models without a recipe."""
 
 
 def tiny_run(overrides: Sequence[str]) -> PolicyConfig:
@@ -37,3 +50,9 @@ def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str,
         for line in lines
         if kind in ("", line["kind"])
     ]
+
+
+@cache
+def planned(*overrides: str, world: int = 1) -> Plan:
+    """The plan of a run of TINY_SETS."""
+    return plan_policy(configs.load(PolicyConfig, None, [*TINY_SETS, *overrides]), world=world)

@@ -1,7 +1,7 @@
 """Running a benchmark: read the data, generate missing images, ask the judge, write the tables.
 
-outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
-print(outcome.tables[0].markdown)
+    outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
+    print(outcome.tables[0].markdown)
 
 A run's folder contains `settings.json` (everything that affects the results), `results.jsonl` (one line per item; with
 --shard one file per process), `table.md`, `table.html` and `summary.json`. The figures are computed from the stored raw

@@ -1,8 +1,10 @@
 """Published data sets by name: their source, licence and hashes, and their download.
 
-data = find_published("t2is")
-print("\n".join(data.describe()))
-data.download(Path("data/t2is"))
+    data = find_published("t2is")
+    print("\n".join(data.describe()))
+    data.download(Path("data/t2is"))
+
+A download appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Python values as the inputs of a run: a model, rewards, prompts and a LoRA become its config.
 
-inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], settings={"epochs": 2})
-inputs.config, inputs.functions
+    inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], settings={"epochs": 2})
+    inputs.config, inputs.functions
+
+Prompts become files of the run's folder.
 """
 
 from __future__ import annotations

@@ -7,29 +7,13 @@ import json
 from functools import cache
 
 import pytest
+from tiny_runs import planned
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.config.base import load
-from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan.balance import Balance
-from pacorl.lab.plan.plan import Plan, plan_policy, print_plan
-
-TINY = [
-    "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
-    "judge={checkpoint: tiny, dtype: float32}",
-    "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
-    "sampling.size=[64,64]",
-    "evaluation.size=[64,64]",
-    "adapter={rank: 4, alpha: 8}",
-]
-
-
-@cache
-def planned(*overrides: str, world: int = 1) -> Plan:
-    settings = ["rewards=[{name: consistency}]", *TINY, *overrides]
-    return plan_policy(load(PolicyConfig, None, settings), world=world)
+from pacorl.lab.plan.plan import print_plan
 
 
 @cache

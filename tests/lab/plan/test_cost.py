@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tiny_runs import TINY_SETS, planned
 from typer.testing import CliRunner
 
 from pacorl.cli import app, train
@@ -18,17 +18,8 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan.components import Row
 from pacorl.lab.plan.cost import CARDS, Cost, _evaluations
-from pacorl.lab.plan.plan import Plan, peak_line, plan_policy, print_plan, timed_cards
+from pacorl.lab.plan.plan import Plan, peak_line, print_plan, timed_cards
 
-TINY = [
-    "model={checkpoint: tiny, dtype: float32, max_sequence_length: 48}",
-    "judge={checkpoint: tiny, dtype: float32}",
-    "prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}",
-    "sampling.size=[64,64]",
-    "evaluation.size=[64,64]",
-    "adapter={rank: 4, alpha: 8}",
-    "rewards=[{name: consistency}]",
-]
 H100 = CARDS[-1]
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
 PAPER = Cost(
@@ -42,11 +33,6 @@ PAPER = Cost(
     evaluations=(1e17,) * 11,
     world=7,
 )
-
-
-@cache
-def planned(*overrides: str) -> Plan:
-    return plan_policy(load(PolicyConfig, None, [*TINY, *overrides]), world=1)
 
 
 def cost(*overrides: str) -> Cost:
@@ -76,7 +62,7 @@ def test_evaluations_are_counted() -> None:
 )
 def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: tuple[float, ...]) -> None:
     """Four prompts; ten FLOPs of an image at full size, and one at the training size."""
-    config = load(PolicyConfig, None, [*TINY, "epochs=11", "evaluation.every=5", *settings])
+    config = load(PolicyConfig, None, [*TINY_SETS, "epochs=11", "evaluation.every=5", *settings])
     assert _evaluations(config, 10, 1, 4, equal=False) == expected
 
 
