@@ -55,7 +55,8 @@ def check_outcomes(results: Results, faults: Sequence[str], *, shift: int) -> No
     assert [record["part"] for record in results.records() if "figure" in record] == NAMES
 
 
-@pytest.mark.parametrize("shift", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0, 1])
 def test_a_kill_costs_one_part(shift: int, tmp_path: Path) -> None:
     out, faults = tmp_path / "day.jsonl", ("kill", "pass")
     done = day(out, *injected(faults, shift=shift))

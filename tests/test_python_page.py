@@ -31,6 +31,7 @@ def test_the_first_example_trains_in_ten_lines() -> None:
     assert "PolicyTrainer(" in first.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyConfig"])
 def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -47,6 +47,7 @@ def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float)
     (folder / f"evaluation-{number:06d}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     """Every second image has one panel of another hat before, none has after."""
     evaluated(tmp_path / "samples", 0, odd=(True, False) * 3, p_yes=0.25)

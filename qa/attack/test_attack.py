@@ -68,6 +68,7 @@ def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) 
         assert all(TARGETS[name].mutate(path, draw) for _ in range(40))
 
 
+@pytest.mark.slow
 def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
     judge = answers.verdicts("a/judge", 60, [*BEHAVIOURS, "reset"], seed=1, timeout=60)
     reward = answers.scores("a/reward", 40, [*SCORES, "reset"], seed=1, timeout=60, together=1)

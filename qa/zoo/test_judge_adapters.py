@@ -106,6 +106,7 @@ def test_every_cell_is_here_or_says_why_it_cannot_be() -> None:
     assert all(tool in ("diffusers", "comfy") or form not in JUDGE_FORMS for form, tool in IMPOSSIBLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", JUDGE_TOOLS)
 @pytest.mark.parametrize("form", JUDGE_FORMS)
 def test_the_answers_are_those_of_the_adapter_as_it_was_made(

@@ -134,6 +134,7 @@ def by_hand(folder: Path) -> dict[str, float]:
     return columns
 
 
+@pytest.mark.slow
 def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     with Rater(chatters=True).running() as rater:
         done = command(

@@ -66,6 +66,7 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
     assert json.loads(result.stdout)["calibrated"] is True
 
 
+@pytest.mark.slow
 def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     out, page = tmp_path / "c.json", tmp_path / "c.html"
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out, "--report", page)

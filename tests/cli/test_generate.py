@@ -194,6 +194,7 @@ def hero(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_character_is_in_every_panel_and_in_the_recipe(hero, tmp_path):
     result = run(*SET[:1], "an evening", *SET[2:], "--character", "hero", *SMALL, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -214,6 +215,7 @@ def checkpoint(tmp_path) -> Path:
     return tmp_path / "klein"
 
 
+@pytest.mark.slow
 def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
     """Another image of it makes another image; the same model without its images, another yet."""
     words = ("a hero waves", "--model", checkpoint, "--size", "32x32", "--steps", "1", "--json")
@@ -258,6 +260,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(hero, checkpoint, tmp_path, no_w
     assert "give one of" in refused("--image", image, "--dry-run")
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_a_record_s_references_and_asks_its_writer_once(hero, checkpoint, tmp_path, monkeypatch):
     record = {"prompt": "a hero waves", "references": ["characters/hero/front.png"] * 2}
     (tmp_path / "sets.jsonl").write_text(json.dumps(record) + "\n")

@@ -50,6 +50,7 @@ def test_headers_name_a_card_and_a_purpose(name: str) -> None:
     assert 10 < len(purpose) < 150
 
 
+@pytest.mark.slow
 def test_a_recipe_is_named_without_a_path(here: Path) -> None:
     assert PolicyConfig.from_yaml("flux_t2is_24gb") == PolicyConfig.from_yaml(recipe("flux_t2is_24gb"))
     assert JudgeConfig.from_yaml("reward/tiny", "epochs=2").epochs == 2

@@ -249,6 +249,7 @@ def test_an_entry_point_is_an_entry(package: Path) -> None:
         table.named("mean")
 
 
+@pytest.mark.slow
 def test_a_config_names_an_entry_point(mine: Path, tmp_path: Path) -> None:
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()

@@ -37,6 +37,7 @@ def test_the_help_has_every_option_with_a_text(name: str) -> None:
             assert flag in shown.stdout
 
 
+@pytest.mark.slow
 def test_no_help_needs_a_model_or_a_page() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from pacorl.cli import app\n"
@@ -70,6 +71,7 @@ def test_published_rows_fit_the_columns(name: str) -> None:
         assert 0 < len(figures) <= len(benchmark.columns), row
 
 
+@pytest.mark.slow
 @each
 def test_its_example_is_measured(name: str, tmp_path: Path) -> None:
     check_benchmark(BENCHMARKS[name], tmp_path)

@@ -126,6 +126,7 @@ def test_flags_that_users_know_stay(path: tuple[str, ...]) -> None:
     assert set(FLAGS[path].split()) <= flags
 
 
+@pytest.mark.slow
 def test_shells_can_complete() -> None:
     """bash asks for the words that may follow `pacorl benchmark `."""
     code = "from pacorl.cli import main; main()"

@@ -335,6 +335,7 @@ def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
     assert "http://" not in html.replace("http://www.w3.org/", "")
 
 
+@pytest.mark.slow
 def test_a_recipe_makes_its_image_again(prompts, tmp_path):
     """With every option that the model reads another than its default."""
     guided = Generator.from_pretrained(

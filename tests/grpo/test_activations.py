@@ -45,6 +45,7 @@ def kept_bytes(training: PolicyTrainer, batch: Conditioning) -> int:
     return sum(size for size, _ in kept.values())
 
 
+@pytest.mark.slow
 def test_without_a_card_nothing_is_computed_twice(training: PolicyTrainer) -> None:
     assert not training.transformer.is_gradient_checkpointing
 

@@ -100,14 +100,15 @@ WHERE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "overlap"),
     [
-        pytest.param("first batch", "true", marks=pytest.mark.slow),
+        ("first batch", "true"),
         ("later batch", "true"),
-        pytest.param("evaluation", "true", marks=pytest.mark.slow),
-        pytest.param("first evaluation", "true", marks=pytest.mark.slow),
-        pytest.param("later batch", "false", marks=pytest.mark.slow),
+        ("evaluation", "true"),
+        ("first evaluation", "true"),
+        ("later batch", "false"),
     ],
 )
 def test_a_reward_that_hangs_ends_the_run_saved(

@@ -70,6 +70,7 @@ def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: li
     assert sorted(str(record["held_out"]["half_nan"]) for record in records) == ["0.5", "None"]
 
 
+@pytest.mark.slow
 def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
     for line in metrics(train_policy(tiny_run(small))):
         assert {"monitor/duplicates", "monitor/blank", "monitor/grid_artifact"} <= set(line)

@@ -184,7 +184,8 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
     assert told[1].startswith(f"judge judge at {url} answers again after ")
 
 
-@pytest.mark.parametrize("way", ["refused", *(pytest.param(way, marks=pytest.mark.slow) for way in ("503", "hangs"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["refused", "503", "hangs"])
 def test_a_run_that_gives_up_resumes_with_the_missing_questions(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

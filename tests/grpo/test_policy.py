@@ -35,6 +35,7 @@ def same(first: Path, second: Path) -> bool:
     return metrics(first) == metrics(second) and a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+@pytest.mark.slow
 def test_one_epoch_through_the_command(small: list[str]) -> None:
     from typer.testing import CliRunner
 

@@ -42,6 +42,7 @@ def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list
     return [sum(image.convert("L").tobytes()) / image.width / image.height / 255 for image in images]
 
 
+@pytest.mark.slow
 def test_it_is_made_every_so_many_epochs_and_changes_nothing_else(tmp_path: Path) -> None:
     runs = {
         every: train_policy(

@@ -91,6 +91,7 @@ def test_the_counter_sees_what_waits() -> None:
         assert +waits.counted == Counter(expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_denoising_step_waits_for_nothing(policy: FluxPolicy, cache: ConditioningCache) -> None:
     sigmas = sigmas_of(policy, Sampler(size=SIZE, steps=4), PROMPTS[0])
@@ -137,13 +138,8 @@ def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: Conditio
     assert not any(tensor.is_meta for nodes in samples.nodes for tensor in (nodes.latents_VNC, nodes.log_prob_B))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        GrpoClip(clip_range=1e-4, kl_weight=0.1),
-        pytest.param(GrpoGuard(clip_range=1e-4), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [GrpoClip(clip_range=1e-4, kl_weight=0.1), GrpoGuard(clip_range=1e-4)])
 def test_an_update_reads_the_card_once(policy: FluxPolicy, cache: ConditioningCache, options: Any) -> None:
     sampler = Sampler(size=SIZE, steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), keeps_means=True)
     rows = [Row(PROMPTS[0], number) for number in range(2)]

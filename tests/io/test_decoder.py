@@ -71,6 +71,7 @@ def test_the_process_is_another_one_and_a_dead_one_is_replaced() -> None:
     assert child() != first
 
 
+@pytest.mark.slow
 def test_an_image_that_takes_too_much_cpu_time_is_refused_and_the_next_one_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,6 +82,7 @@ def test_an_image_that_takes_too_much_cpu_time_is_refused_and_the_next_one_read(
     assert open_upload(png(8), name="a").size == (8, 8)
 
 
+@pytest.mark.slow
 def test_time_in_which_a_busy_machine_runs_others_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "MAX_CPU_SECONDS", 1)
     process = child()

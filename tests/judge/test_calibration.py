@@ -58,6 +58,7 @@ def test_a_theme_is_no_part_of_a_question() -> None:
     assert without_theme(meets_criterion("x")) == meets_criterion("x")
 
 
+@pytest.mark.slow
 def test_cross_validation_never_fits_on_the_group_that_it_measures() -> None:
     given = answers(400, "hat", temperature=4)
     before, after = given.errors(given.p_N, cross_validated(given))
@@ -170,6 +171,7 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
         ask_comparisons(Silent(), [comparison])
 
 
+@pytest.mark.slow
 def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny")
     dev = ask_comparisons(judge, comparisons_from("tiny:dev:120", scratch=tmp_path))

@@ -298,6 +298,7 @@ def test_a_judge_that_hangs_is_given_up_after_three_timeouts(server: FakeServer)
     assert "no answer within 0.2 s" in verdicts[-1].error
 
 
+@pytest.mark.slow
 def test_a_judge_that_was_given_up_is_tried_by_one_question_at_a_time(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +366,7 @@ def test_a_server_that_answers_503_is_away_only_if_all_are(server: FakeServer) -
             judge.verdicts(QUESTIONS)
 
 
+@pytest.mark.slow
 def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServer) -> None:
     """The circuit breaker's work: the one that hangs is asked again every ten seconds at most."""
     server.behave = lambda handler, number: time.sleep(5) is None

@@ -96,6 +96,7 @@ def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) ->
     assert liar.chats == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_who_takes_for_ever_is_missing(name: str) -> None:
     asked = questions(3)

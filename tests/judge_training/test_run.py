@@ -223,6 +223,7 @@ def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
 # --- runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(
     run: Any, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,6 +136,7 @@ def test_grades_count_attributes(tmp_path: Path, oracle: Oracle, monkeypatch: py
     assert grades == {"kept": pytest.approx(3 / 5), "followed": 1.0, "edited_well": 0.0, "valid": 1.0}
 
 
+@pytest.mark.slow
 def test_a_prompt_without_truth_is_not_graded(tmp_path: Path, oracle: Oracle) -> None:
     draw(PANEL, 64).save(tmp_path / "a.png")
     prompt = Prompt(3, "Give the hero a cap.", sources=(tmp_path / "a.png",))

@@ -304,6 +304,7 @@ def test_a_redirect_is_refused_and_the_key_stays_here(
     assert "token=x" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_given_up_after_three_timeouts(sheets: list[Image.Image]) -> None:
     """40 images, one at a time, of .2 s and five tries would take 40 s."""
     start = time.monotonic()

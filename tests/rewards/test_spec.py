@@ -82,6 +82,7 @@ def test_what_a_text_lacks_is_said(mine: Path) -> None:
         parsed_spec(f"{mine.with_name('none.py')}:red")
 
 
+@pytest.mark.slow
 def test_a_plan_runs_nobodys_code(mine: Path, tmp_path: Path) -> None:
     rewards = f'rewards=[{{name: "{mine}:Plain"}}]'
     run = load(PolicyConfig, recipe(), [rewards, "evaluation.rewards=[]", "judge=none", f"out={tmp_path / 'run'}"])

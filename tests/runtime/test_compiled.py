@@ -62,6 +62,7 @@ def sampled(policy: FluxPolicy, cache: ConditioningCache, *, as_trained: bool) -
     return collect(draw, [Row(PROMPTS[0], 0), Row(PROMPTS[0], 1)])
 
 
+@pytest.mark.slow
 def test_every_repeated_block_is_compiled_in_place(policy: FluxPolicy) -> None:
     names = list(policy.transformer.state_dict())
     compile_blocks(policy.transformer)

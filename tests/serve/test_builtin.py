@@ -76,6 +76,7 @@ def asking_about(*images: str) -> list[dict[str, Any]]:
 # --- what a judge needs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"concurrency": 1}, {"temperature": 4.0}])
 def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: LocalJudge, options: dict[str, Any]) -> None:
     with HttpJudge.connect(url, model="judge", **options) as judge:

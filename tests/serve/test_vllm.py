@@ -179,6 +179,7 @@ def test_loopback(host: str, alone: bool) -> None:
 # --- processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_every_server_and_worker(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)

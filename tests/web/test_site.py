@@ -334,6 +334,7 @@ def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(m
                 pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", b"x" * 10])
 def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch, begun):
     monkeypatch.setattr(connections, "BODY_BYTES", 100)
@@ -450,6 +451,7 @@ with listening("127.0.0.1", 0) as (listener, url):
 """
 
 
+@pytest.mark.slow
 def test_connections_that_are_held_open_shut_nobody_out(tmp_path):
     """A process may have 256 files open here, and 300 connections say nothing."""
     with contextlib.ExitStack() as stack:

@@ -44,6 +44,7 @@ def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
         assert several.trainers_per_judge == pytest.approx(several.trainer_tflop / several.judge_tflop, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_balance_is_printed_and_in_the_json() -> None:
     plan = planned()
     assert plan.balance
@@ -54,6 +55,7 @@ def test_the_balance_is_printed_and_in_the_json() -> None:
     assert json.loads(plan.to_json())["balance"]["questions"] == 6
 
 
+@pytest.mark.slow
 def test_without_a_judge_there_is_none() -> None:
     assert planned("judge=none", "best_by=''", "rewards=[{name: jpeg_size}]").balance is None
 

@@ -41,6 +41,7 @@ def cost(*overrides: str) -> Cost:
     return counted
 
 
+@pytest.mark.slow
 def test_evaluations_are_counted() -> None:
     """Before the first epoch, after the fifth, the tenth and the last; the trained adapter in all but the first."""
     first, *later = cost(*LARGE).evaluations
@@ -88,6 +89,7 @@ def test_the_share_of_evaluation_is_printed_and_noted_above_a_quarter() -> None:
     assert dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=(1e16,)).warnings() == []  # a matter of seconds
 
 
+@pytest.mark.slow
 def test_a_slow_judge_is_noted_for_the_processes_of_the_run(tmp_path: Path) -> None:
     (note,) = dataclasses.replace(PAPER, judged=60e12).warnings()
     assert note.startswith("the judge is the slower side: its servers are 1, and 2 cards would keep up with 7")
@@ -128,6 +130,7 @@ def test_the_measured_peak_stands_beside_the_planned_one() -> None:
     assert line == "memory: 2.0 GiB allocated and 2.5 GiB reserved at the peak, 3.0 GiB planned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peaks", [(3 * 2**30, 4 * 2**30), None])
 def test_a_run_on_a_card_ends_with_its_peak(
     peaks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

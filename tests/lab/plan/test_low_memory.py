@@ -110,6 +110,7 @@ def test_a_dry_run_of_generating_asks_for_no_prompt_and_names_what_is_absent() -
     assert dry_run("--memory", "low")["peak_gib"] <= dry_run()["peak_gib"]
 
 
+@pytest.mark.slow
 def test_with_little_memory_the_same_image_is_generated_in_turns() -> None:
     prompt = Prompt(0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp")
     low, lowest = (Generator.from_pretrained("tiny", memory=memory) for memory in ("low", "lowest"))

@@ -571,6 +571,7 @@ def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.C
     assert shown.splitlines()[-1] == "verdict: it would not run: 1 absent (judge.checkpoint)"
 
 
+@pytest.mark.slow
 def test_a_dry_run_ends_with_one_verdict_line_and_says_by_its_exit_code_what_it_is(tmp_path: Path) -> None:
     """In a narrow terminal too, where the table wraps."""
 

@@ -47,6 +47,7 @@ def test_the_lowest_level_is_the_pooled_sample_variance() -> None:
     assert variances.unbiased_L[-1] == pytest.approx(np.mean(np.var(y[..., 0], axis=2, ddof=1)), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "sigmas"),
     [((2, 2, 2, 2), (1.0, 0.7, 0.5, 0.3)), ((3, 2, 2, 1), (0.0, 0.4, 1.0, 0.0)), ((2, 3, 2, 2), (2.0, 0.0, 0.1, 0.6))],

@@ -249,6 +249,7 @@ FORGERIES: dict[Callable[[Path], None], tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_a_forged_evaluation_is_named_with_its_file_and_epoch(run: Path, forge: Callable[[Path], None]) -> None:
     topic, text = FORGERIES[forge]
@@ -420,6 +421,7 @@ def jpeg_parts(first: float) -> Callable[..., list[PanelScores]]:
     return panel_scores
 
 
+@pytest.mark.slow
 def test_parts_are_computed_again_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JpegSize, "panel_scores", jpeg_parts(0.0), raising=False)
     rewards = "rewards=[{name: consistency, weight: 0.2}, {name: jpeg_size, weight: 0.1}]"

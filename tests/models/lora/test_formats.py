@@ -148,9 +148,8 @@ FLUX2_BLOCK = {
 """Its authors' name → diffusers' name, rows and columns at FLUX.2-klein's width."""
 
 
-@pytest.mark.parametrize(
-    "form", ["lora_unet_", *(pytest.param(form, marks=pytest.mark.slow) for form in ("diffusion_model.", ""))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["lora_unet_", "diffusion_model.", ""])
 def test_a_file_of_flux_2_is_told_by_its_shapes(tmp_path: Path, form: str) -> None:
     """Its layers have FLUX.1's names, and a fused MLP of another width."""
     torch.manual_seed(0)

@@ -81,6 +81,7 @@ def test_sets_without_noise_are_the_pipeline_s(
     assert x_BNC.std() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [[(64, 64)], [(72, 104)], [(80, 160), (128, 64), (64, 96)]], ids=str)
 def test_edits_without_noise_are_the_pipeline_s(
     klein: KleinPolicy, tmp_path: Path, shapes: list[tuple[int, int]]
@@ -148,6 +149,7 @@ def test_every_source_decides_the_velocity(klein: KleinPolicy, tmp_path: Path) -
         assert all((other - each).abs().max() > 1e-4 for each in (first, *others[:number]))
 
 
+@pytest.mark.slow
 def test_a_set_and_edits_are_one_batch(klein: KleinPolicy, tmp_path: Path) -> None:
     """Each is what it is alone, in the order of the batch."""
     wide, tall = (source_image(tmp_path / f"{height}.png", height=height, width=192 - height) for height in (64, 128))

@@ -23,6 +23,7 @@ def kontext() -> KontextPolicy:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true_cfg_scale", [1.0, 3.0])
 @pytest.mark.parametrize("shape", [(64, 64), (60, 92)], ids=str)
 def test_without_noise_the_loop_is_the_pipeline(

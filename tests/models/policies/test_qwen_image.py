@@ -40,6 +40,7 @@ def by_pipeline(
     return latents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true_cfg_scale", [1.0, 4.0])
 @pytest.mark.parametrize("shape", [(64, 64), (90, 140)], ids=str)
 def test_without_noise_the_loop_is_the_pipeline(

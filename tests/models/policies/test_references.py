@@ -47,18 +47,21 @@ def images(tmp_path: Path) -> tuple[Path, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TAKERS)
 def test_references_are_read_as_the_pipeline_reads_them(kind: str) -> None:
     """Alone, and beside a prompt with another number of them."""
     check_reference_images(policy_of(kind), SETS, SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TAKERS)
 def test_references_of_several_shapes_are_the_pipeline_s(kind: str, images: tuple[Path, ...]) -> None:
     """The pipeline is given the files as they are; Kontext's its one stitched image."""
     check_latents(policy_of(kind), Prompt(0, "A fox at night.", references=images), SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TAKERS)
 def test_an_edit_has_references_too(kind: str, images: tuple[Path, ...]) -> None:
     policy = policy_of(kind)
@@ -73,6 +76,7 @@ def test_a_set_with_references_has_the_size_of_a_set(kind: str, images: tuple[Pa
     assert policy.size_of(Prompt(0, "a fox", references=images[1:]), Size(64, 128)) == Size(64, 128)
 
 
+@pytest.mark.slow
 def test_every_reference_decides_the_image(images: tuple[Path, ...]) -> None:
     for kind in TAKERS:
         policy = policy_of(kind)
@@ -82,6 +86,7 @@ def test_every_reference_decides_the_image(images: tuple[Path, ...]) -> None:
             assert all((latents - other).abs().max() > 1e-4 for other in made[:number]), (kind, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein"])
 def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tuple[Path, ...]) -> None:
     policy = policy_of(kind)
@@ -167,6 +172,7 @@ def test_the_contract_refuses_a_policy_that_ignores_references(monkeypatch: pyte
         check_reference_images(policy, SETS, SIZE)
 
 
+@pytest.mark.slow
 def test_the_contract_refuses_references_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of("klein")
     paths = type(policy).image_paths

@@ -177,8 +177,9 @@ def small(overrides: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @EACH
-@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checkpointing", [True, False])
 def test_a_run_on_packed_bases_has_a_ratio_of_exactly_1(name: str, checkpointing: bool, tmp_path: Path) -> None:
     if name != "int8" and checkpointing:
         pytest.skip("one form shows that checkpointing unpacks the same")
