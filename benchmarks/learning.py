@@ -1,16 +1,20 @@
-"""How many CPU seconds the forms of an epoch need until the tiny world's generator has learned.
+"""Judged samples and CPU seconds that a form of the epoch needs until the tiny world's generator has learned.
 
-    python benchmarks/learning.py --out runs/learning                    # all forms, three seeds: hours
-    python benchmarks/learning.py --out runs/learning --forms shared node_ab2 --seeds 0 --json
+    python benchmarks/learning.py --out runs/tuning --forms quickstart panel --seeds 0 1 2     # choose settings here
+    python benchmarks/learning.py --out runs/learning --split test                            # the table: many hours
+    python benchmarks/learning.py --out runs/learning --forms                                  # the table of what ran
 
-A run is `configs/tiny.yaml` with the form's settings, judge's share included, on one thread. After every few epochs
-the averaged adapter samples the development prompts at full size, and the oracle grades them; neither is counted. A
-run ends as soon as the attributes that panels share have risen by `--rise` in two successive evaluations, or counts as
-a miss. Its seconds are those until the second of them.
+A run is `configs/tiny.yaml` with the form's settings, judge's share included, on one thread. Every three epochs the
+averaged adapter samples 48 prompts at full size, and the oracle grades them; neither is counted. A form has learned
+when the attributes that panels share have risen by 0.10 and by 0.15, on a monotone fit through all evaluations of its
+budget of epochs. A run that does not get there counts with its whole budget, and its row says how many did not.
 
-A run that was stopped goes on from its last evaluation, a finished one is not run again: each leaves a JSON in --out.
-Ratios are by the form `shared` of the same seed: one initial noise per group, one forward per sample from the SDE step
-on, in sampling and in training, which is what pacorl did before it computed each distinct latent once.
+Settings are tuned on seeds 0 to 2 and the development prompts. The table is of seeds 3 to 8 and the test prompts, which
+tuning never sees. Intervals draw the seeds again. Prompt match and diversity at the end of the budget stand beside, as
+changes from the untrained generator.
+
+A run that was stopped goes on from its last evaluation, and a finished one is not run again: each leaves a JSON in
+--out.
 """
 
 from __future__ import annotations
@@ -18,14 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from epoch import step_of_each_sample
+from learned import crossing, detectable, pooled_ratio
 
 from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
@@ -37,20 +40,26 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
 from pacorl.models.lora.layers import fuse_lora
-from pacorl.tiny.characters import Oracle
+from pacorl.tiny.characters import Oracle, evenness, grade, majority
+from pacorl.tiny.characters import Panel as Drawn
 from pacorl.types import Size
 
+OWN_NOISE = ("sampling.tree={seeds: 12}", "sampling.suffix={}")
 FORMS: dict[str, Sequence[str]] = {
-    "own": ("sampling.tree={seeds: 12}", "sampling.suffix={}"),
-    "shared": ("sampling.suffix={}",),
-    "node": ("sampling.suffix={}",),
-    "node_ab2": (),
-    "tree": ("sampling.tree={seeds: 1, branches: [4, 3]}", "sampling.sde_steps=[1,2]"),
-    "antithetic": ("sampling.tree={seeds: 1, antithetic: true}",),
-    "awm": ("objective.name=awm", "sampling.tree={seeds: 12}", "sampling.suffix={}"),
+    "paper": OWN_NOISE,
+    "quickstart": (),
+    "nft": ("objective.name=diffusion_nft", *OWN_NOISE),
+    "awm": ("objective.name=awm", *OWN_NOISE),
+    "panel": ("advantages.credit=panel", "objective.clip_range=1e-3"),
+    "replay": ("objective.inner_epochs=2", "objective.clip_range=3e-4"),
 }
-"""Form → what it changes in the quickstart's recipe, which is node_ab2."""
-BASE = "shared"
+"""Form → what it changes in configs/tiny.yaml."""
+BASE = "quickstart"
+RISES = (0.10, 0.15)
+UNITS = ("judged", "cpu_seconds")
+GRADES = ("attribute_agreement", "prompt_match", "valid", "diversity")
+
+Run = dict[str, Any]
 
 
 def main() -> None:
@@ -58,70 +67,78 @@ def main() -> None:
     quiet_loading()
     torch.set_num_threads(1)
     forms = dict(FORMS) | ({options.name: tuple(options.set)} if options.name else {})
-    chosen = options.forms or ([options.name] if options.name else list(FORMS))
+    chosen = [options.name] if options.name else options.forms
     for seed in options.seeds:
         for form in chosen:
-            run = learn(form, forms[form], seed, options)
-            print(f"{form} seed {seed}: {verdict(run, options.rise)}", flush=True)
-    results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
-    summary = {"rise": options.rise, "ratios": ratios(results, options.rise), "runs": results}
-    print(json.dumps(summary, indent=2) if options.json else table(summary))
+            learn(form, forms[form], seed, options)
+    runs = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
+    rows = summary(runs, options.base, len(options.seeds))
+    print(json.dumps({"rows": rows, "runs": runs}, indent=2) if options.json else table(rows, options.base))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--forms", nargs="+", choices=FORMS)
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS))
     parser.add_argument("--name", help="a form of your own, with --set")
     parser.add_argument("--set", nargs="+", default=[], help="its settings, as KEY=VALUE of configs/tiny.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rise", type=float, default=0.15, help="of the attributes that panels share")
-    parser.add_argument("--every", type=int, default=4, help="epochs between evaluations")
-    parser.add_argument("--epochs", type=int, default=100, help="after which a run is a miss")
-    parser.add_argument("--prompts", type=int, default=48, help="of the development split")
+    parser.add_argument("--base", default=BASE, help="the form that others are divided by")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5, 6, 7, 8])
+    parser.add_argument("--split", choices=["dev", "test"], default="dev")
+    parser.add_argument("--every", type=int, default=3, help="epochs between evaluations")
+    parser.add_argument("--epochs", type=int, default=45, help="budget of a run")
+    parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
-def learn(form: str, overrides: Sequence[str], seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run to its end, or what it left behind."""
+# --- a run -----------------------------------------------------------------------------------------------------
+
+
+def learn(form: str, overrides: Sequence[str], seed: int, options: argparse.Namespace) -> None:
+    """Run one form to the end of its budget, or go on where it was stopped."""
     file, folder = options.out / f"{form}-{seed}.json", options.out / f"{form}-{seed}"
-    run = json.loads(file.read_text()) if file.exists() else {"form": form, "seed": seed, "settings": list(overrides)}
-    if run["settings"] != list(overrides):
-        raise SystemExit(f"{file} was made with {run['settings']}; give another --out")
-    if ended(run, options):
-        return run
+    made = {"form": form, "seed": seed, "settings": list(overrides), "split": options.split, "every": options.every}
+    run = json.loads(file.read_text()) if file.exists() else made
+    if made != {key: run[key] for key in made}:
+        raise SystemExit(f"{file} was made with {run['settings']} on {run['split']}; give another --out")
+    if "epochs" in run and run["epochs"][-1] >= options.epochs:
+        return
+
     trainer = PolicyTrainer(config_of(overrides, seed, folder, options), resume=(folder / "checkpoints").exists())
-    in_form: AbstractContextManager[None] = step_of_each_sample(trainer) if form == BASE else nullcontext()
-    with in_form:
-        if "cpu_seconds" not in run:
-            run |= {"cpu_seconds": [0.0], "agreement": [agreement(trainer)], "epochs": [0]}
-        while run["epochs"][-1] > trainer.epoch:  # a line whose checkpoint was not written any more
-            for column in ("cpu_seconds", "agreement", "epochs"):
-                run[column].pop()
-        while not ended(run, options):
-            started = time.process_time()
-            for _ in range(options.every):
-                trainer.run_epoch()
-            run["cpu_seconds"].append(run["cpu_seconds"][-1] + time.process_time() - started)
-            run["agreement"].append(agreement(trainer))
-            run["epochs"].append(trainer.epoch)
-            file.write_text(json.dumps(run, indent=1) + "\n")
-            trainer.save()
-            print(f"  {form} {seed}: " + verdict(run, options.rise), flush=True)
+    if "epochs" not in run:
+        run |= {"epochs": [0], "judged": [0], "cpu_seconds": [0.0]}
+        run |= {name: [value] for name, value in grades(trainer).items()}
+    while run["epochs"][-1] > trainer.epoch:  # a line whose checkpoint was not written any more
+        for column in ("epochs", *UNITS, *GRADES):
+            run[column].pop()
+
+    judged = options.every * trainer.config.prompts_per_epoch * trainer.config.group_size
+    while run["epochs"][-1] < options.epochs:
+        started = time.process_time()
+        for _ in range(options.every):
+            trainer.run_epoch()
+        run["cpu_seconds"].append(run["cpu_seconds"][-1] + time.process_time() - started)
+        run["judged"].append(run["judged"][-1] + judged)
+        run["epochs"].append(trainer.epoch)
+        for name, value in grades(trainer).items():
+            run[name].append(value)
+
+        file.write_text(json.dumps(run, indent=1) + "\n")
+        trainer.save()
+        print(f"{form} {seed}: epoch {trainer.epoch}, agreement {run['attribute_agreement'][-1]:.3f}", flush=True)
     trainer.close()
-    return run
 
 
 def config_of(overrides: Sequence[str], seed: int, folder: Path, options: argparse.Namespace) -> PolicyConfig:
     settings = [f"out={folder}", f"seed={seed}", f"epochs={options.epochs}", "save_every=1000", "trackers=[]"]
-    settings += ["prompts.evaluation=tiny:dev", f"prompts.evaluation_limit={options.prompts}"]
+    settings += [f"prompts.evaluation=tiny:{options.split}", f"prompts.evaluation_limit={options.prompts}"]
     return configs.load(PolicyConfig, recipe(), [*settings, *overrides])
 
 
 @torch.no_grad()
-def agreement(trainer: PolicyTrainer) -> float:
-    """The oracle's, of the averaged adapter's images at full size."""
+def grades(trainer: PolicyTrainer) -> dict[str, float]:
+    """Let the oracle grade the averaged adapter's images at full size."""
     config, prompts, oracle = trainer.config, trainer.evaluation_prompts, Oracle()
     with trainer.average.swapped_in():
         images = sample_images(
@@ -133,54 +150,87 @@ def agreement(trainer: PolicyTrainer) -> float:
             batch=config.evaluation.batch,
             fused=fuse_lora(trainer.transformer, enabled=True),
         )
-    grades = [oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
-    return fmean(grade["attribute_agreement"] for grade in grades)
+
+    graded, majorities = [], []
+    for prompt, image in zip(prompts, images, strict=True):
+        seen = oracle.read(split(image, prompt.grid))
+        graded.append(grade([Drawn.parse(text) for text in prompt.panels], seen))
+        majorities.append(majority(seen))
+    means = {name: fmean(each[name] for each in graded) for name in GRADES if name != "diversity"}
+    return means | {"diversity": evenness(majorities)}
 
 
-def seconds_to_learn(run: dict[str, Any], rise: float) -> float | None:
-    """Until the second of two successive evaluations that have risen so far; None for a miss."""
-    risen = [value >= run["agreement"][0] + rise for value in run["agreement"]]
-    both = [index for index in range(1, len(risen)) if risen[index - 1] and risen[index]]
-    return run["cpu_seconds"][both[0]] if both else None
+# --- the table -------------------------------------------------------------------------------------------------
 
 
-def ended(run: dict[str, Any], options: argparse.Namespace) -> bool:
-    if "cpu_seconds" not in run:
-        return False
-    return seconds_to_learn(run, options.rise) is not None or run["epochs"][-1] >= options.epochs
+def summary(runs: Sequence[Run], base: str, seeds: int) -> list[dict[str, Any]]:
+    """Compare each form with the base: one row per form."""
+    by_form: dict[str, list[Run]] = {}
+    for run in runs:
+        if len(run.get("epochs", [])) > 1:
+            by_form.setdefault(run["form"], []).append(run)
+
+    rows = []
+    for form, several in by_form.items():
+        row: dict[str, Any] = {"form": form, "seeds": [run["seed"] for run in several]}
+        row["epochs"] = min(run["epochs"][-1] for run in several)
+        for name in GRADES:
+            row[name] = fmean(run[name][-1] - run[name][0] for run in several)
+        for rise in RISES:
+            for unit in UNITS:
+                spent = until_learned(several, rise, unit)
+                compared = compare(spent, until_learned(by_form.get(base, []), rise, unit), seeds)
+                row[f"{rise:.2f} {unit}"] = {"mean": fmean(spent.values())} | compared
+            row[f"{rise:.2f} missed"] = missed(several, rise)
+        rows.append(row)
+    return rows
 
 
-def verdict(run: dict[str, Any], rise: float) -> str:
-    seconds = seconds_to_learn(run, rise)
-    learned = "not learned" if seconds is None else f"learned in {seconds:.0f} CPU s"
-    return (
-        f"{learned}; after {run['epochs'][-1]} epochs and {run['cpu_seconds'][-1]:.0f} CPU s "
-        f"{run['agreement'][0]:.3f} → {run['agreement'][-1]:.3f}"
-    )
+def until_learned(runs: Sequence[Run], rise: float, unit: str) -> dict[int, float]:
+    """Seed → spent until it had learned, or its budget."""
+    spent = {}
+    for run in runs:
+        reached = crossing(run[unit], run["attribute_agreement"], rise)
+        spent[run["seed"]] = run[unit][-1] if reached is None else reached
+    return spent
 
 
-def ratios(runs: Sequence[dict[str, Any]], rise: float) -> dict[str, dict[str, float | None]]:
-    """Form → seed → its seconds by those of `shared`; None for a miss of either."""
-    seconds = {(run["form"], run["seed"]): seconds_to_learn(run, rise) for run in runs if "cpu_seconds" in run}
-    by_form: dict[str, dict[str, float | None]] = {}
-    for (form, seed), spent in seconds.items():
-        base = seconds.get((BASE, seed))
-        by_form.setdefault(form, {})[str(seed)] = round(spent / base, 3) if spent and base else None
-    return by_form
+def missed(runs: Sequence[Run], rise: float) -> int:
+    """Count the runs that had not learned at the end of their budget."""
+    return sum(crossing(run["epochs"], run["attribute_agreement"], rise) is None for run in runs)
 
 
-def table(summary: dict[str, Any]) -> str:
-    """A row per form: CPU seconds of each seed, and the largest ratio."""
-    seconds: dict[str, list[str]] = {}
-    for run in summary["runs"]:
-        spent = seconds_to_learn(run, summary["rise"])
-        seconds.setdefault(run["form"], []).append("miss" if spent is None else f"{spent:.0f}")
-    rows = ["| form | CPU s by seed | largest ratio |", "|---|---|---|"]
-    for form, several in seconds.items():
-        by_seed = summary["ratios"][form].values()
-        largest = "–" if None in by_seed else f"{max(value for value in by_seed if value is not None):.2f}"
-        rows.append(f"| {form} | {', '.join(several)} | {largest} |")
-    return "\n".join(rows)
+def compare(form: Mapping[int, float], base: Mapping[int, float], seeds: int) -> dict[str, Any]:
+    """Divide by the base, if it has seeds in common."""
+    if not set(form) & set(base):
+        return {}
+    return pooled_ratio(form, base) | {"detectable": detectable(form, base, seeds)}
+
+
+def table(rows: Sequence[dict[str, Any]], base: str) -> str:
+    """Render two tables: what each form spends, and what it ends with."""
+    titles = [f"+{rise:.2f}: {unit}" for rise in RISES for unit in ("judged samples", "CPU s")]
+    lines = ["| form | seeds | " + " | ".join(titles) + " | not learned |", "|---" * (len(titles) + 3) + "|"]
+    for row in rows:
+        cells = [told(row[f"{rise:.2f} {unit}"]) for rise in RISES for unit in UNITS]
+        short = ", ".join(str(row[f"{rise:.2f} missed"]) for rise in RISES)
+        lines.append(f"| {row['form']} | {len(row['seeds'])} | {' | '.join(cells)} | {short} |")
+
+    lines += ["", f"In brackets: by {base}, with a 95 % interval over seeds; detectable is what a test would see.", ""]
+    lines += ["| form | epochs | " + " | ".join(GRADES) + " |", "|---" * (len(GRADES) + 2) + "|"]
+    for row in rows:
+        changes = " | ".join(f"{row[name]:+.3f}" for name in GRADES)
+        lines.append(f"| {row['form']} | {row['epochs']} | {changes} |")
+    return "\n".join(lines)
+
+
+def told(figures: Mapping[str, Any]) -> str:
+    """Render what was spent, and its ratio if there is one."""
+    text = f"{figures['mean']:.0f}"
+    if "ratio" not in figures:
+        return text
+    text += f" ({figures['ratio']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]"
+    return text + ("" if figures["detectable"] is None else f"; detectable {figures['detectable']:.2f}") + ")"
 
 
 if __name__ == "__main__":

@@ -79,3 +79,60 @@ def test_an_epoch_is_judged_by_its_count_and_not_by_its_seconds(monkeypatch: pyt
     assert "own        0.9050 of the FLOPs  (limit 0.910)  8.5 of the CPU time" in epoch.table(result)
     assert epoch.exceeded(epoch.summary(flops | {"node": 540}, slow)) == ["node"]
     assert epoch.summary(flops, {name: [] for name in flops})["cpu_seconds"]["bare"] is None
+
+
+# --- when a run has learned ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grades", "rise", "expected"),
+    [
+        ([0.5, 0.6, 0.7], 0.15, 15),
+        ([0.5, 0.6, 0.7], 0.3, None),
+        ([0.5, 0.5, 0.7], 0.1, 15),
+        # A high evaluation before a low one counts with it, as their mean.
+        ([0.5, 0.8, 0.6, 0.9], 0.25, 20 + 10 * 0.05 / 0.2),
+        # The start is what was measured, although the fit lies below it.
+        ([0.5, 0.3, 0.7], 0.1, 10 + 10 * 0.2 / 0.3),
+    ],
+)
+def test_a_run_has_learned_where_a_monotone_fit_has_risen(
+    grades: list[float], rise: float, expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = [10.0 * number for number in range(len(grades))]
+    assert benchmark("learned", monkeypatch).crossing(spent, grades, rise) == pytest.approx(expected)
+
+
+def test_forms_are_compared_over_the_seeds_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = benchmark("learned", monkeypatch)
+    ratio = learned.pooled_ratio({0: 1, 1: 2, 2: 30}, {0: 2, 1: 4, 3: 1})
+    assert ratio == {"ratio": 0.5, "low": 0.5, "high": 0.5}
+
+    uneven = learned.pooled_ratio({0: 1, 1: 4}, {0: 2, 1: 4})
+    assert uneven == {"ratio": pytest.approx(5 / 6), "low": 0.5, "high": 1.0}
+
+
+def test_the_more_seeds_differ_the_larger_is_what_can_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    detectable = benchmark("learned", monkeypatch).detectable
+    base = dict.fromkeys(range(3), 10.0)
+    assert detectable({0: 5.0}, base, 6) is None
+    assert detectable(base, base, 6) == 1
+    assert detectable({0: 5.0, 1: 9.0, 2: 7.0}, base, 6) < detectable({0: 6.0, 1: 8.0, 2: 7.0}, base, 6) < 1
+
+
+def test_a_run_that_has_not_learned_counts_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    learning = benchmark("learning", monkeypatch)
+    runs = []
+    for form, last in (("quickstart", 0.9), ("panel", 0.62)):
+        grades = {name: [0.5, 0.5, last] for name in learning.GRADES}
+        spent = {"epochs": [0, 3, 6], "judged": [0, 216, 432], "cpu_seconds": [0.0, 10.0, 20.0]}
+        runs.append({"form": form, "seed": 3} | grades | spent)
+
+    quick, panel = learning.summary(runs, "quickstart", 6)
+    assert quick["0.15 missed"] == 0
+    assert quick["0.15 judged"]["mean"] == pytest.approx(216 + 216 * 0.15 / 0.4)
+    assert panel["0.15 missed"] == 1
+    assert panel["0.15 judged"]["mean"] == 432
+    assert panel["0.15 judged"]["ratio"] == pytest.approx(432 / 297)
+    assert "| panel | 1 | " in learning.table([quick, panel], "quickstart")
