@@ -17,6 +17,9 @@ from pacorl.config.options import STRONGEST, amount, option
 from pacorl.types import Size
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pacorl.lab.probe.credit import CreditFinding
     from pacorl.lab.probe.probing import Findings
 
 PIPE_WIDTH = 120
@@ -49,6 +52,7 @@ class ProbeFlags:
     sizes: tuple[Size, ...] | None = option(
         None, "Training sizes to compare, e.g. 256x256,384x384.", parse=listed(Size.parse, "256x256,384x384")
     )
+    credit: int = option(0, "Groups that compare panel credit with set credit, e.g. 60.", least=0, most=10_000)
     out: Path | None = option(None, "A folder for probe.json.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
 
@@ -129,6 +133,9 @@ def print_findings(findings: Findings) -> None:
         )
     console.print(table)
 
+    if findings.credit is not None:
+        print_credit(console, findings.credit)
+
     # Cost of an epoch.
     cost = findings.cost
     seconds = ", ".join(f"{phase} {spent:.1f} s" for phase, spent in cost.seconds.items())
@@ -137,3 +144,20 @@ def print_findings(findings: Findings) -> None:
     for note in findings.notes:
         console.print(labelled("note", note, style="yellow"), highlight=False)
     console.print(f"the probe took {duration(findings.seconds['probe'])}", highlight=False)
+
+
+def print_credit(console: Console, finding: CreditFinding) -> None:
+    """Print how local panels are, and the signal of a gradient under each credit."""
+    from rich.table import Table
+
+    from pacorl.io.console import labelled
+
+    table = Table("credit", "between prompts", "within a prompt", title="signal of a group's gradient")
+    for signal in finding.signals:
+        cells = []
+        for estimate in (signal.between, signal.within):
+            cells.append(f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]")
+        table.add_row(signal.credit, *cells)
+    console.print(table)
+    told = f"{finding.share:.0%} of the change lies in parts without the panel: advantages.credit={finding.advice}"
+    console.print(labelled("locality:", told, style="bold"), highlight=False)

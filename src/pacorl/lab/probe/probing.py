@@ -34,6 +34,7 @@ from pacorl.grpo.rollout import Draw, draw_samples, velocity_at
 from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
 from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.lab.plan.work import Work, work_of
+from pacorl.lab.probe.credit import CreditFinding, measure_credit
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import Reward
@@ -78,6 +79,8 @@ class ProbeOptions:
     steps: tuple[int, ...] | None = None
     noise_levels: tuple[float, ...] | None = None
     sizes: tuple[Size, ...] | None = None
+    credit: int = 0
+    """Groups that compare panel credit with set credit; beyond the budget. 0 leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,8 @@ class Models:
     config: PolicyConfig
     prompts: list[Prompt]
     """Drawn prompts, as many as the design has."""
+    credited: list[Prompt]
+    """Prompts of the groups that compare credits."""
     policy: Policy
     cache: ConditioningCache
     rewards: Mapping[str, Reward]
@@ -309,10 +314,20 @@ class Models:
     device: torch.device
     seconds: dict[str, float] = field(default_factory=lambda: {"sampling": 0.0, "reward": 0.0})
 
+    def draw(self, sampler: Sampler) -> Draw:
+        """Create the parameters of rollouts, as of the run's first epoch."""
+        config = self.config
+        fused = builders.ode_form(self.policy.transformer, config.sampling.products, fuse=config.sampling.fuse_lora)
+        return Draw(
+            self.policy, sampler, self.cache, seed=config.seed, epoch=0, batch=config.sampling.batch, fused=fused
+        )
+
 
 @contextmanager
-def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readings: Sequence[str]) -> Iterator[Models]:
-    """Load a run's models, in its order, for the prompts and sizes of a design.
+def opened(
+    config: PolicyConfig, design: Design, train: Sequence[Prompt], readings: Sequence[str], *, credit: int = 0
+) -> Iterator[Models]:
+    """Load a run's models, in its order, for the prompts and sizes of a design, and for `credit` groups.
 
     Raises:
         ValueError: if there are several processes, or a builder refuses the config.
@@ -321,7 +336,8 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
     device = runtime.device
     if runtime.world > 1:
         raise ValueError(f"pacorl probe runs in one process, and the launcher started {runtime.world}; run it alone")
-    rows = epoch_rows(train, epoch=0, count=design.prompts, group_size=1, seed=config.seed)
+    count = max(design.prompts, credit)
+    rows = epoch_rows(train, epoch=0, count=count, group_size=1, seed=config.seed)
     prompts = [row.prompt for row in rows]
 
     # Builders encode prompts at every size of a curriculum.
@@ -354,7 +370,7 @@ def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readin
             size=config.sampling.size,
         )
         policy.transformer.train()  # gradient checkpointing acts in train mode only, and is part of a forward's time
-        yield Models(config, prompts, policy, cache, rewards, readings, device)
+        yield Models(config, prompts[: design.prompts], prompts[:credit], policy, cache, rewards, readings, device)
 
 
 def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: int) -> Floats:
@@ -368,15 +384,7 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     """
     config = models.config
     sampler = candidate.sampler(configured, seeds=seeds)
-    settings = Draw(
-        models.policy,
-        sampler,
-        models.cache,
-        seed=config.seed,
-        epoch=0,
-        batch=config.sampling.batch,
-        fused=builders.ode_form(models.policy.transformer, config.sampling.products, fuse=config.sampling.fuse_lora),
-    )
+    settings = models.draw(sampler)
 
     # Each reading is a separate reward of the scorer, so that readings wait and overlap as in training.
     readers = dict(models.rewards)
@@ -549,6 +557,8 @@ class Findings:
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
     """Seconds of this probe."""
+    credit: CreditFinding | None = None
+    """Panel credit beside set credit, if it was asked for."""
 
     def document(self) -> dict[str, Any]:
         """Return the whole probe for programs; undefined figures are null."""
@@ -568,6 +578,8 @@ class Findings:
             "notes": list(self.notes),
             "seconds": dict(self.seconds),
         }
+        if self.credit is not None:
+            document["credit"] = asdict(self.credit) | {"share": self.credit.share, "advice": self.credit.advice}
         return _without_nan(document)  # type: ignore[no-any-return]
 
 
@@ -599,17 +611,22 @@ def probe(
     # Draw, score and split the variance, one candidate after the other.
     drawn = 0
     findings = []
-    with opened(config, design, train, readings) as models:
+    credit = None
+    total = design.samples + options.credit * config.group_size
+    with opened(config, design, train, readings, credit=options.credit) as models:
         for candidate in design.candidates:
             score_BJ = draw(models, candidate, configured, seeds=design.seeds)
             findings.append(_finding(config, configured, design, candidate, score_BJ))
             drawn += len(score_BJ)
-            advance(drawn, design.samples)
+            advance(drawn, total)
         cost = epoch_cost(models, work, images=drawn)
+        if options.credit:
+            credit = measure_credit(config, models.draw(configured), dict(models.rewards), models.credited)
+            advance(total, total)
 
     notes = _notes(design, findings[0])
     seconds = {"probe": time.perf_counter() - started, **models.seconds}
-    return Findings(design, readings, tuple(findings), cost, tuple(notes), seconds)
+    return Findings(design, readings, tuple(findings), cost, tuple(notes), seconds, credit)
 
 
 def _finding(

@@ -1,0 +1,289 @@
+"""Whether the panels of a set may have a credit of their own, and how much of a gradient it turns into signal.
+
+Two measurements, neither of which trains anything:
+
+**Locality.** Panel credit is unbiased if a panel's noise acts on that panel alone. So the tokens of one panel are
+replaced, after the last SDE step, by those of another draw, and the set is finished and judged again. The change of its
+score has a part that contains the panel, and a rest, which panel credit leaves out (docs/engine.md).
+
+**Signal.** Every group of samples gives a gradient gᵢ of its own. What groups share is signal, the rest is noise:
+S = mean over pairs of ⟨gᵢ, gⱼ⟩, and the noise is the mean of |gᵢ|² less S. Of the two halves of one group
+⟨g, g'⟩ / |g|² is the same within a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacorl.core.advantages import AGGREGATES, advantages
+from pacorl.core.panels import panel_of_token
+from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.rollout import Draw, Trunk, draw_samples
+from pacorl.grpo.rows import Row
+from pacorl.grpo.scoring import Scorer, reward_table
+from pacorl.grpo.update import PolicyLoss, update_policy
+from pacorl.lab.probe.variance import Estimate, Floats
+from pacorl.rewards.reward import Reward
+from pacorl.runtime.processes import Runtime
+from pacorl.types import Advantages, Prompt, Samples
+
+CREDITS = {"set": 0.0, "half": 0.5, "panel": 1.0}
+"""Compared credits by name, as a share of panel credit."""
+LOCAL = 0.1
+"""Share of the rest up to which `panel` is recommended."""
+PARTLY_LOCAL = 0.3
+"""Share of the rest up to which a mix of both is."""
+SKETCH = 2**20
+"""Numbers that a gradient is folded into: inner products of longer vectors keep their mean."""
+DRAWS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CreditSignal:
+    """Signal of a group's gradient, by noise."""
+
+    credit: str
+    between: Estimate
+    """Shared by the groups of different prompts."""
+    within: Estimate
+    """Shared by the halves of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditFinding:
+    """What panel credit leaves out, and what it gains."""
+
+    groups: int
+    own: float
+    """Root mean square change of a score's part that contains the panel with new noise."""
+    rest: float
+    """The same of its other parts, which panel credit leaves out."""
+    signals: tuple[CreditSignal, ...]
+
+    @property
+    def share(self) -> float:
+        """Share of the rest in the squared change."""
+        total = self.own**2 + self.rest**2
+        return self.rest**2 / total if total else math.nan
+
+    @property
+    def advice(self) -> str:
+        """Value of `advantages.credit` that the locality permits."""
+        if self.share <= LOCAL:
+            return "panel"
+        return "0.5" if self.share <= PARTLY_LOCAL else "set"
+
+
+def measure_credit(
+    config: PolicyConfig,
+    draw: Draw,
+    rewards: dict[str, Reward],
+    prompts: Sequence[Prompt],
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> CreditFinding:
+    """Draw one group of samples per prompt, judge them, and compare the credits.
+
+    Args:
+        config: the run.
+        draw: parameters of its rollouts.
+        rewards: by name.
+        prompts: one group each; a prompt may be repeated.
+        advance: called after each group.
+
+    Raises:
+        ValueError: for prompts without panels or an aggregate without a slope, or if no group has all its scores.
+    """
+    if AGGREGATES[config.advantages.aggregate].slope is None:
+        raise ValueError(
+            f"advantages.aggregate {config.advantages.aggregate} has no slope to weigh the parts of a score by, so "
+            "there is no panel credit to probe; take log_tamed, weighted_sum or gdpo"
+        )
+    single = next((prompt for prompt in prompts if prompt.grid.count < 2), None)
+    if single is not None:
+        raise ValueError(f"prompt {single.id} is one image without panels, so there is no panel credit to probe")
+
+    gradients: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CREDITS}
+    own, rest = [], []
+    for number, prompt in enumerate(prompts):
+        # Another epoch for every group: its noise is its own.
+        of_group = replace(draw, epoch=number, by_panel=True)
+        for name, halves in _gradients(config, of_group, rewards, prompt).items():
+            gradients[name].append(halves)
+        own_P, rest_P = _redrawn(config, of_group, rewards, prompt)
+        own += own_P
+        rest += rest_P
+        advance()
+    if not gradients["set"] or not own:
+        raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
+
+    signals = []
+    for name, halves in gradients.items():
+        rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
+        signals.append(CreditSignal(name, *signal_by_noise(halves, rng)))
+    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own, rest))
+    return CreditFinding(len(prompts), root_own, root_rest, tuple(signals))
+
+
+# --- locality --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _redrawn(
+    config: PolicyConfig, draw: Draw, rewards: dict[str, Reward], prompt: Prompt
+) -> tuple[list[float], list[float]]:
+    """Replace each panel's tokens by a sibling's: changes of the parts with the panel, and of the others."""
+    # All samples branch from one latent, so that a sibling's panel is another draw of the same noise.
+    sampler = draw.sampler
+    tree = Tree(1, (sampler.tree.group_size, *[1] * (len(sampler.stochastic_steps) - 1)))
+    local = replace(draw, sampler=sampler.model_copy(update={"tree": tree}))
+
+    trunk = Trunk(local, _group(local.sampler, prompt))
+    x_BNC = torch.stack(list(trunk.grow()[1].values()))
+    before = _scores(config, trunk, rewards, x_BNC)
+    panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
+
+    own, rest = [], []
+    for panel in range(prompt.grid.count):
+        redrawn = torch.where((panel_N == panel)[:, None], x_BNC.roll(1, 0), x_BNC)
+        change = _scores(config, trunk, rewards, redrawn) - before
+        of_panel = change[:, 1 + panel]
+        judged = change[:, 0].isfinite() & of_panel.isfinite()
+        own += of_panel[judged].tolist()
+        rest += (change[:, 0] - of_panel)[judged].tolist()
+    return own, rest
+
+
+def _scores(config: PolicyConfig, trunk: Trunk, rewards: dict[str, Reward], x_BNC: Tensor) -> Tensor:
+    """Score finished sets: (B, 1 + P), the weighted score and its part of each panel; NaN if one is missing."""
+    with Scorer(rewards, overlap=False, by_panel=True) as scorer:
+        scorer.submit(trunk.finish(trunk.rows, x_BNC))
+        scores, parts = scorer.results(), scorer.parts
+    table = reward_table(scores, trunk.rows, names=tuple(rewards), parts=parts)
+    assert table.part_RBP is not None
+    weight_R = torch.tensor([reward.weight for reward in config.rewards], dtype=torch.float64)
+    score_B = (weight_R[:, None] * table.score_RB).sum(0)
+    part_BP = (weight_R[:, None, None] * table.part_RBP).sum(0)
+    return torch.cat([score_B[:, None], part_BP], dim=1)
+
+
+# --- signal ----------------------------------------------------------------------------------------------------
+
+
+def _gradients(
+    config: PolicyConfig, draw: Draw, rewards: dict[str, Reward], prompt: Prompt
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
+    rows = _group(draw.sampler, prompt)
+    samples = Samples()
+    with Scorer(rewards, overlap=False, by_panel=True) as scorer:
+        for rollout in draw_samples(draw, rows, samples):
+            scorer.submit(rollout)
+        scores, parts = scorer.results(), scorer.parts
+    if any(None in row for row in scores.values()):
+        return {}
+
+    table = reward_table(scores, rows, names=tuple(rewards), parts=parts)
+    weights = [reward.weight for reward in config.rewards]
+    nodes = draw.sampler.tree.nodes([row.number for row in rows])
+    loss = PolicyLoss(
+        draw.policy, draw.sampler, draw.cache, options=config.objective, advantage_clip=config.advantages.clip
+    )
+
+    gradients = {}
+    for name, share in CREDITS.items():
+        options = config.advantages.model_copy(update={"credit": share})
+        values = advantages(table, options, weights=weights, nodes=nodes)
+        first, second = (_gradient(loss, samples, half) for half in _halves(values, prompt.grid.count))
+        gradients[name] = (first, second)
+    return gradients
+
+
+def _halves(values: Advantages, panels: int) -> list[Advantages]:
+    """Split the advantages of a group in two: each has one half of the samples, and 0 for the other."""
+    value_LBP = values.value_LBP
+    if value_LBP is None:
+        value_LB = values.value_B[None] if values.value_LB is None else values.value_LB
+        value_LBP = value_LB[..., None].expand(*value_LB.shape, panels)
+
+    first_B = torch.arange(value_LBP.shape[1]) < value_LBP.shape[1] // 2
+    halves = []
+    for inside_B in (first_B, ~first_B):
+        halves.append(replace(values, value_LBP=value_LBP * inside_B[None, :, None]))
+    return halves
+
+
+def _gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> Tensor:
+    """Compute a gradient of the adapter's weights, folded into at most SKETCH numbers."""
+    transformer = loss.policy.transformer
+    transformer.zero_grad(set_to_none=True)
+    update_policy(loss, samples, values, runtime=Runtime(), draw=(0,))
+    parts = []
+    for weight in transformer.parameters():
+        if weight.grad is not None:
+            parts.append(weight.grad.detach().float().flatten().cpu())
+    transformer.zero_grad(set_to_none=True)
+    return _sketch(torch.cat(parts))
+
+
+def _sketch(gradient: Tensor) -> Tensor:
+    """Add up stretches of a long vector under random signs, which are the same for every vector of its length."""
+    if len(gradient) <= SKETCH:
+        return gradient
+    generator = torch.Generator().manual_seed(0)
+    sketch = torch.zeros(SKETCH)
+    for stretch in gradient.split(SKETCH):
+        sign = torch.randint(0, 2, (len(stretch),), generator=generator) * 2 - 1
+        sketch[: len(stretch)] += sign * stretch
+    return sketch
+
+
+def _group(sampler: Sampler, prompt: Prompt) -> list[Row]:
+    return [Row(prompt, member) for member in range(sampler.tree.group_size)]
+
+
+def signal_by_noise(halves: Sequence[tuple[Tensor, Tensor]], rng: np.random.Generator) -> tuple[Estimate, Estimate]:
+    """Estimate what gradients share, between groups and within them, with 95 % bootstrap intervals over groups.
+
+    Args:
+        halves: gradients of the two halves of each group.
+        rng: of the bootstrap.
+
+    Returns:
+        Signal by noise of a group's gradient, from pairs of groups, and signal by power of a half, from the two halves.
+    """
+    whole = torch.stack([first + second for first, second in halves]).double()
+    product_II = (whole @ whole.T).numpy()
+    shared_I = np.array([float(first.double() @ second.double()) for first, second in halves])
+    power_I = np.array([float(first.norm() ** 2 + second.norm() ** 2) / 2 for first, second in halves])
+
+    count = len(halves)
+    weights = [np.ones(count), *rng.multinomial(count, np.full(count, 1 / count), size=DRAWS)]
+    between = [_between(product_II, weight_I) for weight_I in weights]
+    within = [float(weight_I @ shared_I / (weight_I @ power_I)) for weight_I in weights]
+    return _estimate(between), _estimate(within)
+
+
+def _between(product_II: Floats, weight_I: Floats) -> float:
+    """Divide the mean product of two groups by what is left of a group's power."""
+    diagonal_I = product_II.diagonal()
+    pairs = weight_I.sum() ** 2 - weight_I @ weight_I
+    if not pairs:
+        return math.nan
+    signal = (weight_I @ product_II @ weight_I - weight_I**2 @ diagonal_I) / pairs
+    power = weight_I @ diagonal_I / weight_I.sum()
+    return float(signal / (power - signal))
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    low, high = np.nanquantile(values[1:], [0.025, 0.975]) if len(values) > 1 else (math.nan, math.nan)
+    return Estimate(values[0], float(low), float(high))
