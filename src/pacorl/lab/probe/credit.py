@@ -127,9 +127,9 @@ def measure_credit(
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 
     signals = []
-    for name, halves in gradients.items():
+    for name, of_groups in gradients.items():
         rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
-        signals.append(CreditSignal(name, *signal_by_noise(halves, rng)))
+        signals.append(CreditSignal(name, *signal_by_noise(of_groups, rng)))
     root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own, rest))
     return CreditFinding(len(prompts), root_own, root_rest, tuple(signals))
 
