@@ -175,13 +175,12 @@ def cost_of(
 
     # An image of an evaluation, at full and at the training size.
     steps = config.evaluation.steps
-    judged_here = []
-    for each in (full, size):
-        judged_here.append(_judged(config, judge, prompt, questions if here else 0, each))
-
     full_forward, full_decoding = _image_passes(policy, full)
-    large = steps * full_forward + full_decoding + judged_here[0]
-    small = steps * forward + decoding + judged_here[1]
+    large = steps * full_forward + full_decoding
+    small = steps * forward + decoding
+    if here:
+        large += _judged(config, judge, prompt, questions, full)
+        small += judged
 
     return Cost(
         image=image,
@@ -205,13 +204,12 @@ def _image_passes(policy: PipelinePolicy, size: Size) -> tuple[float, float]:
 
 
 def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, size: Size) -> float:
-    """FLOPs of some questions about an image of this size, each by itself."""
+    """FLOPs of some questions about an image of this size, each by itself; packed weights have the same products."""
     if not questions or config.judge is None:
         return 0.0
     panel = Size(size.height // prompt.grid.rows, size.width // prompt.grid.cols)
-    quantize = config.judge.quantize if isinstance(config.judge, InProcessOptions) else NONE
     configs = judge or sources.JUDGE_PARTS
-    cost = memory.judge_cost(configs, dtype="bfloat16", quantize=quantize, questions=1, panel=panel)
+    cost = memory.judge_cost(configs, dtype="bfloat16", quantize=NONE, questions=1, panel=panel)
     return questions * (1 + config.judge.symmetric) * cost.flops
 
 
