@@ -135,7 +135,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "layout": prompt.grid,
         "panels": _json_list(prompt.panels),
         "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
-        "characters": _json_list(prompt.characters) if prompt.characters else None,
+        "characters": _json_list([character.name for character in prompt.characters]) if prompt.characters else None,
         "references": _json_list([path.name for path in prompt.references]) if prompt.references else None,
         "seed": recipe.seed,
         "model": recipe.model,

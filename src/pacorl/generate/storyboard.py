@@ -24,7 +24,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.io.documents import blamed_on, dump_yaml, read_yaml
 from pacorl.io.files import write_atomic
-from pacorl.records.characters import find_character
+from pacorl.records.characters import find_character, in_turn
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -72,6 +71,11 @@ class Storyboard:
         if self.style:
             texts.append(f"All images share one style: {self.style}")
         return ". ".join(text.rstrip(".") for text in texts)
+
+    @property
+    def cast(self) -> tuple[Character, ...]:
+        """Characters of all pages."""
+        return tuple(Character(name, text, self.images.get(name, ())) for name, text in self.characters.items())
 
 
 def read_storyboard(path: Path) -> Storyboard:
@@ -174,7 +178,7 @@ def board_prompt(board: Storyboard, model: str, *, max_references: int = 0) -> P
     scene = spoken(board.scenes[0], board.characters)
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
     references = references_for(board.scenes, board, limit=max_references)
-    return replace(prompt, characters=tuple(board.characters), references=references)
+    return replace(prompt, characters=board.cast, references=references)
 
 
 def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> tuple[Path, ...]:
@@ -195,8 +199,7 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
             f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "
             "name fewer in its scenes, or give a smaller layout"
         )
-    rounds = chain.from_iterable(zip_longest(*images))
-    return tuple(path for path in rounds if path)[:limit]
+    return in_turn(images)[:limit]
 
 
 def references_note(board: Storyboard, model: str, *, limit: int) -> str:
@@ -258,7 +261,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Pro
             number=number,
         )
         references = references_for(scenes, board, limit=max_references)
-        prompts.append(replace(prompt, characters=tuple(board.characters), references=references))
+        prompts.append(replace(prompt, characters=board.cast, references=references))
     return prompts
 
 

@@ -7,6 +7,8 @@ may_change: [pose, expression]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -67,6 +69,12 @@ def read_character(folder: Path) -> Character:
     name = folder.resolve().name
     keep = {str(trait): looks for trait, looks in card.keep.items()}
     return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
+
+
+def in_turn(images: Sequence[Sequence[Path]]) -> tuple[Path, ...]:
+    """Order the images of some characters as references: the first of each, then the second of each."""
+    rounds = chain.from_iterable(zip_longest(*images))
+    return tuple(path for path in rounds if path)
 
 
 def images_in(folder: Path) -> tuple[Path, ...]:
