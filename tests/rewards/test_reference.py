@@ -11,7 +11,8 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.core.grid import join, split
-from pacorl.rewards.reference import Reference, characters_of
+from pacorl.records.characters import characters_of
+from pacorl.rewards.reference import Reference
 from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
 from pacorl.rewards.spec import RewardSpec
 from pacorl.types import Character, Grid, Prompt, Question, Verdict

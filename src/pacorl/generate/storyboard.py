@@ -300,12 +300,14 @@ def generate_storyboard(
     size: Size | None = None,
     steps: int | None = None,
     lora_scale: float = 1.0,
+    separate: bool = False,
+    previous: bool = False,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate every page, in order, by `generate_sets`.
 
     The judge's best of `best_of` candidates is kept. From the second page on, the judge also compares candidates with
-    all earlier panels. `size` is the size of a full page.
+    all earlier panels. `size` is the size of a full page, or of a panel if each is a separate image (`generate_sets`).
     """
     from pacorl.generate.sets import generate_sets, judge_with_earlier
 
@@ -314,20 +316,23 @@ def generate_storyboard(
     # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
-    common["lora_scale"] = lora_scale
-    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size)):
+    common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
+    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size, separate=separate)):
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
     return images
 
 
-def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -> list[tuple[Prompt, Size]]:
+def _checked_pages(
+    generator: Generator, board: Storyboard, size: Size | None, *, separate: bool
+) -> list[tuple[Prompt, Size]]:
     """Check every page and its size before generating the first; panels keep their size on a shorter page."""
     sized: list[tuple[Prompt, Size]] = []
     for prompt in pages(board, generator.model, max_references=generator.max_references):
         full = generator.size_of(prompt, size)
         layout = board.layout
         page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)
+        page = full if separate else page
         generator.check([prompt], page)
         sized.append((prompt, page))
     return sized

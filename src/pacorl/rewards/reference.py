@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +18,7 @@ from pacorl.core.set_scores import Statistic, panel_shares
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
 from pacorl.judge.judge import Judge
+from pacorl.records.characters import characters_of
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import PanelScores, RewardError, named
 from pacorl.types import Character, Prompt, Question, Verdict
@@ -156,28 +156,6 @@ class Reference(JudgedReward):
             scores.append(present * same * (1 - self.copy_penalty * copied))
         followed = fmean(answers.get(("", "followed"), [1.0]))
         return fmean(scores) * followed
-
-
-def characters_of(prompt: Prompt) -> list[list[Character]]:
-    """List the characters with images that each panel's text names, by name or by description.
-
-    If no text names a character, every panel has all of them.
-    """
-    texts = prompt.panels or (prompt.text,) * prompt.grid.count
-    named_in = []
-    for text in texts:
-        named_in.append([character for character in prompt.characters if _is_named(character, text)])
-    if not any(named_in):
-        named_in = [list(prompt.characters)] * prompt.grid.count
-    return [[character for character in characters if character.images] for characters in named_in]
-
-
-def _is_named(character: Character, text: str) -> bool:
-    """Check whether a text has a character's name as whole words, or its description."""
-    text = text.casefold()
-    name = re.escape(character.name.replace("_", " ").casefold())
-    described = bool(character.text) and character.text.casefold() in text
-    return described or re.search(rf"(?<!\w){name}(?!\w)", text.replace("_", " ")) is not None
 
 
 def _fitted(other: Image.Image, panel: Image.Image, about: About) -> Image.Image:
