@@ -12,6 +12,7 @@ from PIL import Image
 from pacorl.core import questions
 from pacorl.core.grid import join, split
 from pacorl.records.characters import characters_of
+from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.rewards.reference import Reference
 from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
 from pacorl.rewards.spec import RewardSpec
@@ -201,3 +202,16 @@ def test_a_config_sets_the_arguments() -> None:
     assert spec.checked(args, at="args") == args
     with pytest.raises(ValueError, match=r"rewards\.reference\.args\.copy_penalty must be from 0 to 1, got 2"):
         Reference(Asked(by_shade), copy_penalty=2)
+
+
+def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:
+    """By every reward that asks about panels; images of several sizes need no grid image."""
+    rewards: list[Reference | Consistency | PanelMatch] = [
+        reward(Asked(by_shade)) for reward in (Reference, Consistency, PanelMatch)
+    ]
+    for reward in rewards:
+        assert reward([prompt], [split(SHEET, prompt.grid)]) == reward([prompt], [SHEET])
+    sizes = [flat(100, side=side) for side in (8, 16, 24, 40)]
+    assert all(reward([prompt], [sizes])[0] is not None for reward in rewards)
+    with pytest.raises(ValueError, match="a 2x2 grid has 4 panels, and 3 images are given; give one each"):
+        rewards[0]([prompt], [sizes[:3]])

@@ -149,8 +149,10 @@ def _ranked_candidates(
     # All candidates in one call: the generator batches them, and encodes their prompt once.
     sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
     candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
-    panels = {"separate": separate, "previous": separate and previous}
-    recipes = [replace(_recipe(generator, prompt, seed, **options), **panels) for seed in seeds]
+    recipes = []
+    for seed in seeds:
+        recipe = _recipe(generator, prompt, seed, **options)
+        recipes.append(replace(recipe, separate=separate, previous=separate and previous))
     if rank_by is None:
         return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
 

@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from pacorl.core import questions as wordings
-from pacorl.core.grid import split
+from pacorl.core.grid import SetImages, split
 from pacorl.core.set_scores import Statistic, panel_shares
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
@@ -82,10 +82,10 @@ class Reference(JudgedReward):
     def questions(self, prompt: Prompt) -> int:
         return len(self._texts(prompt))
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return [result.score for result in self.panel_scores(prompts, images)]
 
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[PanelScores]:
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels as parts; the statistic `worst` is no sum of parts."""
         texts = [self._texts(prompt) for prompt in prompts]
         paths = {key.other for key in chain(*texts) if key.other}
