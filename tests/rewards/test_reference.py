@@ -79,10 +79,10 @@ def by_hand(prompt: Prompt, answer: Answer, *, penalty: float) -> list[float]:
     for panel, characters in zip(split(SHEET, prompt.grid), ([ann], [ann, bob], [], [bob]), strict=True):
         of_characters = []
         for character in characters:
-            name = character.name.replace("_", " ")
+            looks = character.description or character.name.replace("_", " ")
             images = [Image.open(path).resize((SIDE, SIDE)) for path in character.images]
-            present = answer(Question((panel,), questions.shows_text(character.description or name)))
-            same = [answer(Question((image, panel), questions.same_character(name))) for image in images]
+            present = answer(Question((panel,), questions.shows_text(looks)))
+            same = [answer(Question((image, panel), questions.same_theme(looks))) for image in images]
             copied = [answer(Question((image, panel), questions.same_pose())) for image in images]
             of_characters.append(present * fmean(same) * (1 - penalty * max(copied)))  # type: ignore
         if of_characters:
@@ -150,7 +150,7 @@ def looks(question: Question) -> float:
     """Sure of a character drawn at all, nearly sure of one drawn again, and sure of equal pixels."""
     if question.text == questions.same_pose():
         return float(shade(question.images[0]) == shade(question.images[1]))
-    if question.text == questions.same_character("ann"):
+    if question.text == questions.same_theme("a cook with a red cap"):
         return 1.0 if shade(question.images[0]) == shade(question.images[1]) else 0.8
     return 1.0
 

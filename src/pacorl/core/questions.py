@@ -57,11 +57,6 @@ def shows_text(text: str) -> str:
     return f'Does this image show "{text}"? Please answer Yes or No.'
 
 
-def same_character(name: str) -> str:
-    """Ask whether a reference image and a panel show one character, as a criterion (ours)."""
-    return meets_criterion(f"Both images show {name}: the same character, with the same face, hair and outfit.")
-
-
 def same_pose() -> str:
     """Ask whether a panel copies a reference image (ours): the sign of a pasted reference."""
     return meets_criterion("Both images have the same pose and the same framing.")

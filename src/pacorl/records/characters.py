@@ -84,12 +84,12 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     If no text names a character, every panel has all of them.
     """
     texts = prompt.panels or (prompt.text,) * prompt.grid.count
-    named_in = []
+    casts = []
     for text in texts:
-        named_in.append([character for character in prompt.characters if _is_named(character, text)])
-    if not any(named_in):
-        named_in = [list(prompt.characters)] * prompt.grid.count
-    return [[character for character in characters if character.images] for characters in named_in]
+        casts.append([character for character in prompt.characters if _is_named(character, text)])
+    if not any(casts):
+        casts = [list(prompt.characters)] * prompt.grid.count
+    return [[character for character in cast if character.images] for cast in casts]
 
 
 def _is_named(character: Character, text: str) -> bool:

@@ -94,10 +94,10 @@ def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: A field has another form, or an image cannot be used.
     """
-    named = record.get("characters", [])
-    if isinstance(named, dict):
+    cast = record.get("characters", [])
+    if isinstance(cast, dict):
         with blamed_on("'characters'"):
-            entries = typed(named, dict[Text, ShownCharacter])
+            entries = typed(cast, dict[Text, ShownCharacter])
     else:
         entries = {name: ShownCharacter() for name in _texts(record, "characters")}
         # References without a character's name belong to the only character.

@@ -109,10 +109,10 @@ class Reference(JudgedReward):
         texts = {}
         for panel, characters in enumerate(characters_of(prompt)):
             for character in characters:
-                name = character.name.replace("_", " ")
-                texts[PanelQuestion(panel, "present", character.name)] = wordings.shows_text(character.text or name)
+                looks = character.text or character.name.replace("_", " ")
+                texts[PanelQuestion(panel, "present", character.name)] = wordings.shows_text(looks)
                 for path in character.images:
-                    texts[PanelQuestion(panel, "same", character.name, path)] = wordings.same_character(name)
+                    texts[PanelQuestion(panel, "same", character.name, path)] = wordings.same_theme(looks)
                     if self.copy_penalty:
                         texts[PanelQuestion(panel, "copied", character.name, path)] = wordings.same_pose()
         if self.follow:
