@@ -101,6 +101,7 @@ def test_files_pages_and_json_are_those_of_a_set(generator: Generator, prompt: P
     assert (to_dict(saved)["separate"], to_dict(saved)["previous"]) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_storyboard_s_panels_have_the_size_of_an_image(generator: Generator) -> None:
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
     first, second = generate_storyboard(generator, board, size=SIZE, steps=1, separate=True)

@@ -133,8 +133,8 @@ class Reference(JudgedReward):
             score = None
         else:
             score = fmean(scores) if self.statistic == "mean" else min(scores)
-        parts = panel_shares(score_of_panel, prompt.grid.count) if self.statistic == "mean" else None
-        return PanelScores(score, parts)
+        share_P = panel_shares(score_of_panel, prompt.grid.count) if self.statistic == "mean" else None
+        return PanelScores(score, share_P)
 
     def _panel_score(
         self, panel: int, characters: Sequence[Character], p_yes: Mapping[PanelQuestion, float | None]
