@@ -119,10 +119,10 @@ class Prompt:
     """dimension → name → text, e.g. `criteria["Identity"]["Hat"]`."""
     sources: tuple[Path, ...] = ()
     """Images to edit."""
-    characters: tuple[str, ...] = ()
-    """Names of the characters that its panels describe."""
+    characters: tuple[Character, ...] = ()
+    """Characters that its panels describe. Rewards compare the panels with their images."""
     references: tuple[Path, ...] = ()
-    """Images of its characters, for generators that take reference images."""
+    """Images for generators that take reference images, in the generator's order."""
     size: Size | None = None
     """Size in the record, if any."""
     category: str = ""

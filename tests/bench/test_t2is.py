@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edit_twins import klein_pipeline
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -105,6 +106,20 @@ def test_on_a_small_card_generator_and_judge_are_packed(t2is_folder: Path, tmp_p
     assert (streamed.exit_code, packed.exit_code) == (0, 0), streamed.output
     assert json.loads(streamed.stdout)["tables"] == json.loads(packed.stdout)["tables"]
     assert json.loads((tmp_path / "low" / "settings.json").read_text())["quantize"] == "int8"
+
+
+@pytest.mark.slow
+def test_panels_may_be_generated_as_separate_images(t2is_folder: Path, tmp_path: Path) -> None:
+    klein_pipeline().save_pretrained(tmp_path / "klein")
+    words = (t2is_folder, "--model", tmp_path / "klein", "--steps", 1, "--limit", 1, "--panel-size", 32)
+    words = (*words, "--generate-only", "--alignment", "none")
+    for name, options in {"grid": (), "separate": ("--separate",)}.items():
+        done = command(*words, *options, "--out", tmp_path / name)
+        assert done.exit_code == 0, (done.output, done.exception)
+    files = [sorted((tmp_path / name / "images").iterdir()) for name in ("grid", "separate")]
+    assert [path.name for path in files[0]] == [path.name for path in files[1]]
+    assert {open_image(path).size for folder in files for path in folder} == {(32, 32)}
+    assert files[0][0].read_bytes() != files[1][0].read_bytes()
 
 
 class Counted:

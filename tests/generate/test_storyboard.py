@@ -139,6 +139,13 @@ def test_a_page_has_the_references_of_its_characters(cast):
         references(1)
 
 
+def test_the_characters_of_a_page_keep_their_images_without_a_generator_for_them(cast):
+    """A judge compares panels with them, whatever the generator takes."""
+    (first, *_) = pages(read_storyboard(write(cast, BOARD)), "some/model")
+    assert {character.name: len(character.images) for character in first.characters} == {"ann": 3, "bob": 1, "cleo": 1}
+    assert [character.text for character in first.characters] == [f"{name} the cook" for name in ("ann", "bob", "cleo")]
+
+
 @pytest.mark.parametrize(
     ("limit", "note"),
     [
@@ -175,5 +182,5 @@ def test_characters_of_folders_and_scenes_of_a_sentence(tmp_path):
     )
     (page,) = pages(board, "some/model")
     assert page.panels == ("An old cook, grey hair, she cooks", "An old cook, grey hair, she sings")
-    assert page.characters == ("ann",)
+    assert [character.name for character in page.characters] == ["ann"]
     assert page.criteria["Identity"] == {"ann: hair": "Ann has the same hair in all images: grey hair."}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pacorl.core.grid import join
+from pacorl.core.grid import join, split
 from pacorl.grpo.monitor import (
     SAME_DISTANCE,
     SIDE,
@@ -113,6 +115,40 @@ def test_edges_textures_and_noise_are_no_lattice() -> None:
     assert grid_artifact_share(np.zeros((1, 64, 64))) == [0.0]
 
 
+def test_dark_images_without_detail_lose_edges_and_colours() -> None:
+    """The same drawings, ever darker and softer: dark pixels rise, edges and entropy fall, each beyond its limit."""
+    drawn = [draw(panel, 64) for panel in PANELS[:4]]
+    lost = [panel.filter(ImageFilter.GaussianBlur(6)).point(lambda value: value // 8) for panel in drawn]
+    before, after = (panel_statistics(prompt(), sheet(panels)) for panels in (drawn, lost))
+    limits = MonitorConfig()
+    assert after.dark > before.dark + limits.dark.at
+    assert after.edges < (1 - limits.edges.at) * before.edges
+    assert after.entropy < (1 - limits.entropy.at) * before.entropy
+
+
+def test_edges_entropy_and_dark_pixels_are_those_of_plain_loops() -> None:
+    image = sheet([noisy(draw(panel, 16), 0.1, seed) for seed, panel in enumerate(PANELS[:4])])
+    grey = [np.asarray(panel).mean(2) / 255 for panel in split(image, GRID)]
+    edges = []
+    for panel in grey:
+        for row, col in product(range(15), range(15)):
+            steps = abs(panel[row, col + 1] - panel[row, col]), abs(panel[row + 1, col] - panel[row, col])
+            edges.append(max(steps) > 0.1)
+    bits = []
+    for panel in split(image, GRID):
+        pixels = np.asarray(panel.resize((SIDE, SIDE), Image.Resampling.BOX)).reshape(-1, 3)
+        shares = [count / len(pixels) for count in Counter(tuple(pixel // 64) for pixel in pixels).values()]
+        bits.append(-sum(share * math.log2(share) for share in shares))
+
+    look = panel_statistics(prompt(), image)
+    assert look.edges == pytest.approx(np.mean(edges))
+    assert look.entropy == pytest.approx(np.mean(bits))
+    assert look.dark == pytest.approx(np.mean([panel < 0.15 for panel in grey]))
+    flat = panel_statistics(prompt(), Image.new("RGB", (16, 16), "black"))
+    assert (flat.edges, flat.entropy, flat.dark) == (0, 0, 1)
+    assert panel_statistics(prompt(), Image.new("RGB", (2, 2), "white")).edges == 0
+
+
 # --- many sheets -----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +221,18 @@ def test_a_fall_is_a_share_of_the_best() -> None:
     assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
 
 
+def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> None:
+    watch = HackingMonitor.of(MonitorConfig())
+    start = {"monitor/edges": 0.2, "monitor/entropy": 3.0, "monitor/dark": 0.4}
+    assert watch.update("evaluation", start) == []
+    assert watch.update("evaluation", {"monitor/edges": 0.3, "monitor/entropy": 4.0, "monitor/dark": 0.1}) == []
+    alarms = watch.update("evaluation", {"monitor/edges": 0.17, "monitor/entropy": 2.5, "monitor/dark": 0.72})
+    assert [alarm.sign for alarm in alarms] == ["edges", "dark"]
+    assert "edges went from 0.300 to 0.170, beyond the limit of 0.4 (images are losing their outlines)" in str(
+        alarms[0]
+    )
+
+
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
     watch = HackingMonitor({"held_out": LimitConfig(at=0.2), "blank": LimitConfig(at=0.1)}, average=2)
     raised = [watch.update("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
@@ -225,6 +273,9 @@ def test_the_config_s_watch_knows_every_sign() -> None:
         "blank",
         "grid_artifact",
         "diversity",
+        "edges",
+        "entropy",
+        "dark",
         "held_out",
     }
 
@@ -238,6 +289,9 @@ def test_what_the_log_holds_of_images() -> None:
         "monitor/duplicates": 1.0,
         "monitor/blank": 1.0,
         "monitor/grid_artifact": 0.0,
+        "monitor/edges": 0.0,
+        "monitor/entropy": 0.0,
+        "monitor/dark": 1.0,
         "alarm/blank": 1.0,
     }
     assert [alarm.sign for alarm in raised] == ["blank"]

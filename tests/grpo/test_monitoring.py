@@ -11,6 +11,7 @@ from PIL import Image
 from tiny_runs import metrics, tiny_run
 from toy_world import ToyPolicy
 
+from pacorl.core.metric_names import SIGN_MEANINGS
 from pacorl.grpo import checkpoint
 from pacorl.grpo.monitor import HackingSuspectedError
 from pacorl.grpo.trainer import train_policy
@@ -73,7 +74,7 @@ def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: li
 @pytest.mark.slow
 def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
     for line in metrics(train_policy(tiny_run(small))):
-        assert {"monitor/duplicates", "monitor/blank", "monitor/grid_artifact"} <= set(line)
+        assert {f"monitor/{sign}" for sign in SIGN_MEANINGS if sign != "diversity"} <= set(line)
         assert not any(name.startswith("alarm") for name in line)
 
 
@@ -103,7 +104,7 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
 def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
     # The least change of any sign raises an alarm.
-    limits = [f"monitor.{sign}.at=1e-9" for sign in ("diversity", "blank", "duplicates", "grid_artifact")]
+    limits = [f"monitor.{sign}.at=1e-9" for sign in SIGN_MEANINGS]
     settings = [*small, *several, *limits]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
     part = train_policy(tiny_run([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))

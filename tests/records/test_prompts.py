@@ -14,7 +14,7 @@ from PIL import Image
 from pacorl.core.grid import panel_texts
 from pacorl.records.edits import save_edits
 from pacorl.records.prompts import load_prompts, prompts_from, save_prompts
-from pacorl.types import Grid, Prompt, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
 SET = "A 1x2 grid layout of a fox. All images feature one fox. [LEFT]:The fox naps. [RIGHT]:The fox runs."
@@ -158,13 +158,14 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
 
 
 def saved_references(folder: Path) -> list[Prompt]:
-    """Two records whose references have one name, in folders of their own."""
+    """Two records whose references have one name, in folders of their own; their images belong to one character."""
     prompts = []
     for number, colour in enumerate(("red", "blue")):
         image = folder / colour / "front.png"
         image.parent.mkdir(parents=True)
         Image.new("RGB", (8, 8), colour).save(image)
-        prompts.append(Prompt(number, f"a {colour} hero", characters=("hero", colour), references=(image,)))
+        characters = (Character("hero", f"a {colour} hero", (image,)), Character(colour, ""))
+        prompts.append(Prompt(number, f"a {colour} hero", characters=characters, references=(image,)))
     return prompts
 
 
@@ -173,9 +174,10 @@ def test_characters_and_references_are_saved_and_read_back(tmp_path: Path) -> No
     path = tmp_path / "elsewhere" / "prompts.jsonl"
     save_prompts(prompts, path)
     loaded = load_prompts(path)
-    assert [prompt.characters for prompt in loaded] == [prompt.characters for prompt in prompts]
     for prompt, original in zip(loaded, prompts, strict=True):
         (reference,) = prompt.references
+        hero, other = original.characters
+        assert prompt.characters == (replace(hero, images=(reference,)), other)
         assert reference.parent == path.parent / "prompts_images"
         assert reference.read_bytes() == original.references[0].read_bytes()
     save_prompts(loaded, path)
@@ -187,15 +189,44 @@ def test_an_edit_keeps_its_references(tmp_path: Path) -> None:
     edit = replace(prompt, sources=other.references)
     save_edits([edit], tmp_path / "edits.jsonl")
     (loaded,) = load_prompts(tmp_path / "edits.jsonl")
-    assert loaded.characters == ("hero", "red")
+    assert [character.name for character in loaded.characters] == ["hero", "red"]
     assert [path.read_bytes() for path in (*loaded.sources, *loaded.references)] == [
         path.read_bytes() for path in (*edit.sources, *edit.references)
     ]
 
 
+def test_references_belong_to_their_characters(tmp_path: Path) -> None:
+    """Given by character, or as the list of a single one; the generator is given others, or none."""
+    for name in ("ann1", "ann2", "bob"):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    cast = {"ann": {"description": "a cook", "images": ["ann1.png", "ann2.png"]}, "bob": {"images": ["bob.png"]}}
+    fields: list[dict[str, object]] = [
+        {"characters": cast},
+        {"characters": cast, "references": []},
+        {"characters": ["ann"], "references": ["ann1.png"]},
+        {"characters": ["ann", "bob"], "references": ["ann1.png"]},
+    ]
+    records = [json.dumps({"prompt": "a hero"} | field) for field in fields]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(records))
+
+    prompts = load_prompts(tmp_path / "prompts.jsonl")
+    references = [[path.stem for path in prompt.references] for prompt in prompts]
+    assert references == [["ann1", "bob", "ann2"], [], ["ann1"], ["ann1"]]
+    owned = [{character.name: len(character.images) for character in prompt.characters} for prompt in prompts]
+    assert owned == [{"ann": 2, "bob": 1}, {"ann": 2, "bob": 1}, {"ann": 1}, {"ann": 0, "bob": 0}]
+    assert prompts[0].characters[0].description == "a cook"
+
+    save_prompts(prompts, tmp_path / "copy" / "prompts.jsonl")
+    saved = load_prompts(tmp_path / "copy" / "prompts.jsonl")
+    assert [len(prompt.references) for prompt in saved] == [3, 0, 1, 1]
+    assert owned == [{character.name: len(character.images) for character in prompt.characters} for prompt in saved]
+
+
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
+        ({"characters": {"ann": {"image": []}}}, "'characters': ann.image: Extra inputs"),
+        ({"characters": {"ann": {"images": ["none.png"]}}}, r"image 'none\.png' cannot be read"),
         ({"references": "a.png"}, "'references' must be a list of texts, got 'a.png'"),
         ({"characters": [3]}, r"'characters' must be a list of texts, got \[3\]"),
         ({"references": ["../../secret.png"]}, r"image '\.\./\.\./secret\.png' is outside"),

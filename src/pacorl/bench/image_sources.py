@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ PANEL = 512
 """Default side of a panel, in pixels."""
 
 
-def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL) -> ImageSource:
+def image_source(
+    options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL, separate: bool = False
+) -> ImageSource:
     """Describe the generator of a benchmark's images.
 
     Args:
         edits: whether it edits images, rather than generate sets.
         panel: the side of a panel, in pixels.
+        separate: whether each panel is generated as an image of its own.
 
     Raises:
         ValueError: the model has the other purpose.
@@ -32,11 +36,12 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
     spec = POLICIES.named(kind)
     if not (spec.edits if edits else spec.sets):
         raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
-    recipe = described(options, panel=panel) | {"kind": kind}
-    return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)
+    recipe = described(options, panel=panel, separate=separate) | {"kind": kind}
+    load = partial(_load, options, kind, separate=separate)
+    return ImageSource(load, recipe, seed=options.seed, batch=options.image_batch)
 
 
-def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
+def _load(options: GeneratorBenchmarkOptions, kind: str, *, separate: bool) -> GenerateImages:
     from pacorl.models.policies import POLICIES
 
     POLICIES[kind].check_source(options.model, adapter=options.adapter)
@@ -44,6 +49,7 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
     import torch
 
     from pacorl.generate.generator import Generator
+    from pacorl.generate.separate import sample_separately
 
     # Under torchrun each process uses its own GPU; without a rank, the usual choice.
     rank = os.environ.get("LOCAL_RANK")
@@ -57,10 +63,11 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
         **options.policy_options,
     )
     generator.batch = options.image_batch
-    return lambda prompts, seeds: generator.sample(prompts, seeds, size=options.size, steps=options.steps)
+    sample = partial(sample_separately, generator) if separate else generator.sample
+    return lambda prompts, seeds: sample(prompts, seeds, size=options.size, steps=options.steps)
 
 
-def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
+def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, separate: bool = False) -> dict[str, Any]:
     """Settings that change the images, for their recipes and the results; an adapter by its content."""
     if options.images:  # finished images have no further description
         return {"images": str(options.images)}
@@ -68,6 +75,8 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
     for name, value in options.policy_options.items():
         if value is not None:
             given_options[name] = value
+    if separate:
+        given_options["separate"] = True
     return {
         "model": options.model,
         "adapter": _adapter_digest(options.adapter),

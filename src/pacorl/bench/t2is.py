@@ -81,6 +81,7 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
+    separate: bool = option(False, "Generate each panel as an image of its own.")
     panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1, most=8000)
     alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
     alignment_arg: list[str] = option([], "name=value for that reward; may be repeated.")
@@ -220,7 +221,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
-    source = image_source(options, edits=False, panel=options.panel_size)
+    source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]
 
@@ -427,7 +428,7 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
         alignment=text_scorer(options, reward),
         aesthetics=aesthetics,
         aesthetics_scale=options.aesthetics_scale,
-        made_by=described(options, panel=options.panel_size),
+        made_by=described(options, panel=options.panel_size, separate=options.separate),
     )
 
 

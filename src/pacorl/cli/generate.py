@@ -61,6 +61,12 @@ class RequestOptions(WriterOptions):
     characters: list[str] = option(
         [], "A character's folder, or its name in characters/; may be repeated.", flags=("--character",)
     )
+    separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
+    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
+
+    def __post_init__(self) -> None:
+        if self.previous and not self.separate:
+            raise ValueError("--previous gives a panel the image before it; it goes with --separate")
 
     @property
     def sources(self) -> list[str]:
@@ -156,6 +162,8 @@ def generate(
         _check_storyboard(choice)
     _check_output(output, requested)
     spec = _check_models(generator, choice, judge, requested.prompts)
+    if request.separate:
+        _check_separate(request, spec, generator.model, requested.prompts)
 
     # Import and load.
     from pacorl.io.imports import frozen_imports
@@ -174,7 +182,8 @@ def generate(
         model.check(requested.prompts, generator.size, lora_scale=generator.lora_scale)
 
     # Count denoising steps and not images: with one image the bar would jump from 0 to its end.
-    total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
+    sampled = sum(prompt.grid.count if request.separate else 1 for prompt in requested.prompts)
+    total = sampled * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
     with _judge(model, judge, choice) if judge else nullcontext() as reward:
         with progress("generating", shown=not output.as_json) as advance:
@@ -193,6 +202,8 @@ def generate(
                 "size": generator.size,
                 "steps": generator.steps,
                 "lora_scale": generator.lora_scale,
+                "separate": request.separate,
+                "previous": request.previous,
                 "on_step": on_step,
             }
             if requested.board:
@@ -389,6 +400,14 @@ def _check_models(
     return spec
 
 
+def _check_separate(request: RequestOptions, spec: PolicySpec, model: str, prompts: Sequence[Prompt]) -> None:
+    from pacorl.generate.separate import panel_prompts
+
+    for prompt in prompts:
+        if prompt.grid.count > 1:
+            panel_prompts(prompt, model, spec.policy.max_references, previous=request.previous)
+
+
 def _checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> PolicySpec:
     """Return the generator's kind. Raises ValueError if it does not take the prompts' images."""
     from pacorl.models.policies import POLICIES, check_sources, kind_of
@@ -414,6 +433,7 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
         requested = read_request(request, options.model, kind=options.kind)
     spec = _checked_spec(options, requested.prompts)
     images = max((len(prompt.sources) + len(prompt.references) for prompt in requested.prompts), default=0)
+    images += request.previous
 
     # The generator.
     weights = MEMORY[choice.memory]

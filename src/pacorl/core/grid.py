@@ -22,6 +22,10 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^“”]+)”|「([^「」]+)」|(?<!\w)
 """Words between quotation marks; a single mark counts only if no letter touches its outside (not in "dog's")."""
 
 
+SetImages = Image.Image | Sequence[Image.Image]
+"""Images of a set: its grid image, or one image per panel."""
+
+
 def parse_layout(text: str) -> Grid:
     """Parse the first `RxC` in `text`.
 
@@ -54,11 +58,17 @@ def shared_text(prompt: str) -> str:
     return (prompt if first is None else prompt[: first.start() + 1]).strip()
 
 
-def split(image: Image.Image, grid: Grid) -> list[Image.Image]:
+def split(image: SetImages, grid: Grid) -> list[Image.Image]:
     """Cut a grid image into its panels, row-major, by integer division; a remainder at the right or bottom is lost.
 
-    Raises ValueError if the image has fewer pixels than panels along a side.
+    Separate images of the panels are returned as they are, and may differ in size.
+
+    Raises ValueError if the image has fewer pixels than panels along a side, or there is not one image per panel.
     """
+    if not isinstance(image, Image.Image):
+        if len(image) != grid.count:
+            raise ValueError(f"a {grid} grid has {grid.count} panels, and {len(image)} images are given; give one each")
+        return list(image)
     height, width = image.height // grid.rows, image.width // grid.cols
     if height == 0 or width == 0:
         raise ValueError(f"a {image.width}x{image.height} image cannot be cut into {grid} panels")

@@ -19,6 +19,9 @@ SIGN_MEANINGS: Mapping[str, str] = {
     "blank": "panels are becoming empty",
     "grid_artifact": "a fine regular pattern covers the images",
     "diversity": "different prompts get the same image",
+    "edges": "images are losing their outlines",
+    "entropy": "images are losing their colours",
+    "dark": "images are becoming dark",
 }
 HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
 

@@ -57,6 +57,11 @@ def shows_text(text: str) -> str:
     return f'Does this image show "{text}"? Please answer Yes or No.'
 
 
+def same_pose() -> str:
+    """Ask whether a panel copies a reference image (ours): the sign of a pasted reference."""
+    return meets_criterion("Both images have the same pose and the same framing.")
+
+
 def shows_grid(rows: int, cols: int) -> str:
     """Ask about a grid image and its layout (ours: the released reward takes the layout for granted)."""
     return (

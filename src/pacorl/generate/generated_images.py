@@ -33,7 +33,7 @@ class Recipe:
     seed: int
     """Seed of the initial noise."""
     size: Size
-    """Size of the image."""
+    """Size of the image, or of a separate panel."""
     steps: int
     """Denoising steps."""
     guidance_scale: float | None
@@ -48,6 +48,10 @@ class Recipe:
     """Version of pacorl."""
     quantize: str | None = None
     """Quantization of the model's blocks."""
+    separate: bool = False
+    """Whether each panel was generated as an image of its own."""
+    previous: bool = False
+    """Whether each panel had the one before it as a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +139,15 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "layout": prompt.grid,
         "panels": _json_list(prompt.panels),
         "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
-        "characters": _json_list(prompt.characters) if prompt.characters else None,
+        "characters": _json_list([character.name for character in prompt.characters]) if prompt.characters else None,
         "references": _json_list([path.name for path in prompt.references]) if prompt.references else None,
         "seed": recipe.seed,
         "model": recipe.model,
         "adapter": recipe.adapter or None,
         "lora_scale": _shortest(recipe.lora_scale),
         "size": recipe.size,
+        "separate": recipe.separate or None,
+        "previous": recipe.previous or None,
         "steps": recipe.steps,
         "guidance": _shortest(recipe.guidance_scale),
         "true_cfg_scale": _shortest(recipe.true_cfg_scale),
@@ -221,6 +227,8 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
         "seed": recipe.seed,
         "lora_scale": recipe.lora_scale,
         "size": str(recipe.size),
+        "separate": recipe.separate,
+        "previous": recipe.previous,
         "steps": recipe.steps,
         "guidance": recipe.guidance_scale,
         "true_cfg_scale": recipe.true_cfg_scale,

@@ -7,6 +7,7 @@ their pairs of panels, edits by the preservation of each source and by the instr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import combinations, islice, product
@@ -19,6 +20,7 @@ from pacorl.core.grid import split
 from pacorl.core.set_scores import Statistic, set_score, tied_groups
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
 from pacorl.generate.generator import AnySize, Generator, Prompts, Step
+from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
 from pacorl.judge.pairwise import (
     Ask,
@@ -65,6 +67,8 @@ def generate_sets(
     size: AnySize = None,
     steps: int | None = None,
     keep_all: bool = False,
+    separate: bool = False,
+    previous: bool = False,
     base: bool = False,
     lora_scale: float = 1.0,
     on_step: Step = lambda images: None,
@@ -82,6 +86,8 @@ def generate_sets(
         statistic: score of a set: the mean over all pairs of panels, or the lowest panel's median. For an edit with
             several sources, the mean over them or the lowest.
         rank: custom ranking of candidates.
+        separate: generate each panel of a set as an image of its own, of `size`, with the references of its characters.
+        previous: with `separate`, give each panel the panel before it as a reference too.
         base: disable the adapter.
         lora_scale: the adapter's strength.
         on_step: callback with the number of images per denoising step.
@@ -100,6 +106,9 @@ def generate_sets(
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to choose; give one as judge=")
 
+    if previous and not separate:
+        raise ValueError("previous gives a panel the image before it; it goes with separate=True")
+
     if isinstance(judge, HoldsJudge):
         judge = judge.judge
     prompts = generator.prompts_of(prompts)
@@ -117,7 +126,10 @@ def generate_sets(
 
         first = seed + number * best_of
         seeds = range(first, first + best_of)
-        ranked = _ranked_candidates(generator, prompt, seeds, rank_by=rank_by, options=options, on_step=on_step)
+        panels = {"separate": separate and prompt.grid.count > 1, "previous": previous}
+        ranked = _ranked_candidates(
+            generator, prompt, seeds, rank_by=rank_by, options=options, **panels, on_step=on_step
+        )
         images += ranked if keep_all else ranked[:1]
     return images
 
@@ -129,12 +141,18 @@ def _ranked_candidates(
     *,
     rank_by: Rank | None,
     options: Mapping[str, Any],
+    separate: bool,
+    previous: bool,
     on_step: Step,
 ) -> list[GeneratedImage]:
     """Generate one image per seed, best first; without a ranking, return the first image only."""
     # All candidates in one call: the generator batches them, and encodes their prompt once.
-    candidates = generator.sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
-    recipes = [_recipe(generator, prompt, seed, **options) for seed in seeds]
+    sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
+    candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
+    recipes = []
+    for seed in seeds:
+        recipe = _recipe(generator, prompt, seed, **options)
+        recipes.append(replace(recipe, separate=separate, previous=separate and previous))
     if rank_by is None:
         return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
 

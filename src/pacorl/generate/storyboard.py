@@ -24,7 +24,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.panels import MAX_COUNT, PanelDraft, write_panels
 from pacorl.io.documents import blamed_on, dump_yaml, read_yaml
 from pacorl.io.files import write_atomic
-from pacorl.records.characters import find_character
+from pacorl.records.characters import find_character, in_turn
 from pacorl.types import TINY, Character, Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -72,6 +71,11 @@ class Storyboard:
         if self.style:
             texts.append(f"All images share one style: {self.style}")
         return ". ".join(text.rstrip(".") for text in texts)
+
+    @property
+    def cast(self) -> tuple[Character, ...]:
+        """Characters of all pages."""
+        return tuple(Character(name, text, self.images.get(name, ())) for name, text in self.characters.items())
 
 
 def read_storyboard(path: Path) -> Storyboard:
@@ -174,7 +178,7 @@ def board_prompt(board: Storyboard, model: str, *, max_references: int = 0) -> P
     scene = spoken(board.scenes[0], board.characters)
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
     references = references_for(board.scenes, board, limit=max_references)
-    return replace(prompt, characters=tuple(board.characters), references=references)
+    return replace(prompt, characters=board.cast, references=references)
 
 
 def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> tuple[Path, ...]:
@@ -195,8 +199,7 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
             f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "
             "name fewer in its scenes, or give a smaller layout"
         )
-    rounds = chain.from_iterable(zip_longest(*images))
-    return tuple(path for path in rounds if path)[:limit]
+    return in_turn(images)[:limit]
 
 
 def references_note(board: Storyboard, model: str, *, limit: int) -> str:
@@ -258,7 +261,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Pro
             number=number,
         )
         references = references_for(scenes, board, limit=max_references)
-        prompts.append(replace(prompt, characters=tuple(board.characters), references=references))
+        prompts.append(replace(prompt, characters=board.cast, references=references))
     return prompts
 
 
@@ -297,12 +300,14 @@ def generate_storyboard(
     size: Size | None = None,
     steps: int | None = None,
     lora_scale: float = 1.0,
+    separate: bool = False,
+    previous: bool = False,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate every page, in order, by `generate_sets`.
 
     The judge's best of `best_of` candidates is kept. From the second page on, the judge also compares candidates with
-    all earlier panels. `size` is the size of a full page.
+    all earlier panels. `size` is the size of a full page, or of a panel if each is a separate image (`generate_sets`).
     """
     from pacorl.generate.sets import generate_sets, judge_with_earlier
 
@@ -311,20 +316,23 @@ def generate_storyboard(
     # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
-    common["lora_scale"] = lora_scale
-    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size)):
+    common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
+    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size, separate=separate)):
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
     return images
 
 
-def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -> list[tuple[Prompt, Size]]:
+def _checked_pages(
+    generator: Generator, board: Storyboard, size: Size | None, *, separate: bool
+) -> list[tuple[Prompt, Size]]:
     """Check every page and its size before generating the first; panels keep their size on a shorter page."""
     sized: list[tuple[Prompt, Size]] = []
     for prompt in pages(board, generator.model, max_references=generator.max_references):
         full = generator.size_of(prompt, size)
         layout = board.layout
         page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)
+        page = full if separate else page
         generator.check([prompt], page)
         sized.append((prompt, page))
     return sized

@@ -1,13 +1,16 @@
 """Monitor of reward hacking: signs of the images, compared with the start of the run.
 
-Four equal or blank panels, a fine regular pattern, or one image for every prompt can deceive a judge, while the reward
-curves rise. So each epoch's and each evaluation's images are measured without a model, held-out rewards
-(`held_out/…`) are evaluated, and a sign beyond its limit warns or stops the run.
+Four equal or blank panels, a fine regular pattern, one image for every prompt, or dark images without detail can win a
+reward, while its curve rises. So each epoch's and each evaluation's images are measured without a model, held-out
+rewards (`held_out/…`) are evaluated, and a sign beyond its limit warns or stops the run.
 
     duplicates      share of a grid image's pairs of panels that are nearly the same, blank panels included
     blank           share of empty panels: flat, or dark and nearly flat
     grid_artifact   share of a panel's fine detail in isolated peaks of its spectrum: a regular pattern
     diversity       root mean squared distance, over pairs of prompts, of their mean images
+    edges           share of pixels that differ clearly from the next pixel, to the right or below
+    entropy         entropy of a panel's colours, in bits
+    dark            share of dark pixels
     held_out/…      an evaluation's measures that are not rewarded
 """
 
@@ -39,7 +42,12 @@ SIDE = 32
 SAME_DISTANCE = 0.02
 # A panel with less contrast is blank; a dark panel with less than twice as much.
 FLAT_STD = 0.04
+# A panel with a lower mean is dark, and so is a pixel below it.
 DARK_MEAN = 0.15
+# Smallest difference of grey values (0..1) at an edge: shading and sampling noise stay below.
+EDGE = 0.1
+# Levels per colour channel of the histogram, so that 32 × 32 pixels fill its bins.
+LEVELS = 4
 THUMBNAIL = 8
 # With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
@@ -47,6 +55,8 @@ LEAST_PROMPTS = 4
 FINE_PERIOD = 16
 # A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
 PEAK_FACTOR = 8.0
+# Signs that should not fall. The rest should not rise.
+FALLING = ("diversity", "edges", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,9 @@ class PanelStatistics:
     duplicates: float
     blank: float
     grid_artifact: float
+    edges: float
+    entropy: float
+    dark: float
     thumbnail: tuple[float, ...]
     """Downscaled mean panel, RGB in 0..1."""
 
@@ -97,12 +110,16 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     # All panels at once: an epoch's images at 64 px took 2.6 % of its CPU time when each panel had its own calls.
     panels = split(image.convert("RGB"), prompt.grid)
     small_PHWC = _pixels([panel.resize((SIDE, SIDE), Image.Resampling.BOX) for panel in panels])
+    grey_PHW = _pixels(panels).mean(3)
     tiny_PHWC = _pixels([panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX) for panel in panels])
     return PanelStatistics(
         group=prompt.id,
         duplicates=duplicate_share(small_PHWC),
         blank=float(is_blank(small_PHWC).mean()),
-        grid_artifact=fmean(grid_artifact_share(_pixels(panels).mean(3))),
+        grid_artifact=fmean(grid_artifact_share(grey_PHW)),
+        edges=edge_density(grey_PHW),
+        entropy=fmean(colour_entropy(panel) for panel in small_PHWC),
+        dark=float((grey_PHW < DARK_MEAN).mean()),
         thumbnail=tuple(tiny_PHWC.mean(0).reshape(-1).tolist()),
     )
 
@@ -163,6 +180,23 @@ def _run_maximum(values_PHW: Pixels) -> Pixels:
     return np.maximum(four[..., :-3], four[..., 3:])
 
 
+def edge_density(grey_PHW: Pixels) -> float:
+    """Share of pixels with an edge to the right or below."""
+    inner = grey_PHW[:, :-1, :-1]
+    right = np.abs(grey_PHW[:, :-1, 1:] - inner)
+    below = np.abs(grey_PHW[:, 1:, :-1] - inner)
+    return float((np.maximum(right, below) > EDGE).mean()) if inner.size else 0.0
+
+
+def colour_entropy(panel_HWC: Pixels) -> float:
+    """Entropy, in bits, of the histogram of colours: 0 for one colour, at most 6."""
+    levels_HWC = np.minimum(panel_HWC * LEVELS, LEVELS - 1).astype(np.int64)
+    colours = levels_HWC @ np.array([LEVELS**2, LEVELS, 1])
+    shares = np.bincount(colours.reshape(-1)) / colours.size
+    shares = shares[shares > 0]
+    return float(-(shares * np.log2(shares)).sum())
+
+
 def _pixels(images: Sequence[Image.Image]) -> Pixels:
     """Stack images to (P, H, W, 3) in 0..1."""
     return np.stack([np.asarray(image) for image in images]) / 255
@@ -173,7 +207,7 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
     """Average the signs over images; diversity is absent with few prompts."""
-    names = ("duplicates", "blank", "grid_artifact")
+    names = ("duplicates", "blank", "grid_artifact", "edges", "entropy", "dark")
     signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
     spread = diversity(statistics)
     return signs if spread is None else signs | {"diversity": spread}
@@ -258,7 +292,7 @@ class HackingMonitor:
         if limit.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
-        if sign == "diversity" or sign.startswith(HELD_OUT):
+        if sign in FALLING or sign.startswith(HELD_OUT):
             # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.
             reference = max(before)
             change = (reference - now) / abs(reference) if reference else 0.0

@@ -195,6 +195,12 @@ class MonitorConfig(Section):
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
     """Fall, as a share of the best so far, of the root mean squared distance between prompts' images."""
+    edges: LimitConfig = LimitConfig(at=0.4)
+    """Fall, as a share of the best so far, of the density of edges."""
+    entropy: LimitConfig = LimitConfig(at=0.4)
+    """Fall, as a share of the best so far, of the entropy of colours."""
+    dark: LimitConfig = LimitConfig(at=0.3)
+    """Rise of the share of dark pixels."""
     held_out: LimitConfig = LimitConfig(at=0.15)
     """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
 

@@ -7,6 +7,9 @@ may_change: [pose, expression]
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.io.documents import blamed_on, dump_yaml, read_object, read_yaml, text_field, typed
 from pacorl.io.files import read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, open_image
-from pacorl.types import Character
+from pacorl.types import Character, Prompt
 
 FOLDER = "characters"
 CARD = "card.yaml"
@@ -67,6 +70,34 @@ def read_character(folder: Path) -> Character:
     name = folder.resolve().name
     keep = {str(trait): looks for trait, looks in card.keep.items()}
     return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
+
+
+def in_turn(images: Sequence[Sequence[Path]]) -> tuple[Path, ...]:
+    """Order the images of some characters as references: the first of each, then the second of each."""
+    rounds = chain.from_iterable(zip_longest(*images))
+    return tuple(path for path in rounds if path)
+
+
+def characters_of(prompt: Prompt) -> list[list[Character]]:
+    """List the characters with images that each panel's text names, by name or by description.
+
+    If no text names a character, every panel has all of them.
+    """
+    texts = prompt.panels or (prompt.text,) * prompt.grid.count
+    casts = []
+    for text in texts:
+        casts.append([character for character in prompt.characters if _is_named(character, text)])
+    if not any(casts):
+        casts = [list(prompt.characters)] * prompt.grid.count
+    return [[character for character in cast if character.images] for cast in casts]
+
+
+def _is_named(character: Character, text: str) -> bool:
+    """Check whether a text has a character's name as whole words, or its description."""
+    text = text.casefold()
+    name = re.escape(character.name.replace("_", " ").casefold())
+    described = bool(character.text) and character.text.casefold() in text
+    return described or re.search(rf"(?<!\w){name}(?!\w)", text.replace("_", " ")) is not None
 
 
 def images_in(folder: Path) -> tuple[Path, ...]:

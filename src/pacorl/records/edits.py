@@ -5,8 +5,8 @@ A JSONL of {image, instruction} in the folder of its images:
     {"image": "photos/cat.jpg", "instruction": "Give it a top hat."}
 
 `image` is a path within the JSONL's own folder, or a list of them for a model that takes several; `category` and
-`task_name` may say what kind of edit it is, `panels` (a list of one) what the edited image is to show, `references` and
-`characters` whom, as in records of sets. And two collections as they are published:
+`task_name` may say what kind of edit it is, `panels` (a list of one) what the edited image is to show, `characters` and
+`references` whom, as in records of sets (`records.prompts`). And two collections as they are published:
 
     load_gedit(Path("GEdit-Bench/data"))                       a file, or a folder of them; language="en" for one half
     load_sharegpt_4o(Path("text_and_image_to_image.json"))     images in its folder, as its archives unpack
@@ -23,11 +23,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import blamed_on, check_keys, read_json, write_jsonl
+from pydantic import BaseModel, ConfigDict
+
+from pacorl.io.documents import blamed_on, check_keys, read_json, typed, write_jsonl
 from pacorl.io.files import inside, kept_digest, state_of, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.tables import parquet_file
-from pacorl.types import Prompt
+from pacorl.records.characters import Text, in_turn
+from pacorl.types import Character, Prompt
 
 KEYS = ("image", "instruction", "category", "task_name", "panels", "characters", "references")
 """Keys of an edit's record."""
@@ -76,22 +79,45 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
     )
 
 
+class ShownCharacter(BaseModel):
+    """A character in a record, under its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: str = ""
+    images: list[str] = []
+
+
 def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Read the fields `characters` and `references` of a record in `folder`.
 
     Raises:
-        ValueError: One is no list of texts, or a reference cannot be used.
+        ValueError: A field has another form, or an image cannot be used.
     """
-    lists = {}
-    for key in ("characters", "references"):
-        value = record.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-            raise ValueError(f"{key!r} must be a list of texts, got {value!r}")
-        lists[key] = value
-    return {
-        "characters": tuple(lists["characters"]),
-        "references": images_beside(lists["references"], folder),
-    }
+    cast = record.get("characters", [])
+    if isinstance(cast, dict):
+        with blamed_on("'characters'"):
+            entries = typed(cast, dict[Text, ShownCharacter])
+    else:
+        entries = {name: ShownCharacter() for name in _texts(record, "characters")}
+        # References without a character's name belong to the only character.
+        if len(entries) == 1:
+            entries = {name: ShownCharacter(images=_texts(record, "references")) for name in entries}
+
+    characters = []
+    for name, entry in entries.items():
+        characters.append(Character(name, entry.description.strip(), images_beside(entry.images, folder)))
+    references = in_turn([character.images for character in characters])
+    if "references" in record:
+        references = images_beside(_texts(record, "references"), folder)
+    return {"characters": tuple(characters), "references": references}
+
+
+def _texts(record: Mapping[str, Any], key: str) -> list[str]:
+    value = record.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise ValueError(f"{key!r} must be a list of texts, got {value!r}")
+    return value
 
 
 def images_beside(names: Sequence[str], folder: Path) -> tuple[Path, ...]:
@@ -119,9 +145,14 @@ def _check_image(path: Path, size: int, changed: int) -> None:
 
 
 def character_fields(prompt: Prompt, path: Path) -> dict[str, Any]:
-    """Write the fields `characters` and `references` of a record in the file `path`; absent if empty."""
-    fields = {"characters": list(prompt.characters), "references": copied_images(prompt.references, path)}
-    return {key: value for key, value in fields.items() if value}
+    """Write the fields `characters` and `references` of a record in the file `path`; absent if they follow."""
+    fields: dict[str, Any] = {}
+    for character in prompt.characters:
+        entry = {"description": character.text, "images": copied_images(character.images, path)}
+        fields.setdefault("characters", {})[character.name] = {key: value for key, value in entry.items() if value}
+    if prompt.references != in_turn([character.images for character in prompt.characters]):
+        fields["references"] = copied_images(prompt.references, path)
+    return fields
 
 
 def copied_images(images: Sequence[Path], path: Path) -> list[str]:

@@ -5,8 +5,14 @@
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
 its other keys (`idx`, `from`, …) do not affect the images and are ignored. Two keys are ours:
-`characters`, names, and `references`, their images beside the file, for generators that take reference images. A record
-of `image` and `instruction` is an edit (`records.edits`). A fault names file and line.
+
+    "characters": {"fox": {"description": "a red fox with a green scarf", "images": ["fox/1.png", "fox/2.png"]}}
+    "references": ["fox/1.png"]
+
+`characters` maps names to descriptions and images, both optional, or is a list of names. `references` are the images
+for generators that take reference images; by default the first image of each character, then the second of each. Paths
+are relative to the file. A record of `image` and `instruction` is an edit (`records.edits`). A fault names file and
+line.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
     {
         "consistency": "pacorl.rewards.consistency:Consistency",
         "panel_match": "pacorl.rewards.consistency:PanelMatch",
+        "reference": "pacorl.rewards.reference:Reference",
         "grid_layout": "pacorl.rewards.consistency:GridLayout",
         "edit_consistency": "pacorl.rewards.consistency:EditConsistency",
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",

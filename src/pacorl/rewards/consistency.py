@@ -13,7 +13,7 @@ from typing import ClassVar
 from PIL.Image import Image
 
 from pacorl.core import questions as wordings
-from pacorl.core.grid import split
+from pacorl.core.grid import SetImages, split
 from pacorl.core.set_scores import Statistic, panel_shares, set_score
 from pacorl.io.images import open_image
 from pacorl.judge import pairwise
@@ -92,10 +92,10 @@ class Consistency(JudgedReward):
         asked = sum(map(len, prompt.criteria.values())) if self.ask == "criteria" else 1
         return math.comb(prompt.grid.count, 2) * asked
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return self.reduce(self.pairs(prompts, images))
 
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its pairs as parts; the statistic `worst` is no sum of parts."""
         found = []
         for prompt, verdicts in zip(prompts, self.pairs(prompts, images), strict=True):
@@ -103,7 +103,7 @@ class Consistency(JudgedReward):
             found.append(PanelScores(self.score(verdicts), parts))
         return found
 
-    def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[Pair, Verdict]]:
+    def pairs(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[Pair, Verdict]]:
         """Ask about every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
@@ -137,10 +137,10 @@ class PanelMatch(JudgedReward):
     def questions(self, prompt: Prompt) -> int:
         return prompt.grid.count
 
-    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return [self._mean(list(verdicts.values())) for verdicts in self._panels(prompts, images)]
 
-    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""
         found = []
         for prompt, verdicts in zip(prompts, self._panels(prompts, images), strict=True):
@@ -148,7 +148,7 @@ class PanelMatch(JudgedReward):
             found.append(PanelScores(self._mean(list(verdicts.values())), parts))
         return found
 
-    def _panels(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int], Verdict]]:
+    def _panels(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[tuple[int], Verdict]]:
         """Ask about each panel, per image."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
         answers = pairwise.ask(

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tiny_runs import TINY_SETS, planned
 from typer.testing import CliRunner
 
@@ -65,6 +66,23 @@ def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: t
     """Four prompts; ten FLOPs of an image at full size, and one at the training size."""
     config = load(PolicyConfig, None, [*TINY_SETS, "epochs=11", "evaluation.every=5", *settings])
     assert _evaluations(config, 10, 1, 4, equal=False) == expected
+
+
+@pytest.mark.slow
+def test_questions_about_references_are_counted(tmp_path: Path) -> None:
+    """Of two panels that name the hero: one about each panel, two about each panel and reference."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "hero.png")
+    record = {
+        "prompt": "1x3 grid layout",
+        "panels": ["the hero waves", "a flag", "the hero jumps"],
+        "characters": {"hero": {"images": ["hero.png"]}},
+        "references": [],
+    }
+    (tmp_path / "train.jsonl").write_text(json.dumps(record))
+    settings = ["rewards=[{name: reference}]", "prompts.leaks=off", f"prompts.evaluation={tmp_path / 'train.jsonl'}"]
+    assert cost(*settings, f"prompts.train={tmp_path / 'train.jsonl'}").questions == 6
+    # Absent prompts: a reference is assumed, so that the judge is counted.
+    assert cost(*settings, f"prompts.train={tmp_path / 'none.jsonl'}").questions == 12
 
 
 def test_a_judge_of_this_process_takes_time_of_the_run() -> None:

@@ -23,7 +23,7 @@ from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize import NONE
 from pacorl.rewards.consistency import JudgedReward
-from pacorl.types import Grid, Prompt, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 REACHED = 0.3
 """Share of a card's peak that a run is assumed to reach; not measured."""
@@ -153,11 +153,12 @@ def cost_of(
         work: its forwards.
         policy: on the meta device, with the run's adapter.
         judge: parts of the judge; empty for a judge behind HTTP, for which the published one is assumed.
-        prompts: training prompts; without them a grid of 2 × 2 is assumed.
+        prompts: training prompts; without them a grid of 2 × 2 with one reference is assumed.
         evaluated: number of prompts of an evaluation; 0 if they are absent, for which the limit is assumed.
         world: number of processes.
     """
-    prompt = prompts[0] if prompts else Prompt(0, "", grid=Grid(2, 2))
+    shown = (Character("", "", (Path(),)),)
+    prompt = prompts[0] if prompts else Prompt(0, "", grid=Grid(2, 2), characters=shown)
     rewards = [reward for key, reward in sources.rewards_of(config) if not key.startswith("evaluation.")]
     questions = sum(reward.questions(prompt) for reward in rewards if isinstance(reward, JudgedReward))
     questions = questions if config.judge else 0

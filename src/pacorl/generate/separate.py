@@ -1,0 +1,118 @@
+"""Sets of separate images: each panel is generated at full size, with the references of its own characters.
+
+The images of a set are joined to its grid image, which `core.grid.split` cuts into the same pixels. So judges, rewards,
+benchmarks, pages and files need no second form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pacorl.core.grid import join
+from pacorl.records.characters import characters_of, in_turn
+from pacorl.types import TINY, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.generate.generator import AnySize, Generator
+
+
+def sample_separately(
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    *,
+    previous: bool = False,
+    size: AnySize = None,
+    **options: Any,
+) -> list[Image]:
+    """Generate each panel as an image, and return one grid image per (prompt, seed), in order.
+
+    Args:
+        generator: The generator.
+        prompts: Prompts of sets, with one text per panel.
+        seeds: One per prompt. Panel p of n has the seed `seed · n + p`.
+        previous: Whether each panel after the first has the panel before it as its last reference.
+        size: Size of a panel.
+        options: Further options of `Generator.sample`.
+
+    Raises:
+        ValueError: if a prompt has no texts of panels, or the generator takes fewer references.
+    """
+    texts = [panel_prompts(prompt, generator.model, generator.max_references, previous=previous) for prompt in prompts]
+    for panels in texts:
+        # A name stands for the panel before, which does not exist yet.
+        later = [replace(panel, references=(*panel.references, Path("previous.png"))) for panel in panels[1:]]
+        generator.check([panels[0], *later] if previous else panels, size)
+
+    images: list[list[Image]] = [[] for _ in prompts]
+    with TemporaryDirectory(prefix="pacorl-") as folder:
+        for position in range(max(map(len, texts))):
+            rows = [row for row, panels in enumerate(texts) if position < len(panels)]
+            batch = []
+            for row in rows:
+                panel = texts[row][position]
+                if previous and position:
+                    # Generators read references from files.
+                    path = Path(folder, f"{row}-{position}.png")
+                    images[row][-1].save(path)
+                    panel = replace(panel, references=(*panel.references, path))
+                batch.append(panel)
+            own_seeds = [seeds[row] * len(texts[row]) + position for row in rows]
+            for row, image in zip(rows, generator.sample(batch, own_seeds, size=size, **options), strict=True):
+                images[row].append(image)
+    return [join(panels, prompt.grid) for panels, prompt in zip(images, prompts, strict=True)]
+
+
+def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: bool = False) -> list[Prompt]:
+    """Compose the prompt of each panel: the set's theme and the panel's text, with the references of its characters.
+
+    Args:
+        prompt: Prompt of a set.
+        model: Name of the generator.
+        max_references: Maximum number of reference images that the generator takes.
+        previous: Whether one of them is the panel before.
+
+    Raises:
+        ValueError: if there is not one text per panel, or the references leave no room.
+    """
+    if len(prompt.panels) != prompt.grid.count:
+        raise ValueError(
+            f"separate panels need a text each, and prompt {prompt.id} has {len(prompt.panels)} for a {prompt.grid} "
+            "grid; describe every panel"
+        )
+    if model == TINY:
+        raise ValueError("the tiny generator draws whole sets; leave out separate, or name a real model")
+    limit = max_references - previous
+    if limit < 0:
+        raise ValueError(f"{model} takes no reference images, so none can be the panel before; leave out previous")
+
+    size = prompt.size and Size(prompt.size.height // prompt.grid.rows, prompt.size.width // prompt.grid.cols)
+    characters = characters_of(prompt)
+    composed = []
+    for text, shown in zip(prompt.panels, characters, strict=True):
+        references = prompt.references
+        if references and any(characters):
+            references = in_turn([character.images for character in shown])
+        if limit < min(len(references), len(shown)):
+            raise ValueError(
+                f"panel {text[:60]!r} shows {len(shown)} characters with images, and {model} takes {limit} of them; "
+                "name fewer, or leave out previous"
+            )
+        composed.append(
+            Prompt(
+                id=prompt.id,
+                # Not the set's own text, which asks for a grid.
+                text=f"{prompt.theme.rstrip('.')}. {text}" if prompt.theme else text,
+                theme=prompt.theme,
+                characters=tuple(shown),
+                references=references[:limit],
+                size=size,
+            )
+        )
+    return composed

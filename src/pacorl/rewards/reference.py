@@ -1,0 +1,167 @@
+"""Resemblance of a set, or of an edit, to the reference images of its characters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from PIL import Image
+from PIL.Image import Resampling
+
+from pacorl.core import questions as wordings
+from pacorl.core.grid import SetImages, split
+from pacorl.core.set_scores import Statistic, panel_shares
+from pacorl.io.images import open_image
+from pacorl.judge import pairwise
+from pacorl.judge.judge import Judge
+from pacorl.records.characters import characters_of
+from pacorl.rewards.consistency import JudgedReward
+from pacorl.rewards.reward import PanelScores, RewardError, named
+from pacorl.types import Character, Prompt, Question, Verdict
+
+About = Literal["present", "same", "copied", "followed"]
+"""The character is in the panel, it is the one of the reference, the pose and framing are the reference's, or the
+instruction was followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelQuestion:
+    """A question about one panel."""
+
+    panel: int
+    """Index of the panel."""
+    about: About
+    """Subject of the question."""
+    character: str = ""
+    """Name; empty for an instruction."""
+    other: Path | None = None
+    """The reference or source shown first; None for a panel alone."""
+
+
+class Reference(JudgedReward):
+    """Mean over panels of P(present) · P(same character) · (1 − `copy_penalty` · P(same pose and framing)).
+
+    A panel's score is the mean over the characters that its text names (`characters_of`); panels without a character
+    have none. P(present) is about the panel alone. P(same character) is the mean over the images of a character, and
+    P(same pose and framing) the highest, since a pasted reference shows the same character. With a `copy_penalty` of 0
+    it is not asked.
+
+    An edit's score is multiplied by P(followed) of its instruction, unless `follow` is false: keeping the character by
+    changing nothing is no merit. `statistic="worst"` takes the lowest panel instead of the mean.
+    """
+
+    name = "reference"
+
+    def __init__(
+        self,
+        judge: Judge,
+        temperature: float = 1.0,
+        statistic: Statistic = "mean",
+        copy_penalty: float = 1.0,
+        follow: bool = True,
+    ) -> None:
+        super().__init__(judge, temperature)
+        if not 0 <= copy_penalty <= 1:
+            raise ValueError(f"rewards.{self.name}.args.copy_penalty must be from 0 to 1, got {copy_penalty}")
+        self.statistic = statistic
+        self.copy_penalty = copy_penalty
+        self.follow = follow
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if not any(characters_of(prompt)):
+                raise RewardError(
+                    f"{named([prompt])} has no panel of a character with images, and {self.name} compares them; give "
+                    "the record 'characters': {NAME: {description: …, images: […]}}"
+                )
+
+    def questions(self, prompt: Prompt) -> int:
+        return len(self._texts(prompt))
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
+        return [result.score for result in self.panel_scores(prompts, images)]
+
+    def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
+        """Score each image, with its panels as parts; the statistic `worst` is no sum of parts."""
+        texts = [self._texts(prompt) for prompt in prompts]
+        paths = {key.other for key in chain(*texts) if key.other}
+        opened = {path: open_image(path) for path in paths}
+        questions = {}
+        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
+            panels = split(image, prompt.grid)
+            for key, text in texts[sample].items():
+                panel = panels[key.panel]
+                shown = (_fitted(opened[key.other], panel, key.about), panel) if key.other else (panel,)
+                questions[sample, key] = Question(shown, text)
+
+        answers: list[dict[PanelQuestion, Verdict]] = [{} for _ in prompts]
+        # One call for all panels: the judge shares common prefixes and fills its batches.
+        for (sample, key), verdict in pairwise.ask(self.judge, questions).items():
+            answers[sample][key] = verdict
+        return [self._reduce(prompt, verdicts) for prompt, verdicts in zip(prompts, answers, strict=True)]
+
+    def _texts(self, prompt: Prompt) -> dict[PanelQuestion, str]:
+        """Build the questions about an image of the prompt."""
+        texts = {}
+        for panel, characters in enumerate(characters_of(prompt)):
+            for character in characters:
+                looks = character.text or character.name.replace("_", " ")
+                texts[PanelQuestion(panel, "present", character.name)] = wordings.shows_text(looks)
+                for path in character.images:
+                    texts[PanelQuestion(panel, "same", character.name, path)] = wordings.same_theme(looks)
+                    if self.copy_penalty:
+                        texts[PanelQuestion(panel, "copied", character.name, path)] = wordings.same_pose()
+        if self.follow:
+            for path in prompt.sources:
+                texts[PanelQuestion(0, "followed", other=path)] = wordings.edit_followed(prompt.text)
+        return texts
+
+    def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:
+        self._remember(list(verdicts.values()))
+        p_yes = self.tempered(verdicts)
+        score_of_panel: dict[tuple[int], float | None] = {}
+        for panel, characters in enumerate(characters_of(prompt)):
+            if characters:
+                score_of_panel[panel,] = self._panel_score(panel, characters, p_yes)
+
+        scores = [score for score in score_of_panel.values() if score is not None]
+        if not scores or len(scores) < len(score_of_panel):
+            score = None
+        else:
+            score = fmean(scores) if self.statistic == "mean" else min(scores)
+        share_P = panel_shares(score_of_panel, prompt.grid.count) if self.statistic == "mean" else None
+        return PanelScores(score, share_P)
+
+    def _panel_score(
+        self, panel: int, characters: Sequence[Character], p_yes: Mapping[PanelQuestion, float | None]
+    ) -> float | None:
+        """Compute a panel's score; None if an answer is missing."""
+        answers: dict[tuple[str, str], list[float]] = {}
+        for key, probability in p_yes.items():
+            if key.panel != panel:
+                continue
+            if probability is None:
+                return None
+            answers.setdefault((key.character, key.about), []).append(probability)
+
+        scores = []
+        for character in characters:
+            present = answers[character.name, "present"][0]
+            same = fmean(answers[character.name, "same"])
+            copied = max(answers.get((character.name, "copied"), [0.0]))
+            scores.append(present * same * (1 - self.copy_penalty * copied))
+        followed = fmean(answers.get(("", "followed"), [1.0]))
+        return fmean(scores) * followed
+
+
+def _fitted(other: Image.Image, panel: Image.Image, about: About) -> Image.Image:
+    """Resize a source to its edit's size, and shrink a larger reference to fit into the panel's size."""
+    if about == "followed":
+        return other.resize(panel.size, Resampling.LANCZOS)
+    shrunk = other.copy()
+    shrunk.thumbnail(panel.size, Resampling.LANCZOS)
+    return shrunk

@@ -1,0 +1,134 @@
+"""Sets of separate images: their prompts, references and seeds, the panel before, files, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from pacorl.cli import app
+from pacorl.core.grid import split
+from pacorl.generate.generated_images import save, to_dict
+from pacorl.generate.generator import Generator
+from pacorl.generate.separate import panel_prompts
+from pacorl.generate.sets import generate_sets
+from pacorl.generate.storyboard import Storyboard, generate_storyboard
+from pacorl.io.images import open_image, png_texts
+from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.tiny.characters import vocabulary
+from pacorl.types import Character, Grid, Prompt, Size
+
+SIZE = Size(32, 48)
+PANELS = ("Ann waves.", "Ann and Bob jump.", "A boat.")
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    """FLUX.2-klein in small: sets, and up to four references."""
+    torch.manual_seed(0)
+    return Generator(KLEIN.over(tiny_klein(vocabulary()), max_sequence_length=144), model="klein", kind="klein")
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Prompt:
+    """Ann has two images, Bob one."""
+    paths = []
+    for number, colour in enumerate(("red", "orange", "blue")):
+        paths.append(tmp_path / f"{number}.png")
+        Image.new("RGB", (32, 32), colour).save(paths[-1])
+    cast = (Character("ann", "", (paths[0], paths[1])), Character("bob", "", (paths[2],)))
+    given = {"characters": cast, "references": (paths[0], paths[2], paths[1])}
+    return Prompt(5, "1x3 grid layout", theme="A day.", grid=Grid(1, 3), panels=PANELS, size=Size(64, 150), **given)
+
+
+def test_a_panel_s_prompt_has_the_theme_its_text_and_its_characters_references(prompt: Prompt) -> None:
+    first, second, third = panel_prompts(prompt, "klein", 4)
+    assert [panel.text for panel in (first, second, third)] == [f"A day. {text}" for text in PANELS]
+    names = [[path.stem for path in panel.references] for panel in (first, second, third)]
+    assert names == [["0", "1"], ["0", "2", "1"], []]
+    assert {(panel.grid, panel.size) for panel in (first, second, third)} == {(Grid(1, 1), Size(64, 50))}
+    # One reference fewer, so that the panel before has room.
+    assert [len(panel.references) for panel in panel_prompts(prompt, "klein", 3, previous=True)] == [2, 2, 0]
+
+
+def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generator, prompt: Prompt) -> None:
+    (made,) = generate_sets(generator, prompt, seed=7, separate=True, size=SIZE, steps=1)
+    assert made.image.size == (3 * 48, 32)
+    for position, (panel, own) in enumerate(zip(made.panels, panel_prompts(prompt, "klein", 4), strict=True)):
+        (alone,) = generator.sample(own, seeds=7 * 3 + position, size=SIZE, steps=1)
+        assert panel.tobytes() == alone.tobytes()
+    assert (made.prompt, made.recipe.size, made.recipe.separate, made.recipe.previous) == (prompt, SIZE, True, False)
+
+
+def test_each_panel_may_see_the_one_before(
+    generator: Generator, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last reference is the pixels of the same candidate's panel before, and it changes the image."""
+    sample, last = generator.sample, []
+
+    def watched(prompts: Any, *args: Any, **options: Any) -> list[Image.Image]:
+        last.append([open_image(one.references[-1]).tobytes() for one in prompts if one.references])
+        return sample(prompts, *args, **options)
+
+    options: dict[str, Any] = {"size": SIZE, "steps": 1, "best_of": 2, "rank": ranked, "keep_all": True}
+    apart = generate_sets(generator, prompt, separate=True, **options)
+    monkeypatch.setattr(generator, "sample", watched)
+    chained = generate_sets(generator, prompt, separate=True, previous=True, **options)
+    assert last[1:] == [[made.panels[position].tobytes() for made in chained] for position in (0, 1)]
+    for one, other in zip(apart, chained, strict=True):
+        same = [a.tobytes() == b.tobytes() for a, b in zip(one.panels, other.panels, strict=True)]
+        assert same == [True, False, False]
+
+
+def ranked(prompts: Any, images: Any) -> list[Any]:
+    from pacorl.generate.generated_images import Judged
+
+    return [Judged(1.0 - number / 2) for number in range(len(images))]
+
+
+def test_files_pages_and_json_are_those_of_a_set(generator: Generator, prompt: Prompt, tmp_path: Path) -> None:
+    made = generate_sets(generator, prompt, separate=True, previous=True, size=SIZE, steps=1)
+    (saved,) = save(made, tmp_path / "out")
+    assert [open_image(path).size for path in saved.panels] == [(48, 32)] * 3
+    panels = split(open_image(saved.path), prompt.grid)
+    assert [open_image(path).tobytes() for path in saved.panels] == [panel.tobytes() for panel in panels]
+    texts = png_texts(saved.path)
+    assert (texts["separate"], texts["previous"], texts["size"]) == ("True", "True", "32x48")
+    assert (to_dict(saved)["separate"], to_dict(saved)["previous"]) == (True, True)
+
+
+@pytest.mark.slow
+def test_a_storyboard_s_panels_have_the_size_of_an_image(generator: Generator) -> None:
+    board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
+    first, second = generate_storyboard(generator, board, size=SIZE, steps=1, separate=True)
+    assert (first.image.size, second.image.size) == ((96, 64), (96, 32))
+
+
+def test_refusals(generator: Generator, prompt: Prompt) -> None:
+    with pytest.raises(ValueError, match=r"^previous gives a panel the image before it; it goes with separate=True"):
+        generate_sets(generator, prompt, previous=True)
+    with pytest.raises(ValueError, match="shows 2 characters with images, and klein takes 1 of them; name fewer, or"):
+        panel_prompts(prompt, "klein", 2, previous=True)
+    with pytest.raises(ValueError, match="flux takes no reference images, so none can be the panel before; leave out"):
+        panel_prompts(prompt, "flux", 0, previous=True)
+    with pytest.raises(ValueError, match="separate panels need a text each, and prompt 1 has 0 for a 2x2 grid"):
+        panel_prompts(Prompt(1, "a set", grid=Grid(2, 2)), "klein", 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--previous"], "--previous gives a panel the image before it; it goes with --separate"),
+        (["--separate"], "the tiny generator draws whole sets; leave out separate, or name a real model"),
+    ],
+)
+def test_the_command_refuses_before_weights_load(options: list[str], fault: str, tmp_path: Path) -> None:
+    texts = ("waving, flag", "jumping, boat", "standing, tree", "waving, lamp")
+    panels = [f"--panel={text}" for text in texts]
+    words = ["generate", "red round hero, crown, night", *panels, "--out", str(tmp_path), *options]
+    with pytest.raises(ValueError, match=fault):
+        CliRunner().invoke(app, words, catch_exceptions=False)

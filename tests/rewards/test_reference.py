@@ -1,0 +1,217 @@
+"""The reference reward: against the judge's answers in plain Python, pasted references, missing answers, credit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from PIL import Image
+
+from pacorl.core import questions
+from pacorl.core.grid import join, split
+from pacorl.records.characters import characters_of
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.rewards.reference import Reference
+from pacorl.rewards.reward import PanelScores, RewardError, panel_scores_of
+from pacorl.rewards.spec import RewardSpec
+from pacorl.types import Character, Grid, Prompt, Question, Verdict
+
+SIDE = 16
+Answer = Callable[[Question], float | None]
+
+
+class Asked:
+    """A judge that answers by a function, and keeps its questions."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.questions: list[Question] = []
+
+    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
+        self.questions += asked
+        values = [self.answer(question) for question in asked]
+        return [Verdict(value, "" if value is not None else "no connection") for value in values]
+
+    def explain(self, question: Question) -> str:
+        return question.text
+
+
+def shade(image: Image.Image) -> int:
+    pixel = image.getpixel((0, 0))
+    assert isinstance(pixel, tuple)
+    return int(pixel[0])
+
+
+def flat(value: int, *, side: int = SIDE) -> Image.Image:
+    return Image.new("RGB", (side, side), (value, 0, 0))
+
+
+def by_shade(question: Question) -> float:
+    """Any value from 0.1 to 0.9 that depends on the text and on the first pixels."""
+    shades = [shade(image) for image in question.images]
+    return 0.1 + 0.8 * ((sum(map(ord, question.text)) + 7 * shades[0] + 3 * shades[-1]) % 101) / 101
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> tuple[Character, Character]:
+    """Ann with two images, Bob with one."""
+    for name, value in {"ann1": 10, "ann2": 20, "bob": 30}.items():
+        flat(value, side=2 * SIDE).save(tmp_path / f"{name}.png")
+    ann = Character("ann", "a cook with a red cap", (tmp_path / "ann1.png", tmp_path / "ann2.png"))
+    return ann, Character("old_bob", "", (tmp_path / "bob.png",))
+
+
+@pytest.fixture
+def prompt(cast: tuple[Character, Character]) -> Prompt:
+    panels = ("A cook with a red cap stirs.", "Ann and old Bob eat.", "An empty street in Annecy.", "Old Bob sleeps.")
+    return Prompt(3, "2x2 grid", grid=Grid(2, 2), panels=panels, characters=cast)
+
+
+SHEET = join([flat(value) for value in (100, 120, 140, 160)], Grid(2, 2))
+
+
+def by_hand(prompt: Prompt, answer: Answer, *, penalty: float) -> list[float]:
+    """The panels' scores from the answers to questions asked one by one."""
+    ann, bob = prompt.characters
+    scores = []
+    for panel, characters in zip(split(SHEET, prompt.grid), ([ann], [ann, bob], [], [bob]), strict=True):
+        of_characters = []
+        for character in characters:
+            looks = character.description or character.name.replace("_", " ")
+            images = [Image.open(path).resize((SIDE, SIDE)) for path in character.images]
+            present = answer(Question((panel,), questions.shows_text(looks)))
+            same = [answer(Question((image, panel), questions.same_theme(looks))) for image in images]
+            copied = [answer(Question((image, panel), questions.same_pose())) for image in images]
+            of_characters.append(present * fmean(same) * (1 - penalty * max(copied)))  # type: ignore
+        if of_characters:
+            scores.append(fmean(of_characters))
+    return scores
+
+
+def test_panels_are_asked_about_the_characters_that_their_texts_name(prompt: Prompt) -> None:
+    """By description, by name, by both or by none; "Annecy" is not Ann."""
+    names = [[character.name for character in characters] for characters in characters_of(prompt)]
+    assert names == [["ann"], ["ann", "old_bob"], [], ["old_bob"]]
+
+
+def test_without_a_name_in_the_texts_every_panel_shows_all(cast: tuple[Character, Character]) -> None:
+    prompt = Prompt(0, "a set", grid=Grid(1, 2), panels=("waving", "jumping"), characters=cast)
+    assert characters_of(prompt) == [list(cast)] * 2
+
+
+def test_a_character_without_images_is_not_replaced_by_another(cast: tuple[Character, Character]) -> None:
+    prompt = Prompt(0, "Cleo waves", characters=(*cast, Character("cleo", "")))
+    assert characters_of(prompt) == [[]]
+    with pytest.raises(RewardError, match=r"^prompt 0, 'Cleo waves' has no panel of a character with images, .* give"):
+        Reference(Asked(by_shade)).check([prompt])
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0])
+def test_the_score_is_that_of_plain_python(prompt: Prompt, penalty: float) -> None:
+    expected = by_hand(prompt, by_shade, penalty=penalty)
+    for statistic, whole in (("mean", fmean(expected)), ("worst", min(expected))):
+        judge = Asked(by_shade)
+        reward = Reference(judge, statistic=statistic, copy_penalty=penalty)  # type: ignore[arg-type]
+        reward.check([prompt])
+        assert reward([prompt, prompt], [SHEET, SHEET]) == [pytest.approx(whole)] * 2
+        assert len(judge.questions) == 2 * reward.questions(prompt)
+        assert reward.questions(prompt) == (10 if penalty == 0 else 16)
+
+
+def test_parts_of_the_panels_add_up_for_panel_credit(prompt: Prompt) -> None:
+    expected = by_hand(prompt, by_shade, penalty=1.0)
+    reward = Reference(Asked(by_shade))
+    (result,) = panel_scores_of("reference", reward, [prompt], [SHEET])
+    first, second, last = (score / 3 for score in expected)
+    assert result.part_P == [pytest.approx(first), pytest.approx(second), 0, pytest.approx(last)]
+    assert result.score == pytest.approx(first + second + last)
+    assert Reference(Asked(by_shade), statistic="worst").panel_scores([prompt], [SHEET])[0].part_P is None
+
+
+def test_a_missing_answer_stays_missing(prompt: Prompt) -> None:
+    """In its own panel's part and in the whole score."""
+
+    def answer(question: Question) -> float | None:
+        asks_bob = "old bob" in question.text
+        return None if asks_bob and shade(question.images[-1]) == 160 else by_shade(question)
+
+    for statistic in ("mean", "worst"):
+        reward = Reference(Asked(answer), statistic=statistic)  # type: ignore[arg-type]
+        assert reward([prompt], [SHEET]) == [None]
+        assert reward.last_error == "no connection"
+    (result,) = Reference(Asked(answer)).panel_scores([prompt], [SHEET])
+    assert isinstance(result, PanelScores)
+    assert [part is None for part in result.part_P or ()] == [False, False, False, True]
+
+
+def looks(question: Question) -> float:
+    """Sure of a character drawn at all, nearly sure of one drawn again, and sure of equal pixels."""
+    if question.text == questions.same_pose():
+        return float(shade(question.images[0]) == shade(question.images[1]))
+    if question.text == questions.same_theme("a cook with a red cap"):
+        return 1.0 if shade(question.images[0]) == shade(question.images[1]) else 0.8
+    return 1.0
+
+
+def test_a_pasted_reference_scores_no_higher_than_a_sound_panel(cast: tuple[Character, Character]) -> None:
+    """Pasting wins without the penalty, also if it is one reference of two, and loses with it."""
+    prompt = Prompt(0, "Ann waves", characters=cast[:1])
+    sheets = {"sound": flat(200), "pasted": flat(20)}
+
+    def scores(**options: float) -> dict[str, float]:
+        found = Reference(Asked(looks), **options)([prompt] * 2, [*sheets.values()])  # type: ignore[arg-type]
+        return dict(zip(sheets, found, strict=True))  # type: ignore[arg-type]
+
+    assert scores(copy_penalty=0) == pytest.approx({"sound": 0.8, "pasted": 0.9})
+    assert scores(copy_penalty=0.5) == pytest.approx({"sound": 0.8, "pasted": 0.45})
+    assert scores() == pytest.approx({"sound": 0.8, "pasted": 0.0})
+
+
+def test_an_absent_character_counts_as_absent(cast: tuple[Character, Character]) -> None:
+    """However surely the judge calls an empty scene consistent with the reference."""
+    prompt = Prompt(0, "Ann waves", characters=cast[:1])
+    absent = questions.shows_text("a cook with a red cap")
+    judge = Asked(lambda question: 0.05 if question.text == absent else 0.0 if "pose" in question.text else 1.0)
+    assert Reference(judge)([prompt], [flat(200)]) == [pytest.approx(0.05)]
+
+
+def test_an_edit_counts_as_far_as_its_instruction_was_followed(
+    cast: tuple[Character, Character], tmp_path: Path
+) -> None:
+    flat(90, side=40).save(tmp_path / "source.png")
+    prompt = Prompt(0, "Put a boat there.", characters=cast[:1], sources=(tmp_path / "source.png",))
+    followed = questions.edit_followed(prompt.text)
+
+    def answer(question: Question) -> float:
+        if question.text == followed:
+            assert [image.size for image in question.images] == [(SIDE, SIDE)] * 2
+            return 0.25
+        return looks(question)
+
+    assert Reference(Asked(answer))([prompt], [flat(200)]) == [pytest.approx(0.2)]
+    free = Reference(Asked(answer), follow=False)
+    assert free([prompt], [flat(200)]) == [pytest.approx(0.8)]
+    assert Reference(Asked(answer)).questions(prompt) == free.questions(prompt) + 1
+
+
+def test_a_config_sets_the_arguments() -> None:
+    spec = RewardSpec.of(Reference)
+    args = {"statistic": "worst", "copy_penalty": 0, "follow": False}
+    assert spec.checked(args, at="args") == args
+    with pytest.raises(ValueError, match=r"rewards\.reference\.args\.copy_penalty must be from 0 to 1, got 2"):
+        Reference(Asked(by_shade), copy_penalty=2)
+
+
+def test_a_list_of_separate_images_is_scored_like_their_grid_image(prompt: Prompt) -> None:
+    """By every reward that asks about panels; images of several sizes need no grid image."""
+    rewards: list[Reference | Consistency | PanelMatch] = [
+        reward(Asked(by_shade)) for reward in (Reference, Consistency, PanelMatch)
+    ]
+    for reward in rewards:
+        assert reward([prompt], [split(SHEET, prompt.grid)]) == reward([prompt], [SHEET])
+    sizes = [flat(100, side=side) for side in (8, 16, 24, 40)]
+    assert all(reward([prompt], [sizes])[0] is not None for reward in rewards)
+    with pytest.raises(ValueError, match="a 2x2 grid has 4 panels, and 3 images are given; give one each"):
+        rewards[0]([prompt], [sizes[:3]])
