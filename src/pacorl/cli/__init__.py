@@ -14,7 +14,21 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import benchmark, check, dataset, doctor, files, generate, probe, score, serve, train, twin, verify
+from pacorl.cli import (
+    benchmark,
+    check,
+    dataset,
+    doctor,
+    files,
+    generate,
+    probe,
+    repair,
+    score,
+    serve,
+    train,
+    twin,
+    verify,
+)
 from pacorl.cli.shared import Commands, echo, echo_errors
 from pacorl.io.terminal import PrintableFormatter, printable
 
@@ -39,6 +53,7 @@ app.command("verify")(verify.verify)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)
 app.command("check")(check.check)
+app.command("repair")(repair.repair)
 app.command("calibrate")(check.calibrate)
 app.command("publish")(train.publish)
 app.command("generate")(generate.generate)

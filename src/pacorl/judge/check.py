@@ -283,8 +283,8 @@ def verdict_lines(check: Check) -> list[str]:
     return [*lines, f"{check.asked} questions, all {len(check.controls)} controls passed."]
 
 
-def check_page(check: Check, *, judge: str, note: str = "") -> str:
-    """Render the self-contained page."""
+def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
+    """Render the self-contained page. `tries`: captions and images of a repair."""
     names = check.scores.names
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
     rows = [
@@ -298,6 +298,7 @@ def check_page(check: Check, *, judge: str, note: str = "") -> str:
         check=check,
         cards=cards,
         rows=rows,
+        tries=[(caption, show(image)) for caption, image in tries],
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )
