@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -18,8 +18,10 @@ from pacorl.types import TINY, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.generate.repair import Try
+    from pacorl.generate.generator import Generator
+    from pacorl.generate.repair import Repair
     from pacorl.judge.check import Check
+    from pacorl.judge.paco_reward import PacoReward
     from pacorl.types import Prompt
 
 
@@ -88,7 +90,6 @@ def repair(
     output: RepairOutput,
 ) -> None:
     """Redraw the worst panel until the set passes `pacorl check`; exit code 4 if it still fails."""
-    from pacorl.generate.repair import redraw_by, repair_into
     from pacorl.io.files import check_new, check_writable
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge.check import check_lines
@@ -112,33 +113,18 @@ def repair(
     use_cores()
     edits = any(prompt.sources for prompt in prompts)
     model = load_generator(generator, memory=judge.memory, edits=edits)
-    model.check(prompts, generator.size, lora_scale=generator.lora_scale)
     with load_judge(model, judge.judge, judge, calibration=judge.calibration or "") as reward:
         echo_errors(model.note, reward.note, advice)
-
-        def judged(panels: Sequence[Image]) -> Check:
-            with model.judging():
-                return gate(reward.judge, panels, names=names)
-
-        # Redraw.
-        redraw = redraw_by(
-            model,
-            prompts,
-            seeds=[seed_of(name) + generator.seed for name in names],
-            size=generator.size,
-            steps=generator.steps,
-            lora_scale=generator.lora_scale,
-        )
-        repaired, document = repair_into(
-            output.out,
-            opened,
+        repaired, document = redraw_panels(
             names,
-            judge=reward.name,
-            note=reward.note,
-            gate=judged,
-            redraw=redraw,
+            opened,
+            prompts,
+            gate=gate,
+            model=model,
+            options=generator,
+            reward=reward,
             tries=ask.tries,
-            on_try=_show_try,
+            out=output.out,
         )
 
     # Output.
@@ -149,6 +135,47 @@ def repair(
     echo_errors(f"page: {output.out / 'repair.html'}")
     if not repaired.after.passed:
         raise typer.Exit(BELOW)
+
+
+def redraw_panels(
+    files: Sequence[str],
+    images: Sequence[Image],
+    prompts: Sequence[Prompt],
+    *,
+    gate: Callable[..., Check],
+    model: Generator,
+    options: RepairGenerator,
+    reward: PacoReward,
+    tries: int,
+    out: Path,
+) -> tuple[Repair, dict[str, Any]]:
+    """Repair a set into the folder `out`, and note each try on the error stream; returns also the JSON document."""
+    from pacorl.generate.repair import redraw_by, repair_into
+
+    model.check(prompts, options.size, lora_scale=options.lora_scale)
+
+    def judged(panels: Sequence[Image]) -> Check:
+        with model.judging():
+            return gate(reward.judge, panels, names=files)
+
+    return repair_into(
+        out,
+        images,
+        files,
+        judge=reward.name,
+        note=reward.note,
+        gate=judged,
+        redraw=redraw_by(
+            model,
+            prompts,
+            seeds=[seed_of(file) + options.seed for file in files],
+            size=options.size,
+            steps=options.steps,
+            lora_scale=options.lora_scale,
+        ),
+        tries=tries,
+        on_try=lambda attempt: echo_errors(f"try {attempt.number}, panel {attempt.panel + 1}: {attempt.verdict}"),
+    )
 
 
 def recipe_of(source: str) -> Mapping[str, str]:
@@ -167,7 +194,3 @@ def seed_of(source: str) -> int:
 def size_for(model: str, images: Sequence[Image]) -> Size | None:
     """Return the size of redrawn images: the first panel's; None for a tiny model, which has one size."""
     return None if model == TINY else Size(images[0].height, images[0].width)
-
-
-def _show_try(attempt: Try) -> None:
-    echo_errors(f"try {attempt.number}, panel {attempt.panel + 1}: {attempt.verdict}")

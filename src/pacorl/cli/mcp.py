@@ -1,0 +1,254 @@
+"""`pacorl-mcp`: the gate as tools for agents, by the Model Context Protocol over stdio."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pacorl import __version__, cli
+from pacorl.cli.check import CheckJudge
+from pacorl.cli.generate import load_generator
+from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels, size_for
+from pacorl.cli.shared import Commands, echo_errors, needing
+from pacorl.config.options import JudgeOptions, inherited, option
+
+if TYPE_CHECKING:
+    from pacorl.generate.generator import Generator
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.judge.scores import Scores
+
+app = Commands(pretty_exceptions_enable=False, add_completion=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolJudge(JudgeOptions):
+    """The judge of all tools."""
+
+    calibration: Path | None = inherited(CheckJudge, "calibration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolFiles:
+    """The files that tools may read and write."""
+
+    panel: ClassVar[str] = "Files"
+
+    root: Path = option(Path(), "The folder of all images, characters and results; other files are refused.")
+
+
+@app.command()
+def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> None:
+    """Serve the tools check, odd_one_out, rank and repair over stdio."""
+    from pacorl.io.quiet import quiet_loading
+    from pacorl.judge import check_judge
+    from pacorl.judge.calibration import read_calibration
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.runtime.cores import use_cores
+
+    with needing("mcp", what="pacorl-mcp"):
+        from mcp.server.mcpserver import MCPServer
+
+    # All arguments, before a judge is loaded.
+    if not files.root.is_dir():
+        raise ValueError(f"--root {files.root} is no folder; name the folder of the images")
+    read_calibration(judge.calibration or "")
+    check_judge(judge.judge, adapter=judge.judge_adapter)
+    quiet_loading()
+    use_cores()
+
+    access = {**judge.judge_access, "calibration": judge.calibration or ""}
+    with PacoReward.from_pretrained(judge.judge, **access) as reward:
+        echo_errors(reward.note)
+        toolbox = Toolbox(files.root.resolve(), reward, generator, judge.calibration)
+        server = MCPServer("pacorl", version=__version__, log_level="WARNING")
+        for tool in (toolbox.check, toolbox.odd_one_out, toolbox.rank, toolbox.repair):
+            server.add_tool(toolbox.guarded(tool))
+        server.run("stdio")
+
+
+def main() -> None:
+    """Run the command line of `pacorl-mcp`."""
+    cli.main(app, "pacorl-mcp")
+
+
+class Toolbox:
+    """The tools. Their docstrings are the descriptions that agents read."""
+
+    def __init__(self, root: Path, reward: PacoReward, options: RepairGenerator, calibration: Path | None) -> None:
+        self.root = root
+        self.reward = reward
+        self._options = options
+        self._calibration = calibration
+        self._lock = Lock()
+
+    @cached_property
+    def _generator(self) -> Generator:
+        """The generator, loaded by the first repair."""
+        return load_generator(self._options, memory="normal", edits=False)
+
+    def guarded(self, tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        """Wrap a tool: one call at a time, and a fault of the input becomes a tool error of one line."""
+        from mcp.server.mcpserver.exceptions import ToolError
+
+        @wraps(tool)
+        def call(**arguments: Any) -> dict[str, Any]:
+            try:
+                # The server calls tools on several threads, and a model answers one call at a time.
+                with self._lock:
+                    return {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)
+            except (ValueError, OSError, RuntimeError) as error:
+                raise ToolError(" ".join(cli.fault_line(error).split())) from None
+
+        return call
+
+    def check(
+        self,
+        *,
+        images: list[str],
+        least: float | None = None,
+        characters: list[str] | None = None,
+        references: int = 1,
+        theme: str = "",
+        criteria: list[str] | None = None,
+    ) -> dict[str, Any]:
+        """Check whether all images show the same, after three controls, and name the odd one out.
+
+        Args:
+            images: Files below the root, two or more; one is enough with a character.
+            least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
+            characters: Names or folders of characters that every image must show.
+            references: Reference images per character.
+            theme: What all images are to share.
+            criteria: Further questions, each in words.
+        """
+        from pacorl.judge.score_set import open_images
+
+        _, opened, _ = open_images(self._files(images))
+        ask = self._asked(least, characters, references, theme, criteria)
+        gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
+        return document
+
+    def odd_one_out(self, *, images: list[str], theme: str = "", criteria: list[str] | None = None) -> dict[str, Any]:
+        """Score every pair of images, and name the image that fits the others least.
+
+        Args:
+            images: Files below the root, three or more.
+            theme: What all images are to share.
+            criteria: Further questions, each in words.
+        """
+        return self._scores(images, theme, criteria).to_dict()
+
+    def rank(
+        self, *, reference: str, candidates: list[str], theme: str = "", criteria: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Rank candidates by how well they fit a reference image, best first.
+
+        Args:
+            reference: A file below the root.
+            candidates: Files below the root.
+            theme: What all images are to share.
+            criteria: Further questions, each in words.
+        """
+        scores = self._scores([reference, *candidates], theme, criteria, ranking=True)
+        ranked = [{"image": scores.names[pair.second], "p_yes": pair.p_yes} for pair in scores.ranked]
+        missing = {scores.names[pair.second]: pair.error for pair in scores.missing}
+        return {"ranked": ranked, "missing": missing}
+
+    def repair(
+        self,
+        *,
+        images: list[str],
+        out: str,
+        least: float | None = None,
+        characters: list[str] | None = None,
+        references: int = 1,
+        theme: str = "",
+        criteria: list[str] | None = None,
+        texts: list[str] | None = None,
+        tries: int = 4,
+    ) -> dict[str, Any]:
+        """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
+
+        Args:
+            images: Files below the root.
+            out: A new folder below the root for every try, the repaired set and a page.
+            least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
+            characters: Names or folders of characters that every image must show, and that new images are drawn from.
+            references: Reference images per character.
+            theme: What all images are to share.
+            criteria: Further questions, each in words.
+            texts: What each image shows, in order; by default the recipes of `pacorl generate` in the files.
+            tries: Redrawn images at most, from 1 to 100.
+        """
+        from pacorl.io.files import check_new
+        from pacorl.judge.score_set import open_images
+
+        if not 1 <= tries <= 100:
+            raise ValueError(f"tries {tries} must be from 1 to 100")
+        folder = self._path(out)
+        check_new(folder, fix="name a new folder with out")
+        files, opened, _ = open_images(self._files(images))
+        ask = self._asked(least, characters, references, theme, criteria)
+        ask = replace(ask, text=texts or [], tries=tries)
+        gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        options = self._options
+        prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
+        _, document = redraw_panels(
+            files,
+            opened,
+            prompts,
+            gate=gate,
+            model=self._generator,
+            options=replace(options, size=options.size or size_for(options.model, opened)),
+            reward=self.reward,
+            tries=tries,
+            out=folder,
+        )
+        return document
+
+    def _scores(self, images: list[str], theme: str, criteria: list[str] | None, *, ranking: bool = False) -> Scores:
+        from pacorl.judge import score_set as scoring
+
+        _, opened, _ = scoring.open_images(self._files(images))
+        questions = scoring.questions_about(theme, scoring.read_criteria(self._criteria(criteria)))
+        return scoring.score_set(self.reward.judge, opened, names=images, questions=questions, ranking=ranking)
+
+    def _asked(
+        self, least: float | None, characters: list[str] | None, references: int, theme: str, criteria: list[str] | None
+    ) -> RepairOptions:
+        """Check the arguments that `check` and `repair` share."""
+        from pacorl.records.characters import FOLDER
+
+        if least is not None and not 0 <= least <= 1:
+            raise ValueError(f"least {least} must be from 0 to 1")
+        if references < 1:
+            raise ValueError(f"references {references} must be at least 1")
+        for name in characters or ():
+            for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
+                self._files([str(path) for path in folder.glob("*")])
+        return RepairOptions(
+            character=characters or [],
+            references=references,
+            theme=theme,
+            criteria=self._criteria(criteria),
+            least=least,
+        )
+
+    def _criteria(self, criteria: list[str] | None) -> list[str]:
+        """Resolve the criteria that are files."""
+        return [str(self._path(text)) if text.endswith(".json") else text for text in criteria or ()]
+
+    def _files(self, names: list[str]) -> list[str]:
+        return [str(self._path(name)) for name in names]
+
+    def _path(self, name: str) -> Path:
+        """Resolve a path below the root. Raises ValueError for any other."""
+        from pacorl.io.files import inside
+
+        return inside(self.root, os.path.relpath(name, self.root) if os.path.isabs(name) else name)
