@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Gate = Callable[[Sequence["Image"]], Check]
 """Panels → their check."""
-Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]]]
-"""(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG."""
+Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]] | None]
+"""(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG; None ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,15 @@ def repair_set(
     panels = list(images)
     before = after = gate(panels)
     attempts: list[Try] = []
-    while after.failed and len(attempts) < tries:
-        # The check's images are the references, then the panels.
-        worst = after.failed[0].panel - (len(after.scores.images) - len(panels))
-        number = len(attempts) + 1
-        image, texts = redraw(worst, number)
+    for number in range(1, tries + 1):
+        worst = after.odd_one_out
+        if worst is None:
+            break
+        redrawn = redraw(worst, number)
+        if redrawn is None:
+            break
+
+        image, texts = redrawn
         changed = [*panels[:worst], image, *panels[worst + 1 :]]
         try:
             check = gate(changed)

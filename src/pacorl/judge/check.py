@@ -92,6 +92,11 @@ class Check:
         """Whether every panel reaches the threshold."""
         return not self.failed
 
+    @property
+    def odd_one_out(self) -> int | None:
+        """Index of the lowest failing panel among the panels; None if all pass."""
+        return self.panels.index(self.failed[0]) if self.failed else None
+
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         others = [other.panel for other in self.panels if other.panel != panel]
