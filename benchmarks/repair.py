@@ -14,17 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image
 
 from pacorl.core.ranking import bootstrap
 from pacorl.generate.generator import Generator
 from pacorl.generate.repair import Repair, panel_prompt, redraw_by, repair_set
 from pacorl.generate.sets import generate_sets
 from pacorl.io.quiet import quiet_loading
-from pacorl.judge.check import check_set
+from pacorl.judge.check import ControlError, check_set
 from pacorl.judge.local import LocalJudge
 from pacorl.runtime.cores import use_cores
 from pacorl.tiny.characters import Oracle, Panel, character_prompts, draw, set_of
@@ -46,22 +48,21 @@ def main() -> None:
     match_PT = []
     passed = []
     spent = []
+    refused = 0
     prompts = character_prompts("test", options.prompts)
     for number, prompt in enumerate(prompts):
+        (made,) = generate_sets(generator, prompt, seed=seed_of(number))
+        panels = made.panels
+        references = not options.without_references
         repair = repaired(
-            generator,
-            judge,
-            prompt,
-            number,
-            tries=options.tries,
-            least=options.min,
-            references=not options.without_references,
+            generator, judge, prompt, panels, number, tries=options.tries, least=options.min, references=references
         )
-        grades = [graded(prompt, repair, budget) for budget in (0, *budgets)]
+        grades = [graded(prompt, panels, repair, budget) for budget in (0, *budgets)]
         sound_PT.append([grade["all_equal_pairs"] == 1 == grade["valid"] for grade in grades])
         match_PT.append([grade["prompt_match"] for grade in grades])
-        passed.append(repair.after.passed)
-        spent.append(len(repair.tries))
+        passed.append(repair is not None and repair.after.passed)
+        spent.append(len(repair.tries) if repair else 0)
+        refused += repair is None
 
     result = {
         "sets": len(prompts),
@@ -70,6 +71,7 @@ def main() -> None:
         "prompt match": intervals(np.array(match_PT), budgets),
         "passed": int(sum(passed)),
         "passed and sound": int(sum(ok and sound[-1] for ok, sound in zip(passed, sound_PT, strict=True))),
+        "refused by a control": refused,
         "tries per set": float(np.mean(spent)),
     }
     print(json.dumps(result, indent=2) if options.json else table(result))
@@ -86,27 +88,42 @@ def arguments() -> argparse.Namespace:
 
 
 def repaired(
-    generator: Generator, judge: LocalJudge, prompt: Prompt, number: int, *, tries: int, least: float, references: bool
-) -> Repair:
-    """Generate the set of a prompt, and repair it."""
-    (made,) = generate_sets(generator, prompt, seed=1000 * number)
+    generator: Generator,
+    judge: LocalJudge,
+    prompt: Prompt,
+    panels: Sequence[Image],
+    number: int,
+    *,
+    tries: int,
+    least: float,
+    references: bool,
+) -> Repair | None:
+    """Repair the set of a prompt; None if the judge fails a control with its first panel."""
     subject = Panel.parse(prompt.panels[0]).kept
     (drawn,) = set_of(subject, 1, random.Random(number))
     characters = [("hero", [draw(drawn, SIDE)])] if references else []
-    return repair_set(
-        made.panels,
-        gate=partial(check_set, judge, least=least, characters=characters),
-        redraw=redraw_by(
-            generator, [panel_prompt("tiny", text) for text in prompt.panels], seeds=[1000 * number] * prompt.grid.count
-        ),
-        tries=tries,
-    )
+    seeds = [seed_of(number)] * prompt.grid.count
+    redraw = redraw_by(generator, [panel_prompt("tiny", text) for text in prompt.panels], seeds=seeds)
+    try:
+        return repair_set(
+            panels,
+            gate=partial(check_set, judge, least=least, characters=characters),
+            redraw=redraw,
+            tries=tries,
+        )
+    except ControlError:
+        return None
 
 
-def graded(prompt: Prompt, repair: Repair, tries: int) -> dict[str, float]:
+def seed_of(number: int) -> int:
+    """Return the seed of a set; its tries count on from there."""
+    return 1000 * number
+
+
+def graded(prompt: Prompt, panels: Sequence[Image], repair: Repair | None, tries: int) -> dict[str, float]:
     """Grade the set as it is after some tries."""
-    panels = list(repair.before.scores.images[-prompt.grid.count :])
-    for attempt in repair.tries[:tries]:
+    panels = list(panels)
+    for attempt in repair.tries[:tries] if repair else ():
         if attempt.accepted:
             panels[attempt.panel] = attempt.image
     return Oracle().grade(prompt, panels)
@@ -129,7 +146,9 @@ def table(result: dict[str, Any]) -> str:
     for figure in ("sound", "prompt match"):
         for name, row in result[figure].items():
             lines.append(f"{figure}, {name:<18} {row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
-    lines.append(f"passed {result['passed']}, of them sound {result['passed and sound']}")
+    lines.append(
+        f"passed {result['passed']}, of them sound {result['passed and sound']}; a control refused {result['refused by a control']}"
+    )
     lines.append(f"{result['tries per set']:.1f} tries per set")
     return "\n".join(lines)
 
