@@ -147,7 +147,8 @@ def table(result: dict[str, Any]) -> str:
         for name, row in result[figure].items():
             lines.append(f"{figure}, {name:<18} {row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
     lines.append(
-        f"passed {result['passed']}, of them sound {result['passed and sound']}; a control refused {result['refused by a control']}"
+        f"passed {result['passed']}, of them sound {result['passed and sound']}; "
+        f"refused by a control {result['refused by a control']}"
     )
     lines.append(f"{result['tries per set']:.1f} tries per set")
     return "\n".join(lines)

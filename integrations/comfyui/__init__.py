@@ -118,7 +118,7 @@ class CheckSet(Node):
         return checked.passed, 0 if odd is None else odd + 1, json.dumps(checked.to_dict())
 
 
-class RepairSet(Node):
+class RepairSet(CheckSet):
     """A batch with redrawn images in place of failing ones, whether it passes, and the tries as JSON."""
 
     RETURN_TYPES = ("IMAGE", "BOOLEAN", "STRING")
@@ -127,12 +127,11 @@ class RepairSet(Node):
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
         """The node's fields."""
-        tooltip = "Batches of the same images, in the same order, from other seeds."
-        batches = {"images": ("IMAGE",), "redrawn": ("IMAGE", {"tooltip": tooltip})}
-        required = {"judge": (JUDGE,), **batches, "theme": THEME, "least": LEAST}
-        return {"required": required, "optional": {"references": REFERENCES}}
+        fields = super().INPUT_TYPES()
+        fields["required"]["redrawn"] = ("IMAGE", {"tooltip": "The same images in the same order, from other seeds."})
+        return fields
 
-    def run(
+    def run(  # type: ignore[override]
         self,
         *,
         judge: PacoReward,
@@ -151,16 +150,15 @@ class RepairSet(Node):
                 f"{len(redrawn)} redrawn images do not match {count} images; give whole batches of one size"
             )
         candidates = to_images(redrawn)
-        unused = {panel: list(range(panel, len(candidates), count)) for panel in range(count)}
+        unused = [iter(range(panel, len(redrawn), count)) for panel in range(count)]
 
         def redraw(panel: int, number: int) -> tuple[Image.Image, dict[str, str]] | None:
-            if not unused[panel]:
-                return None
-            candidate = unused[panel].pop(0)
-            return candidates[candidate], {"candidate": str(candidate)}
+            for candidate in unused[panel]:
+                return candidates[candidate], {"candidate": str(candidate)}
+            return None
 
         gate = _gate(judge, theme, least, references)
-        repair = repair_set(to_images(images), gate=gate, redraw=redraw, tries=len(candidates))
+        repair = repair_set(to_images(images), gate=gate, redraw=redraw, tries=len(redrawn))
         result = images.clone()
         for panel, attempt in repair.replaced.items():
             result[panel] = redrawn[int(attempt.texts["candidate"])]

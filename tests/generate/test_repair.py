@@ -60,7 +60,7 @@ def test_a_worse_panel_is_rejected_and_the_tries_end() -> None:
     assert asked == [3, 3]
     assert repair.replaced == {}
     assert repair.after is repair.before
-    assert [attempt.to_dict()["lowest"] for attempt in repair.tries] == [0.0, 0.0]
+    assert [attempt.to_dict()["score"] for attempt in repair.tries] == [0.0, 0.0]
 
 
 def test_of_two_equally_low_panels_each_is_repaired() -> None:
@@ -100,7 +100,7 @@ def test_every_try_is_kept_with_its_verdict_and_shown(repaired: tuple[Path, Repa
     out, repair, document = repaired
     names = ["try-1-panel-4.png", "try-2-panel-4.png", *(f"panel-{number}.png" for number in range(1, 5))]
     assert {path.name for path in out.iterdir()} == {*names, "repair.html", "repair.json"}
-    assert [png_texts(out / name)["verdict"] for name in names[:2]] == ["rejected", "accepted"]
+    assert [png_texts(out / name)["verdict"] for name in names[:2]] == ["0.0000, rejected", "0.9900, accepted"]
     assert json.loads((out / "repair.json").read_text()) == document
     assert [entry["image"] for entry in document["tries"]] == [str(out / name) for name in names[:2]]
     assert document["passed"] is repair.after.passed is True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
 from pacorl.cli.generate import load_generator
-from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels, size_for
+from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels
 from pacorl.cli.shared import Commands, echo_errors, needing
 from pacorl.config.options import JudgeOptions, inherited, option
 
@@ -109,12 +109,11 @@ class Toolbox:
     def check(
         self,
         *,
-        images: list[str],
+        images: Sequence[str],
         least: float | None = None,
-        characters: list[str] | None = None,
-        references: int = 1,
+        characters: Sequence[str] = (),
         theme: str = "",
-        criteria: list[str] | None = None,
+        criteria: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Check whether all images show the same, after three controls, and name the odd one out.
 
@@ -122,40 +121,35 @@ class Toolbox:
             images: Files below the root, two or more; one is enough with a character.
             least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
             characters: Names or folders of characters that every image must show.
-            references: Reference images per character.
             theme: What all images are to share.
             criteria: Further questions, each in words.
         """
         from pacorl.judge.score_set import open_images
 
         _, opened, _ = open_images(self._files(images))
-        ask = self._asked(least, characters, references, theme, criteria)
+        ask = self._asked(least, characters, theme, criteria)
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
         document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
-    def odd_one_out(self, *, images: list[str], theme: str = "", criteria: list[str] | None = None) -> dict[str, Any]:
+    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Score every pair of images, and name the image that fits the others least.
 
         Args:
             images: Files below the root, three or more.
             theme: What all images are to share.
-            criteria: Further questions, each in words.
         """
-        return self._scores(images, theme, criteria).to_dict()
+        return self._scores(images, theme).to_dict()
 
-    def rank(
-        self, *, reference: str, candidates: list[str], theme: str = "", criteria: list[str] | None = None
-    ) -> dict[str, Any]:
+    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Rank candidates by how well they fit a reference image, best first.
 
         Args:
             reference: A file below the root.
             candidates: Files below the root.
             theme: What all images are to share.
-            criteria: Further questions, each in words.
         """
-        scores = self._scores([reference, *candidates], theme, criteria, ranking=True)
+        scores = self._scores([reference, *candidates], theme, ranking=True)
         ranked = [{"image": scores.names[pair.second], "p_yes": pair.p_yes} for pair in scores.ranked]
         missing = {scores.names[pair.second]: pair.error for pair in scores.missing}
         return {"ranked": ranked, "missing": missing}
@@ -163,14 +157,13 @@ class Toolbox:
     def repair(
         self,
         *,
-        images: list[str],
+        images: Sequence[str],
         out: str,
         least: float | None = None,
-        characters: list[str] | None = None,
-        references: int = 1,
+        characters: Sequence[str] = (),
         theme: str = "",
-        criteria: list[str] | None = None,
-        texts: list[str] | None = None,
+        criteria: Sequence[str] = (),
+        texts: Sequence[str] = (),
         tries: int = 4,
     ) -> dict[str, Any]:
         """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
@@ -180,22 +173,15 @@ class Toolbox:
             out: A new folder below the root for every try, the repaired set and a page.
             least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
             characters: Names or folders of characters that every image must show, and that new images are drawn from.
-            references: Reference images per character.
             theme: What all images are to share.
             criteria: Further questions, each in words.
             texts: What each image shows, in order; by default the recipes of `pacorl generate` in the files.
-            tries: Redrawn images at most, from 1 to 100.
+            tries: Redrawn images at most.
         """
-        from pacorl.io.files import check_new
         from pacorl.judge.score_set import open_images
 
-        if not 1 <= tries <= 100:
-            raise ValueError(f"tries {tries} must be from 1 to 100")
-        folder = self._path(out)
-        check_new(folder, fix="name a new folder with out")
         files, opened, _ = open_images(self._files(images))
-        ask = self._asked(least, characters, references, theme, criteria)
-        ask = replace(ask, text=texts or [], tries=tries)
+        ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
@@ -205,46 +191,33 @@ class Toolbox:
             prompts,
             gate=gate,
             model=self._generator,
-            options=replace(options, size=options.size or size_for(options.model, opened)),
+            options=options.sized(opened),
             reward=self.reward,
             tries=tries,
-            out=folder,
+            out=self._path(out),
         )
         return document
 
-    def _scores(self, images: list[str], theme: str, criteria: list[str] | None, *, ranking: bool = False) -> Scores:
-        from pacorl.judge import score_set as scoring
+    def _scores(self, images: Sequence[str], theme: str, *, ranking: bool = False) -> Scores:
+        from pacorl.judge.score_set import open_images, questions_about, score_set
 
-        _, opened, _ = scoring.open_images(self._files(images))
-        questions = scoring.questions_about(theme, scoring.read_criteria(self._criteria(criteria)))
-        return scoring.score_set(self.reward.judge, opened, names=images, questions=questions, ranking=ranking)
+        _, opened, _ = open_images(self._files(images))
+        return score_set(self.reward.judge, opened, names=images, questions=questions_about(theme), ranking=ranking)
 
     def _asked(
-        self, least: float | None, characters: list[str] | None, references: int, theme: str, criteria: list[str] | None
+        self, least: float | None, characters: Sequence[str], theme: str, criteria: Sequence[str]
     ) -> RepairOptions:
-        """Check the arguments that `check` and `repair` share."""
+        """Resolve the arguments that `check` and `repair` share."""
         from pacorl.records.characters import FOLDER
 
-        if least is not None and not 0 <= least <= 1:
-            raise ValueError(f"least {least} must be from 0 to 1")
-        if references < 1:
-            raise ValueError(f"references {references} must be at least 1")
-        for name in characters or ():
+        for name in characters:
             for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
                 self._files([str(path) for path in folder.glob("*")])
-        return RepairOptions(
-            character=characters or [],
-            references=references,
-            theme=theme,
-            criteria=self._criteria(criteria),
-            least=least,
-        )
+        # A criterion may be a file.
+        texts = [str(self._path(text)) if text.endswith(".json") else text for text in criteria]
+        return RepairOptions(character=list(characters), theme=theme, criteria=texts, least=least)
 
-    def _criteria(self, criteria: list[str] | None) -> list[str]:
-        """Resolve the criteria that are files."""
-        return [str(self._path(text)) if text.endswith(".json") else text for text in criteria or ()]
-
-    def _files(self, names: list[str]) -> list[str]:
+    def _files(self, names: Sequence[str]) -> list[str]:
         return [str(self._path(name)) for name in names]
 
     def _path(self, name: str) -> Path:

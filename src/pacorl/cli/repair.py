@@ -38,6 +38,12 @@ class RepairGenerator(AdaptedGenerator):
 
     seed: int = inherited(GeneratorOptions, "seed", help="Added to the seed of a panel; each try adds its number.")
 
+    def sized(self, images: Sequence[Image]) -> RepairGenerator:
+        """Set the size of redrawn images to the first panel's, unless it is given or the model is tiny."""
+        if self.size or self.model == TINY:
+            return self
+        return replace(self, size=Size(images[0].height, images[0].width))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RepairOptions(CheckOptions):
@@ -100,7 +106,7 @@ def repair(
     names, opened, _, advice = open_panels(images)
     gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
-    generator = replace(generator, size=generator.size or size_for(generator.model, opened))
+    generator = generator.sized(opened)
     if output.dry_run:
         texts = [prompt.panels[0] for prompt in prompts]
         dry_run(generator, judge, judge.judge, prompts=prompts, panels=texts, as_json=output.as_json)
@@ -189,8 +195,3 @@ def recipe_of(source: str) -> Mapping[str, str]:
 def seed_of(source: str) -> int:
     """Read the seed of a generated image; 0 for other images."""
     return int(recipe_of(source).get("seed", 0))
-
-
-def size_for(model: str, images: Sequence[Image]) -> Size | None:
-    """Return the size of redrawn images: the first panel's; None for a tiny model, which has one size."""
-    return None if model == TINY else Size(images[0].height, images[0].width)

@@ -21,7 +21,7 @@ from pacorl.judge.check import Check, ControlError, check_page
 from pacorl.judge.scores import p_yes_text
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.tiny.words import GRID
-from pacorl.types import TINY, Prompt, Size
+from pacorl.types import TINY, Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,7 +70,6 @@ class Try:
             "panel": self.panel + 1,
             "seed": self.texts.get("seed"),
             "score": self.score,
-            "lowest": _ascending(self.check)[0] if self.check else None,
             "accepted": self.accepted,
             "error": self.error,
         }
@@ -189,13 +188,15 @@ def repair_into(
         ValueError: if the folder exists.
     """
     check_new(folder, fix="name a new folder with --out")
-    files: list[Path] = []
+    entries: list[dict[str, Any]] = []
+    shown: list[tuple[str, Image]] = []
 
     def save(attempt: Try) -> None:
         # At once: an interrupted repair leaves its tries.
-        files.append(folder / f"try-{attempt.number}-panel-{attempt.panel + 1}.png")
-        verdict = {"verdict": "accepted" if attempt.accepted else "rejected"}
-        write_atomic(files[-1], png_bytes(attempt.image, dict(attempt.texts) | verdict))
+        file = folder / f"try-{attempt.number}-panel-{attempt.panel + 1}.png"
+        write_atomic(file, png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
+        entries.append(attempt.to_dict() | {"image": str(file)})
+        shown.append((f"{file.stem}, {attempt.verdict}", attempt.image))
         on_try(attempt)
 
     repair = repair_set(images, on_try=save, **options)
@@ -203,18 +204,14 @@ def repair_into(
     # The repaired set, as copies.
     panels = []
     for index, image in enumerate(repair.images):
-        panels.append(folder / f"panel-{index + 1}.png")
+        file = folder / f"panel-{index + 1}.png"
         attempt = repair.replaced.get(index)
-        texts = attempt.texts if attempt else png_texts(Path(names[index]))
-        write_atomic(panels[-1], png_bytes(image, texts))
+        write_atomic(file, png_bytes(image, attempt.texts if attempt else png_texts(Path(names[index]))))
+        panels.append(str(file))
 
     # The page and the document.
-    captions = [f"{file.stem}, {attempt.verdict}" for file, attempt in zip(files, repair.tries, strict=True)]
-    tries = list(zip(captions, [attempt.image for attempt in repair.tries], strict=True))
-    write_atomic(folder / "repair.html", check_page(repair.after, judge=judge, note=note, tries=tries))
-    document = {"judge": judge, "note": note} | repair.to_dict() | {"panels": list(map(str, panels))}
-    for entry, file in zip(document["tries"], files, strict=True):
-        entry["image"] = str(file)
+    write_atomic(folder / "repair.html", check_page(repair.after, judge=judge, note=note, tries=shown))
+    document = {"judge": judge, "note": note} | repair.to_dict() | {"tries": entries, "panels": panels}
     write_json(folder / "repair.json", document, indent=2)
     return repair, document
 
@@ -253,27 +250,16 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
     return prompt
 
 
-def redraw_by(
-    generator: Generator,
-    prompts: Sequence[Prompt],
-    *,
-    seeds: Sequence[int] = (),
-    size: Size | None = None,
-    steps: int | None = None,
-    lora_scale: float = 1.0,
-) -> Redraw:
+def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seeds: Sequence[int] = (), **options: Any) -> Redraw:
     """Redraw panels with a generator.
 
     Args:
         generator: The generator.
         prompts: Prompt of each panel (`panel_prompt`).
         seeds: Seed of each panel, to which the number of the try is added; 0 by default.
-        size: Size of an image.
-        steps: Denoising steps.
-        lora_scale: The adapter's strength.
+        options: Further arguments of `generate_sets`, such as `size` and `steps`.
     """
     seeds = seeds or [0] * len(prompts)
-    options: dict[str, Any] = {"size": size, "steps": steps, "lora_scale": lora_scale}
 
     def redraw(panel: int, number: int) -> tuple[Image, dict[str, str]]:
         prompt = prompts[panel]

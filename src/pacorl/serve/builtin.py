@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
@@ -30,7 +29,6 @@ from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
 from pacorl.judge.paco_reward import PacoReward
-from pacorl.judge.score_set import check_count
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import (
     ChatRequest,
@@ -182,8 +180,7 @@ async def chat(
 async def consistency(request: ConsistencyRequest, state: State, caller: Caller) -> dict[str, Any]:
     """Score a set of images."""
     model = state.model(request.model)
-    check = partial(check_count, ranking=request.ranking)
-    async with _set_images(model, request, request.images, state, caller, check=check) as images:
+    async with _set_images(model, request, state, caller) as images:
         scores = await model.score(request, images)
     return {"model": model.name, **scores.to_dict()}
 
@@ -192,14 +189,10 @@ async def consistency(request: ConsistencyRequest, state: State, caller: Caller)
 async def check(request: CheckRequest, state: State, caller: Caller) -> dict[str, Any]:
     """Check that all panels show the same, after three controls, and name the panel that does not belong."""
     model = state.model(request.model)
-
-    def check_panels(_: int) -> None:
-        model.threshold(request)
-        if not request.references:
-            check_count(len(request.panels))
-
-    async with _set_images(model, request, request.images, state, caller, check=check_panels) as images:
-        checked = await model.check(request, images)
+    with _callers_faults():
+        least = request.threshold(model.judge.calibration)
+    async with _set_images(model, request, state, caller) as images:
+        checked = await model.check(request, images, least=least)
     reward = PacoReward(model.judge, name=model.name)
     return {"judge": reward.name, "note": reward.note} | checked.to_dict()
 
@@ -253,20 +246,13 @@ def _callers_faults() -> Iterator[None]:
 
 @asynccontextmanager
 async def _set_images(
-    model: ServedModel,
-    request: SetRequest,
-    urls: Sequence[str],
-    state: AppState,
-    caller: str,
-    *,
-    check: Callable[[int], None],
+    model: ServedModel, request: ConsistencyRequest | CheckRequest, state: AppState, caller: str
 ) -> AsyncIterator[list[Image]]:
-    """Decode the images of a set for a block, which the metrics count; `check` raises for a wrong number of images."""
+    """Decode the images of a set for a block, which the metrics count."""
     with state.metrics.request(model.name):
-        received = await state.images.receive(urls)
+        received = await state.images.receive(request.images)
         sizes = [image.size for image in received]
         with _callers_faults():
-            check(len(sizes))
             await asyncio.to_thread(_check_length, model, request, sizes, most_tokens=state.limits.prompt_tokens)
 
         async with state.images.decoded(received, caller=caller) as images:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from pacorl.io.images import MAX_PIXELS
-from pacorl.judge.score_set import questions_about
+from pacorl.judge.calibration import Calibration, threshold
+from pacorl.judge.score_set import check_count, questions_about
 from pacorl.judge.scores import QuestionSpec
 from pacorl.records.characters import MAX_IMAGES
 from pacorl.web.forms import Form, Text
@@ -186,6 +187,11 @@ class ConsistencyRequest(SetRequest):
     ranking: bool = False
     """Whether the first image is compared with each further image, instead of all pairs."""
 
+    @model_validator(mode="after")
+    def _enough_images(self) -> ConsistencyRequest:
+        check_count(len(self.images), ranking=self.ranking)
+        return self
+
 
 class CheckRequest(SetRequest):
     """Panels to check, as `pacorl check` does."""
@@ -201,6 +207,12 @@ class CheckRequest(SetRequest):
     all_pairs: bool = False
     """Whether the panels are compared with each other even if there are references."""
 
+    @model_validator(mode="after")
+    def _enough_panels(self) -> CheckRequest:
+        if not self.references:
+            check_count(len(self.panels))
+        return self
+
     @property
     def images(self) -> list[Url]:
         """URLs of the panels, then of the references."""
@@ -210,6 +222,12 @@ class CheckRequest(SetRequest):
         """Name each character's share of `images`, which are in the order of the references."""
         remaining = iter(images)
         return [(name, list(islice(remaining, len(urls)))) for name, urls in self.references.items()]
+
+    def threshold(self, calibration: Calibration | None) -> float:
+        """Return the threshold of a panel. Raises ValueError if neither request nor calibration has one."""
+        references = list(map(len, self.references.values()))
+        plain = not (self.theme or self.criteria)
+        return threshold(calibration, self.least, panels=len(self.panels), references=references, plain=plain)
 
 
 def asking(text: str, *, images: int) -> Message:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pacorl.core.questions import text_fault
-from pacorl.judge.calibration import threshold
 from pacorl.judge.check import Check, ControlError, check_set
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage
@@ -208,24 +207,14 @@ class ServedModel:
             raise DeclinedError(scores.pairs[0].error)
         return scores
 
-    def threshold(self, request: CheckRequest) -> float:
-        """Return the threshold of a check. Raises ValueError if neither the request nor the calibration has one."""
-        return threshold(
-            self.judge.calibration,
-            request.least,
-            panels=len(request.panels),
-            references=[len(urls) for urls in request.references.values()],
-            plain=not (request.theme or request.criteria),
-        )
-
-    async def check(self, request: CheckRequest, images: Sequence[Image]) -> Check:
+    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float) -> Check:
         """Check panels after the controls. Raises RefusedError for a control that is answered wrongly."""
         panels = len(request.panels)
         ask = partial(
             check_set,
             self.judge,
             images[:panels],
-            least=self.threshold(request),
+            least=least,
             characters=request.characters(images[panels:]),
             questions=request.questions,
             all_pairs=request.all_pairs,
