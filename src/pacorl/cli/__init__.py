@@ -81,7 +81,12 @@ def options(
     """Options of every command."""
 
 
-def main(command: Commands = app, name: str = "pacorl") -> None:
+def main() -> None:
+    """Run the command line of `pacorl`."""
+    run(app, "pacorl")
+
+
+def run(command: Commands, name: str) -> None:
     """Run a command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
     # The handler of unconfigured loggers, such as pacorl's own.

@@ -73,7 +73,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
 
 def main() -> None:
     """Run the command line of `pacorl-mcp`."""
-    cli.main(app, "pacorl-mcp")
+    cli.run(app, "pacorl-mcp")
 
 
 class Toolbox:
