@@ -52,6 +52,16 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
 
     with needing("mcp", what="pacorl-mcp"):
         from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+
+    class ToolServer(MCPServer):
+        """A server whose tool errors have one line; pydantic's about invalid arguments have several."""
+
+        async def call_tool(self, name: str, *arguments: Any) -> Any:
+            try:
+                return await super().call_tool(name, *arguments)
+            except ToolError as error:
+                raise type(error)(" ".join(str(error).split())) from error.__cause__
 
     # All arguments, before a judge is loaded.
     if not files.root.is_dir():
@@ -65,7 +75,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
     with PacoReward.from_pretrained(judge.judge, **access) as reward:
         echo_errors(reward.note)
         toolbox = Toolbox(files.root.resolve(), reward, generator, judge.calibration)
-        server = MCPServer("pacorl", version=__version__, log_level="WARNING")
+        server = ToolServer("pacorl", version=__version__, log_level="WARNING")
         for tool in (toolbox.check, toolbox.odd_one_out, toolbox.rank, toolbox.repair):
             server.add_tool(toolbox.guarded(tool))
         server.run("stdio")
@@ -92,7 +102,7 @@ class Toolbox:
         return load_generator(self._options, memory="normal", edits=False)
 
     def guarded(self, tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """Wrap a tool: one call at a time, and a fault of the input becomes a tool error of one line."""
+        """Wrap a tool: one call at a time, and a fault of the input becomes a tool error."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         @wraps(tool)
@@ -102,7 +112,7 @@ class Toolbox:
                 with self._lock:
                     return {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)
             except (ValueError, OSError, RuntimeError) as error:
-                raise ToolError(" ".join(cli.fault_line(error).split())) from None
+                raise ToolError(cli.fault_line(error)) from None
 
         return call
 
