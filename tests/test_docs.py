@@ -20,6 +20,7 @@ from tools.tiny import __main__ as tiny
 import pacorl
 from pacorl import cli
 from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.cli import mcp
 from pacorl.config.base import Section
 from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES
@@ -257,7 +258,10 @@ def test_the_commands_of_a_page_parse(page: Path) -> None:
 
 def all_options() -> set[str]:
     """Every option of every command, and of the scripts beside the package."""
-    pending, names = [command_tree(), typer.main.get_command(tiny.app)], set(OTHERS_OPTIONS)
+    pending, names = (
+        [command_tree(), typer.main.get_command(tiny.app), typer.main.get_command(mcp.app)],
+        set(OTHERS_OPTIONS),
+    )
     while pending:
         command: Any = pending.pop()
         names |= {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
@@ -438,6 +442,16 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             dead.append(target)
     assert dead == []
+
+
+def test_the_page_on_the_judge_shows_the_workflow() -> None:
+    page = (ROOT / "docs" / "judge.md").read_text("utf-8")
+    workflow = (ROOT / "examples" / "check-panels.yml").read_text("utf-8")
+    assert f'```yaml title=".github/workflows/check-panels.yml"\n{workflow}```' in page
+    (command,) = (
+        step["run"] for step in yaml.safe_load(workflow)["jobs"]["check"]["steps"] if "check" in step.get("run", "")
+    )
+    assert list(faults_of(shlex.split(command)[1:])) == []
 
 
 def test_the_page_on_extending_shows_the_example_file() -> None:

@@ -1,4 +1,4 @@
-"""ComfyUI nodes: judge pairs and sets, rank candidates, split and join grids, load a LoRA of any form.
+"""ComfyUI nodes: judge pairs and sets, check and repair sets, rank candidates, split and join grids, load a LoRA.
 
 Copy or link this folder into `ComfyUI/custom_nodes/pacorl`, and install pacorl into ComfyUI's Python. An IMAGE is a
 float tensor of shape (images, height, width, channels) from 0 to 1.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,15 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from pacorl import PacoReward
+    from pacorl.judge.check import Check
     from pacorl.judge.scores import Scores
 
 Inputs = dict[str, dict[str, Any]]
 
 JUDGE = "PACO_JUDGE"
 THEME = ("STRING", {"default": "", "tooltip": "What all images are to share; empty asks in general."})
+LEAST = ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Least P(same) of an image."})
+REFERENCES = ("IMAGE", {"tooltip": "Images of a character that every image shows; by default the other images."})
 ROWS = ("INT", {"default": 2, "min": 1, "max": 16})
 HOSTS_FILE = "pacorl_hosts.txt"
 """Allowed hosts of judges, one a line, in ComfyUI's user directory, which no workflow can write."""
@@ -90,6 +95,74 @@ class ScoreSet(Node):
         scores = judge.score_set(to_images(images), theme=theme)
         odd = scores.odd_one_out
         return _mean(scores), odd.image + 1 if odd else 0, json.dumps(scores.to_dict())
+
+
+class CheckSet(Node):
+    """The gate of a batch: whether it passes, the odd image (from 1; 0 for none), and everything as JSON."""
+
+    RETURN_TYPES = ("BOOLEAN", "INT", "STRING")
+    RETURN_NAMES = ("passed", "odd_one_out", "json")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        required = {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME, "least": LEAST}
+        return {"required": required, "optional": {"references": REFERENCES}}
+
+    def run(
+        self, judge: PacoReward, images: Tensor, theme: str, least: float, references: Tensor | None = None
+    ) -> tuple[bool, int, str]:
+        """Check the batch; raises ControlError if the judge answers a control wrongly."""
+        checked = _gate(judge, theme, least, references)(to_images(images))
+        odd = checked.odd_one_out
+        return checked.passed, 0 if odd is None else odd + 1, json.dumps(checked.to_dict())
+
+
+class RepairSet(CheckSet):
+    """A batch with redrawn images in place of failing ones, whether it passes, and the tries as JSON."""
+
+    RETURN_TYPES = ("IMAGE", "BOOLEAN", "STRING")
+    RETURN_NAMES = ("images", "passed", "json")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        fields = super().INPUT_TYPES()
+        fields["required"]["redrawn"] = ("IMAGE", {"tooltip": "The same images in the same order, from other seeds."})
+        return fields
+
+    def run(  # type: ignore[override]
+        self,
+        *,
+        judge: PacoReward,
+        images: Tensor,
+        redrawn: Tensor,
+        theme: str,
+        least: float,
+        references: Tensor | None = None,
+    ) -> tuple[Tensor, bool, str]:
+        """Replace the worst image until the batch passes; raises ValueError if the batches do not match."""
+        from pacorl.generate.repair import repair_set
+
+        count = len(images)
+        if len(redrawn) % count or redrawn.shape[1:] != images.shape[1:]:
+            raise ValueError(
+                f"{len(redrawn)} redrawn images do not match {count} images; give whole batches of one size"
+            )
+        candidates = to_images(redrawn)
+        unused = [iter(range(panel, len(redrawn), count)) for panel in range(count)]
+
+        def redraw(panel: int, number: int) -> tuple[Image.Image, dict[str, str]] | None:
+            for candidate in unused[panel]:
+                return candidates[candidate], {"candidate": str(candidate)}
+            return None
+
+        gate = _gate(judge, theme, least, references)
+        repair = repair_set(to_images(images), gate=gate, redraw=redraw, tries=len(redrawn))
+        result = images.clone()
+        for panel, attempt in repair.replaced.items():
+            result[panel] = redrawn[int(attempt.texts["candidate"])]
+        return result, repair.after.passed, json.dumps(repair.to_dict())
 
 
 class RankCandidates(Node):
@@ -226,6 +299,16 @@ def to_images(batch: Tensor) -> list[Image.Image]:
     return [Image.fromarray(image) for image in pixels]
 
 
+def _gate(
+    judge: PacoReward, theme: str, least: float, references: Tensor | None
+) -> Callable[[Sequence[Image.Image]], Check]:
+    from pacorl.judge.check import check_set
+    from pacorl.judge.score_set import questions_about
+
+    characters = [] if references is None else [("the references", to_images(references))]
+    return partial(check_set, judge.judge, least=least, characters=characters, questions=questions_about(theme))
+
+
 def _mean(scores: Scores) -> float:
     if scores.missing or scores.mean is None:
         raise RuntimeError(f"{len(scores.missing)} pairs have no score, the first because: {scores.missing[0].error}")
@@ -236,6 +319,8 @@ NODES: dict[str, type[Node]] = {
     "Load judge": LoadJudge,
     "Score pair": ScorePair,
     "Score set": ScoreSet,
+    "Check set": CheckSet,
+    "Repair set": RepairSet,
     "Rank candidates": RankCandidates,
     "Grid split": GridSplit,
     "Grid join": GridJoin,

@@ -70,6 +70,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
     "judge": (
         Asked("POST", "/v1/chat/completions", CHAT),
         Asked("POST", "/v1/consistency", {"model": "judge", "images": [PICTURE, PICTURE], "criteria": {"c": "same"}}),
+        Asked("POST", "/v1/check", {"panels": [PICTURE], "references": {"hero": [PICTURE]}, "least": 0.5}),
         Asked("POST", "/tokenize", {"model": "judge", "prompt": "Yes", "add_special_tokens": False}),
         Asked("GET", "/v1/models"),
         Asked("GET", "/metrics"),

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -16,6 +21,7 @@ from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.tiny.characters import draw, set_of, with_another
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBJECT = ("red", "round", "crown", "night")
 
 
@@ -137,6 +143,27 @@ def test_a_limit_of_rankings_keeps_both_labels(tmp_path: Path) -> None:
     (tmp_path / "rankings.csv").write_text("\n".join(lines))
     pairs = _labelled(str(tmp_path / "rankings.csv"), 8, tmp_path)
     assert [pair.consistent for pair in pairs].count(True) == 4
+
+
+@pytest.mark.slow
+def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_path: Path) -> None:
+    workflow = yaml.safe_load((EXAMPLES / "check-panels.yml").read_text())
+    (step,) = (step for step in workflow["jobs"]["check"]["steps"] if "pacorl check" in step.get("run", ""))
+    (tmp_path / "panels").mkdir()
+    shutil.copytree(folder / "hero", tmp_path / "characters" / "knight")
+    for number in range(1, 4):
+        shutil.copy(folder / f"{number}.png", tmp_path / "panels")
+
+    def build() -> int:
+        # GitHub's own shell.
+        script = f'pacorl() {{ {sys.executable} -m pacorl.cli "$@"; }}\n{step["run"]}'
+        environment = os.environ | {"JUDGE": "tiny", "JUDGE_KEY": "secret"}
+        return subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False).returncode
+
+    assert build() == 0
+    shutil.copy(folder / "wrong.png", tmp_path / "panels")
+    assert build() == BELOW
+    assert "wrong.png" in (tmp_path / "check.html").read_text()
 
 
 def test_a_whole_set_is_noted(folder: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def no_weights(monkeypatch):
     def load(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(command, "_load", load)
+    monkeypatch.setattr(command, "load_generator", load)
 
 
 @pytest.fixture(scope="module")

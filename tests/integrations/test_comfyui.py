@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import comfy
+import numpy as np
 import pytest
 import torch
 from comfy_graph import execute, load_custom_node
@@ -20,8 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pacorl import PacoReward
+from pacorl.judge.check import ControlError, check_set
 from pacorl.models.policies.flux import tiny_flux_transformer
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.characters import Panel, all_panels, draw
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"
 PACK = load_custom_node(FOLDER)
@@ -72,6 +74,44 @@ def test_scores_are_those_of_python() -> None:
     assert run("PacoScoreSet", images=batch(2), **theme)[1] == 0, "of two, neither is the odd one"
 
 
+def hero(*hats: str) -> Tensor:
+    """Panels of a red round hero at night, each with another scene; two may have one hat."""
+    scenes = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp"), ("jumping", "ball")]
+    drawn = [Panel("red", "round", hat, "night", *scene) for hat, scene in zip(hats, scenes, strict=False)]
+    return torch.stack([torch.from_numpy(np.array(draw(panel, 64))) for panel in drawn]) / 255
+
+
+@pytest.mark.slow
+def test_a_batch_is_checked_as_by_python() -> None:
+    images = hero("crown", "crown", "crown", "cap")
+    fields = {"judge": ["judge", 0], "theme": "", "least": 0.5}
+    passed, odd, text = run("PacoCheckSet", images=images, **fields)
+    with PacoReward.from_pretrained("tiny") as reward:
+        here = check_set(reward.judge, PACK.to_images(images), least=0.5).to_dict()
+    assert (passed, odd) == (False, 4)
+    assert json.loads(text)["panels"][3] == pytest.approx(here["panels"][3], abs=1e-6)
+    assert run("PacoCheckSet", images=images[:3], **fields)[:2] == [True, 0]
+    wrong, *others = json.loads(run("PacoCheckSet", images=images, references=images[3:], **fields)[2])["panels"][::-1]
+    assert wrong["passed"]
+    assert not any(panel["passed"] for panel in others)
+    with pytest.raises(ControlError, match="cannot judge these images"):
+        run("PacoCheckSet", images=images, **(fields | {"least": 0.0}))
+
+
+@pytest.mark.slow
+def test_a_batch_is_repaired_from_further_batches() -> None:
+    images = hero("crown", "crown", "crown", "cap")
+    redrawn = torch.cat([hero("cap", "cap", "cap", "top-hat"), hero("cap", "cap", "cap", "crown")])
+    fields = {"judge": ["judge", 0], "theme": "", "least": 0.5, "references": images[:1]}
+    repaired, passed, text = run("PacoRepairSet", images=images, redrawn=redrawn, **fields)
+    assert passed
+    assert torch.equal(repaired, torch.cat([images[:3], redrawn[7:]]))
+    assert [attempt["panel"] for attempt in json.loads(text)["tries"]] == [4, 4]
+    kept, passed, _ = run("PacoRepairSet", images=images, redrawn=redrawn[:4], **fields)
+    assert not passed
+    assert torch.equal(kept[:3], images[:3])
+
+
 def test_the_best_candidates_come_first() -> None:
     with PacoReward.from_pretrained("tiny") as reward:
         order = [pair.second - 1 for pair in reward.rank([PANELS[0], *PANELS]).ranked]
@@ -97,6 +137,11 @@ def test_a_grid_is_split_row_by_row_and_joined_again() -> None:
         ("PacoGridSplit", {"grid": batch(1), "rows": 3, "columns": 2}, "32x32 pixels do not divide into 3x2 panels"),
         ("PacoGridJoin", {"panels": batch(3), "rows": 2, "columns": 2}, "3 panels do not fill grids of 2x2"),
         ("PacoScoreSet", {"judge": ["judge", 0], "images": torch.zeros(2, 32, 32, 3), "theme": ""}, "no score"),
+        (
+            "PacoRepairSet",
+            {"judge": ["judge", 0], "images": batch(2), "redrawn": batch(3), "theme": "", "least": 0.5},
+            "3 redrawn images do not match 2 images",
+        ),
         ("PacoScoreSet", {"judge": ["judge", 0], "images": batch(1), "theme": ""}, "nothing to be compared with"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from tools.tiny.serving import serving_app
@@ -24,7 +25,7 @@ from pacorl.judge.local import LocalJudge
 from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.serve.builtin import create_app
 from pacorl.tiny.characters import all_panels, draw, vocabulary
-from pacorl.types import Question
+from pacorl.types import Question, Verdict
 
 PATCH = 8
 
@@ -135,3 +136,28 @@ def plain_p_yes(model: Any, processor: ImageTextProcessor, question: Question) -
 def serving(judges: Mapping[str, LocalJudge], **options: Any) -> AbstractContextManager[str]:
     """The built-in server over these judges on a free port; its root URL."""
     return serving_app(create_app(judges, **options))
+
+
+class Grey:
+    """Compares the grey of two images; a question with "blind" is always answered Yes."""
+
+    def __init__(self, *, sure: float | None = None) -> None:
+        self.sure = sure
+        self.asked = 0
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        self.asked += len(questions)
+        return [Verdict(self._p_yes(question) if self.sure is None else self.sure) for question in questions]
+
+    def _p_yes(self, question: Question) -> float:
+        if "blind" in question.text:
+            return 1.0
+        first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
+        return 1 - min(1.0, abs(first - second) / 100)
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def grey(*shades: int) -> list[Image.Image]:
+    return [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades]

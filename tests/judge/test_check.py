@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
+from judges import Grey, grey
 from PIL import Image
 
 from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
@@ -30,31 +30,6 @@ class Declining:
 
     def explain(self, question: Question) -> str:
         return ""
-
-
-class Grey:
-    """Compares the grey of two images; a question with "blind" is always answered Yes."""
-
-    def __init__(self, *, sure: float | None = None) -> None:
-        self.sure = sure
-        self.asked = 0
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        self.asked += len(questions)
-        return [Verdict(self._p_yes(question) if self.sure is None else self.sure) for question in questions]
-
-    def _p_yes(self, question: Question) -> float:
-        if "blind" in question.text:
-            return 1.0
-        first, second = (float(np.asarray(image.convert("L")).mean()) for image in question.images)
-        return 1 - min(1.0, abs(first - second) / 100)
-
-    def explain(self, question: Question) -> str:
-        return ""
-
-
-def grey(*shades: int) -> list[Image.Image]:
-    return [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in shades]
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])

@@ -7,20 +7,26 @@ import itertools
 import json
 import math
 import os
+import random
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import jsonschema
 import pytest
 from judges import serving
 from PIL import Image
+from typer.testing import CliRunner
 
+from pacorl.cli import app
 from pacorl.cli.serve import ServeOptions
 from pacorl.config.options import KEY
 from pacorl.core.calibration import Curve
@@ -37,7 +43,7 @@ from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.builtin import load_judges
 from pacorl.serve.request_images import data_of
 from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.characters import all_panels, draw, set_of, with_another
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
@@ -283,7 +289,7 @@ def test_what_holds_no_images_is_small(url: str) -> None:
         connection.putheader("Content-Length", str(size))
         connection.endheaders()
         assert connection.getresponse().status == 413, "by what it announces: nothing of it is sent"
-    for path in ("/v1/chat/completions", "/v1/consistency"):
+    for path in ("/v1/chat/completions", "/v1/consistency", "/v1/check"):
         assert post(f"{url}{path}", b" " * size)[0] == 400
 
 
@@ -518,6 +524,97 @@ def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
         assert post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in panels]})[0] == 200
         status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in flat]})
     assert (status, answer["error"]["type"]) == (422, "declined")
+
+
+# --- the gate ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_url() -> Iterator[str]:
+    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def hero() -> list[str]:
+    """A reference image, three sound panels and a wrong one, as data URLs."""
+    panels = set_of(("red", "round", "crown", "night"), 4, random.Random(1))
+    wrong = with_another(panels[3], "hat", random.Random(0))
+    return [encode(draw(panel, 64)).url for panel in [*panels, wrong]]
+
+
+def body_by_schema(schema: Any, route: str, images: list[str]) -> dict[str, Any]:
+    """Fill in the request of a route from its OpenAPI schema alone: long texts are images, a share is 0.5."""
+    content = schema["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    components = schema["components"]["schemas"]
+    form = components[content["$ref"].rpartition("/")[2]]
+    body: dict[str, Any] = {}
+    for name, field in form["properties"].items():
+        numbers = [choice for choice in field.get("anyOf", []) if choice.get("maximum") == 1]
+        if "data URLs" in field["description"] and field["type"] == "object":
+            body[name] = {"hero": images[:1]}
+        elif "Data URLs" in field["description"]:
+            body[name] = images[1:]
+        elif numbers:
+            body[name] = 0.5
+    jsonschema.validate(body, form | {"components": schema["components"]})
+    assert set(form["required"]) <= set(body)
+    return body
+
+
+def test_a_client_that_has_only_the_schema_checks_a_set(tiny_url: str, hero: list[str]) -> None:
+    body = body_by_schema(json.loads(get(f"{tiny_url}/openapi.json")), "/v1/check", hero)
+    status, answer = post(f"{tiny_url}/v1/check", body)
+    assert status == 200, answer
+    assert (answer["passed"], answer["odd_one_out"], answer["asked"]) == (False, "image 4", 4 + 3)
+    assert [panel["passed"] for panel in answer["panels"]] == [True, True, True, False]
+    assert answer["panels"][3]["lowest_character"] == "hero"
+    status, answer = post(f"{tiny_url}/v1/check", {"panels": hero[1:4], "least": 0.5})
+    assert (status, answer["passed"]) == (200, True)
+
+
+def test_a_check_answers_with_the_fields_of_the_command(tiny_url: str, hero: list[str], tmp_path: Path) -> None:
+    files = []
+    for number, url in enumerate(hero[1:], 1):
+        files.append(tmp_path / f"{number}.png")
+        files[-1].write_bytes(data_of(url, name="panel"))
+    result = CliRunner().invoke(app, ["check", *map(str, files), "--min", "0.5", "--json"])
+    of_command = json.loads(result.stdout)
+    _, answer = post(f"{tiny_url}/v1/check", {"panels": hero[1:], "least": 0.5})
+    assert answer.keys() == of_command.keys()
+    names = {str(file): f"image {number}" for number, file in enumerate(files, 1)}
+    assert answer.pop("odd_one_out") == names[of_command.pop("odd_one_out")]
+    for here, there in zip(of_command.pop("panels"), answer.pop("panels"), strict=True):
+        assert here | {"image": names[here["image"]]} == pytest.approx(there, abs=1e-5)
+    of_command.pop("controls"), answer.pop("controls")
+    assert answer == of_command
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({}, 400, "no threshold: give one"),
+        ({"panels": [], "least": 0.5}, 400, "panels"),
+        ({"panels": [0], "least": 0.5}, 400, "1 image has nothing to be compared with"),
+        ({"least": 1.5}, 400, "least"),
+        ({"references": {"hero": []}, "least": 0.5}, 400, "references.hero"),
+        ({"references": {"hero": [0] * 5}, "least": 0.5}, 400, "9 images in one request; at most 8"),
+        ({"theme": "hero " * 9000, "least": 0.5}, 400, "tokens"),
+        ({"least": 0.0}, 422, "the judge cannot judge these images"),
+        ({"images": [], "least": 0.5}, 400, "images"),
+    ],
+)
+def test_a_refused_check_has_its_reason(
+    tiny_url: str, hero: list[str], fields: dict[str, Any], status: int, message: str
+) -> None:
+    body = json.loads(json.dumps({"panels": [1, 2, 3, 4]} | fields), parse_int=lambda number: hero[int(number)])
+    answered, answer = post(f"{tiny_url}/v1/check", body)
+    assert (answered, message in answer["error"]["message"]) == (status, True), answer
+
+
+def test_the_schema_needs_the_key(local_judge: LocalJudge) -> None:
+    with serving({"judge": local_judge}, api_key="secret") as url, pytest.raises(urllib.error.HTTPError, match="401"):
+        get(f"{url}/openapi.json")
 
 
 def test_a_calibration_maps_the_scores_of_a_set_and_no_log_probabilities() -> None:

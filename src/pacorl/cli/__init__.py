@@ -14,7 +14,21 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import benchmark, check, dataset, doctor, files, generate, probe, score, serve, train, twin, verify
+from pacorl.cli import (
+    benchmark,
+    check,
+    dataset,
+    doctor,
+    files,
+    generate,
+    probe,
+    repair,
+    score,
+    serve,
+    train,
+    twin,
+    verify,
+)
 from pacorl.cli.shared import Commands, echo, echo_errors
 from pacorl.io.terminal import PrintableFormatter, printable
 
@@ -39,6 +53,7 @@ app.command("verify")(verify.verify)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)
 app.command("check")(check.check)
+app.command("repair")(repair.repair)
 app.command("calibrate")(check.calibrate)
 app.command("publish")(train.publish)
 app.command("generate")(generate.generate)
@@ -67,7 +82,12 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
+    """Run the command line of `pacorl`."""
+    run(app, "pacorl")
+
+
+def run(command: Commands, name: str) -> None:
+    """Run a command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
     # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
@@ -75,11 +95,11 @@ def main() -> None:
     try:
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
-            app()
+            command()
             return
         # Without the warning's line of code.
         warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
-        sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
+        sys.exit(exit_code(lambda: command(standalone_mode=False, prog_name=name)))
     finally:
         sys.excepthook = _print_traceback  # typer has set its own
 
@@ -98,7 +118,7 @@ def exit_code(command: Callable[[], object]) -> int:
             raise
         # A message may quote a value, and a value may be a megabyte.
         lines = []
-        for line in _line_of(error).split("\n"):
+        for line in fault_line(error).split("\n"):
             lines.append(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
         echo_errors("pacorl: " + "\n".join(lines))
         return int(getattr(error, "exit_code", 1))
@@ -109,7 +129,8 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     echo_errors("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
-def _line_of(error: Exception) -> str:
+def fault_line(error: Exception) -> str:
+    """Format a fault for its user."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error).strip() or type(error).__name__

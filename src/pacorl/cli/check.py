@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +17,8 @@ from pacorl.config.options import FrugalJudge, option
 
 if TYPE_CHECKING:
     from pacorl.core.ranking import Interval
-    from pacorl.types import Comparison
+    from pacorl.judge.check import Check
+    from pacorl.types import Character, Comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,44 @@ class CheckOptions:
         None, "Least P(same) of a panel; by default the calibration's.", flags=("--min",), least=0, most=1
     )
 
+    def characters(self, folder: Path = Path()) -> list[Character]:
+        """Read the characters, with as many images as are compared; names are relative to `folder`."""
+        from pacorl.records.characters import find_character
+
+        characters = [find_character(name, folder) for name in self.character]
+        return [replace(character, images=character.images[: self.references]) for character in characters]
+
+    def gate(self, *, panels: int, calibration: Path | None = None, folder: Path = Path()) -> Callable[..., Check]:
+        """Return `check_set` with these options, before a judge is loaded.
+
+        Raises:
+            ValueError: A character, a criterion or the threshold is missing, or one panel is to be compared with none.
+        """
+        from pacorl.io.images import open_image
+        from pacorl.judge import score_set as scoring
+        from pacorl.judge.calibration import read_calibration, threshold
+        from pacorl.judge.check import check_set
+
+        characters = self.characters(folder)
+        if not characters:
+            scoring.check_count(panels)
+        questions = scoring.questions_about(self.theme, scoring.read_criteria(self.criteria))
+        least = threshold(
+            read_calibration(calibration or ""),
+            self.least,
+            panels=panels,
+            references=[len(character.images) for character in characters],
+            plain=not (self.theme or self.criteria),
+        )
+        return partial(
+            check_set,
+            least=least,
+            characters=[(character.name, list(map(open_image, character.images))) for character in characters],
+            questions=questions,
+            all_pairs=self.all_pairs,
+            symmetric=self.symmetric,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutput(JsonOption):
@@ -61,47 +102,25 @@ def check(
 ) -> None:
     """Check that all images show the same; exit code 4 and the odd one out if they do not."""
     from pacorl.io.files import write_atomic
-    from pacorl.io.images import open_image
     from pacorl.judge import check_judge
-    from pacorl.judge import score_set as scoring
-    from pacorl.judge.calibration import read_calibration, threshold
-    from pacorl.judge.check import check_lines, check_page, check_set
+    from pacorl.judge.check import check_lines, check_page
     from pacorl.judge.paco_reward import PacoReward
-    from pacorl.records.characters import find_character
+    from pacorl.judge.score_set import open_panels
     from pacorl.runtime.cores import use_cores
 
     check_report(output.report)
     use_cores()
 
     # Panels, references, questions and threshold, before a judge is loaded.
-    names, opened, _, advice = scoring.open_panels(images, grid=ask.grid)
-    characters = []
-    for name in ask.character:
-        character = find_character(name)
-        characters.append((character.name, [open_image(path) for path in character.images[: ask.references]]))
-    if not characters:
-        scoring.check_count(len(opened))
-    questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    calibration = read_calibration(judge.calibration or "")
-    references = [len(of_character) for _, of_character in characters]
-    plain = not (ask.theme or ask.criteria)
-    least = threshold(calibration, ask.least, panels=len(opened), references=references, plain=plain)
+    names, opened, _, advice = open_panels(images, grid=ask.grid)
+    gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
         name = reward.name
         note = reward.note
         echo_errors(note, advice)
-        checked = check_set(
-            reward.judge,
-            opened,
-            least=least,
-            names=names,
-            characters=characters,
-            questions=questions,
-            all_pairs=ask.all_pairs,
-            symmetric=ask.symmetric,
-        )
+        checked = gate(reward.judge, opened, names=names)
 
     # Output.
     if output.as_json:

@@ -161,7 +161,7 @@ def generate(
     if requested.board:
         _check_storyboard(choice)
     _check_output(output, requested)
-    spec = _check_models(generator, choice, judge, requested.prompts)
+    spec = check_models(generator, choice, judge, requested.prompts)
     if request.separate:
         _check_separate(request, spec, generator.model, requested.prompts)
 
@@ -177,7 +177,7 @@ def generate(
         _ = spec.pipeline_type
     quiet_loading()
     use_cores()
-    model = _load(generator, memory=choice.memory, edits=bool(request.images))
+    model = load_generator(generator, memory=choice.memory, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size, lora_scale=generator.lora_scale)
 
@@ -185,7 +185,7 @@ def generate(
     sampled = sum(prompt.grid.count if request.separate else 1 for prompt in requested.prompts)
     total = sampled * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
-    with _judge(model, judge, choice) if judge else nullcontext() as reward:
+    with load_judge(model, judge, choice) if judge else nullcontext() as reward:
         with progress("generating", shown=not output.as_json) as advance:
 
             def on_step(images: int) -> None:
@@ -387,9 +387,7 @@ def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
         check_made(output.pdf, mark=PDF_MARK)
 
 
-def _check_models(
-    options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]
-) -> PolicySpec:
+def check_models(options: GeneratorOptions, choice: FrugalJudge, judge: str, prompts: Sequence[Prompt]) -> PolicySpec:
     """Check generator, judge and size before diffusers is imported; returns the generator's kind."""
     from pacorl.judge import check_judge
 
@@ -422,20 +420,51 @@ def _checked_spec(options: GeneratorOptions, prompts: Sequence[Prompt]) -> Polic
 
 
 def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestOptions, *, as_json: bool) -> NoReturn:
+    # The panels, and the images that the generator reads. A model alone can be planned too.
+    requested = GenerationRequest("", [])
+    if request.sources or request.images:
+        requested = read_request(request, options.model, kind=options.kind)
+    source = _judge_source(choice, options.model)
+    dry_run(
+        options,
+        choice,
+        source,
+        prompts=requested.prompts,
+        panels=requested.panels,
+        further_images=int(request.previous),
+        as_json=as_json,
+    )
+
+
+def dry_run(
+    options: GeneratorOptions,
+    choice: FrugalJudge,
+    source: str,
+    *,
+    prompts: Sequence[Prompt],
+    panels: Sequence[str],
+    further_images: int = 0,
+    as_json: bool,
+) -> NoReturn:
+    """Print what generator and judge would need, and end the command.
+
+    Args:
+        options: The generator.
+        choice: Access to the judge.
+        source: The judge; empty for none.
+        prompts: The prompts, whose images count.
+        panels: Text of each panel for people.
+        further_images: Images that the generator reads beside those of a prompt, such as the panel before.
+        as_json: Print JSON.
+    """
     from pacorl.io.documents import parse_json
     from pacorl.judge import JUDGES, backend_of
     from pacorl.judge.judge import BackendOptions
     from pacorl.lab.plan.plan import plan_generation, print_plan
 
-    # The panels, and the images that the generator reads. A model alone can be planned too.
-    requested = GenerationRequest("", [])
-    if request.sources or request.images:
-        requested = read_request(request, options.model, kind=options.kind)
-    spec = _checked_spec(options, requested.prompts)
-    images = max((len(prompt.sources) + len(prompt.references) for prompt in requested.prompts), default=0)
-    images += request.previous
-
     # The generator.
+    spec = _checked_spec(options, prompts)
+    images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0) + further_images
     weights = MEMORY[choice.memory]
     policy = spec.options_for(
         options.model,
@@ -445,7 +474,6 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
     )
 
     # The judge, if it runs in this process.
-    source = _judge_source(choice, options.model)
     judge: BackendOptions | None = None
     if source and JUDGES[backend_of(source)].in_process:
         settings = {"checkpoint": source, "adapter": choice.judge_adapter, **weights}
@@ -454,23 +482,24 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
 
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
     if as_json:
-        print_json({"panels": list(requested.panels)} | parse_json(plan.to_json()))
+        print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
         print_plan(plan)
     raise typer.Exit(plan.exit_code)
 
 
-def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
+def load_judge(model: Generator, judge: str, choice: FrugalJudge, **access: Any) -> PacoReward:
     """Load the judge of the candidates; with little memory it takes turns with the generator."""
     from pacorl.judge.paco_reward import PacoReward
 
     with model.judging():
-        reward = PacoReward.from_pretrained(judge, **choice.judge_access)
+        reward = PacoReward.from_pretrained(judge, **choice.judge_access, **access)
         model.judged_by(reward.judge)
     return reward
 
 
-def _load(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
+def load_generator(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
+    """Load the generator of a command; `edits` selects the tiny editor."""
     from pacorl.generate.generator import Generator
     from pacorl.models.policies import kind_of
 

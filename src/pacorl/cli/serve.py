@@ -30,7 +30,7 @@ class ServeOptions:
     replicas: int = option(1, "vllm: so many servers, on ports one after another.", least=1, most=WORKERS)
     gpus: str = option("", "vllm: devices to share out among the servers, e.g. 0,1,2,3.")
     dtype: str = option("auto", "auto, float32 or bfloat16.")
-    calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency.")
+    calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency and /v1/check.")
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")

@@ -137,6 +137,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "Software": f"pacorl {recipe.version}",
         "prompt": prompt.text,
         "layout": prompt.grid,
+        "theme": prompt.theme or None,
         "panels": _json_list(prompt.panels),
         "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
         "characters": _json_list([character.name for character in prompt.characters]) if prompt.characters else None,
@@ -270,7 +271,7 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
     image = saved.image
     judged = image.judged
     # These texts have their own places on the page.
-    shown_elsewhere = ("Software", "panels", "prompt", "score", "judge", "layout")
+    shown_elsewhere = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")
     facts = {key: text for key, text in recipe_texts(image, judge=judge).items() if key not in shown_elsewhere}
     return {
         "name": saved.path.name,

@@ -95,11 +95,11 @@ def threshold(
         return least
     by_size = calibration.thresholds.get("references" if references else "panels") if calibration else None
     if not by_size:
-        raise ValueError("give a threshold with --min, or --calibration with a file that has thresholds")
+        raise ValueError("no threshold: give one (--min, or least in a request), or a calibration that has thresholds")
     if not plain or sum(references) > 1:
         raise ValueError(
             "the calibration's thresholds are for one character, one reference image and the plain question; give a "
-            "threshold with --min"
+            "threshold (--min, or least in a request)"
         )
     return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]
 

@@ -92,6 +92,11 @@ class Check:
         """Whether every panel reaches the threshold."""
         return not self.failed
 
+    @property
+    def odd_one_out(self) -> int | None:
+        """Index of the lowest failing panel among the panels; None if all pass."""
+        return self.panels.index(self.failed[0]) if self.failed else None
+
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         others = [other.panel for other in self.panels if other.panel != panel]
@@ -283,8 +288,8 @@ def verdict_lines(check: Check) -> list[str]:
     return [*lines, f"{check.asked} questions, all {len(check.controls)} controls passed."]
 
 
-def check_page(check: Check, *, judge: str, note: str = "") -> str:
-    """Render the self-contained page."""
+def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
+    """Render the self-contained page. `tries`: captions and images of a repair."""
     names = check.scores.names
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
     rows = [
@@ -298,6 +303,7 @@ def check_page(check: Check, *, judge: str, note: str = "") -> str:
         check=check,
         cards=cards,
         rows=rows,
+        tries=[(caption, show(image)) for caption, image in tries],
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )

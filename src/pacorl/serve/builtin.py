@@ -28,9 +28,17 @@ from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
-from pacorl.judge.score_set import check_count
+from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.request_images import RequestImages
-from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Limits, TokenizeRequest, asking
+from pacorl.serve.schema import (
+    ChatRequest,
+    CheckRequest,
+    ConsistencyRequest,
+    Limits,
+    SetRequest,
+    TokenizeRequest,
+    asking,
+)
 from pacorl.serve.served_judge import Continuation, DeclinedError, ServedModel, check_length
 from pacorl.types import Size
 from pacorl.web.connections import run
@@ -39,6 +47,7 @@ from pacorl.web.guard import OTHERS, BodyLimit, Guard, RefusedError
 from pacorl.web.site import HEADERS, listening, with_headers
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -81,7 +90,7 @@ def create_app(
         for model in models.values():
             model.executor.shutdown(cancel_futures=True)
 
-    app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics())
     _add_guards(app, limits, api_key)
     app.include_router(router)
@@ -93,8 +102,8 @@ def load_judges(
 ) -> dict[str, LocalJudge]:
     """Load the judges of a server by name, each adapter merged into its own copy of the weights.
 
-    Each declines images outside of its domain. `calibration` maps the answers of /v1/consistency; log-probabilities
-    stay the model's own.
+    Each declines images outside of its domain. `calibration` maps the answers of /v1/consistency and /v1/check;
+    log-probabilities stay the model's own.
     """
     adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
     options = {**placement(server.checkpoint, dtype), "decline": True, "calibration": calibration}
@@ -171,16 +180,21 @@ async def chat(
 async def consistency(request: ConsistencyRequest, state: State, caller: Caller) -> dict[str, Any]:
     """Score a set of images."""
     model = state.model(request.model)
-    with state.metrics.request(model.name):
-        received = await state.images.receive(request.images)
-        sizes = [image.size for image in received]
-        with _callers_faults():
-            await asyncio.to_thread(_check_set, model, request, sizes, most_tokens=state.limits.prompt_tokens)
+    async with _set_images(model, request, state, caller) as images:
+        scores = await model.score(request, images)
+    return {"model": model.name, **scores.to_dict()}
 
-        async with state.images.decoded(received, caller=caller) as images:
-            scores = await model.score(request, images)
-        state.metrics.images += len(images)
-        return {"model": model.name, **scores.to_dict()}
+
+@router.post("/v1/check")
+async def check(request: CheckRequest, state: State, caller: Caller) -> dict[str, Any]:
+    """Check that all panels show the same, after three controls, and name the panel that does not belong."""
+    model = state.model(request.model)
+    with _callers_faults():
+        least = request.threshold(model.judge.calibration)
+    async with _set_images(model, request, state, caller) as images:
+        checked = await model.check(request, images, least=least)
+    reward = PacoReward(model.judge, name=model.name)
+    return {"judge": reward.name, "note": reward.note} | checked.to_dict()
 
 
 @router.post("/tokenize")
@@ -230,9 +244,24 @@ def _callers_faults() -> Iterator[None]:
         raise RefusedError(str(fault), status=400) from None
 
 
-def _check_set(model: ServedModel, request: ConsistencyRequest, sizes: Sequence[Size], *, most_tokens: int) -> None:
-    """Raise ValueError if there are too few images, or if a question about the two largest images is too long."""
-    check_count(len(sizes), ranking=request.ranking)
+@asynccontextmanager
+async def _set_images(
+    model: ServedModel, request: ConsistencyRequest | CheckRequest, state: AppState, caller: str
+) -> AsyncIterator[list[Image]]:
+    """Decode the images of a set for a block, which the metrics count."""
+    with state.metrics.request(model.name):
+        received = await state.images.receive(request.images)
+        sizes = [image.size for image in received]
+        with _callers_faults():
+            await asyncio.to_thread(_check_length, model, request, sizes, most_tokens=state.limits.prompt_tokens)
+
+        async with state.images.decoded(received, caller=caller) as images:
+            yield images
+        state.metrics.images += len(images)
+
+
+def _check_length(model: ServedModel, request: SetRequest, sizes: Sequence[Size], *, most_tokens: int) -> None:
+    """Raise ValueError if a question about the two largest images is too long."""
     largest = sorted(sizes, key=lambda size: size.height * size.width)[-2:]
     for question in request.questions:
         model.text([asking(question.text, images=2)], largest, most_tokens=most_tokens)
@@ -284,7 +313,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
         if api_key and not is_health and not secrets.compare_digest(sent.encode(), api_key.encode()):
             raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
 
-    with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency"), BodyLimit(limits.body_bytes))
+    with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency", "/v1/check"), BodyLimit(limits.body_bytes))
     app.add_middleware(Guard, answer=_error, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
     app.middleware("http")(with_headers)
 

@@ -5,15 +5,22 @@ An unknown field is refused by name, so that no setting of a caller is dropped i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from pacorl.io.images import MAX_PIXELS
-from pacorl.judge.score_set import questions_about
+from pacorl.judge.calibration import Calibration, threshold
+from pacorl.judge.score_set import check_count, questions_about
 from pacorl.judge.scores import QuestionSpec
+from pacorl.records.characters import MAX_IMAGES
 from pacorl.web.forms import Form, Text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MOST_MESSAGES = 32
 MOST_PARTS = 512
@@ -152,23 +159,75 @@ class ChatRequest(Form):
         return self.max_completion_tokens or self.max_tokens or 512
 
 
-class ConsistencyRequest(Form):
-    """Set of images to score, as `pacorl score` does."""
+class SetRequest(Form):
+    """Judge of a set of images, and its questions about each pair."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: Name = ""
     """Name of the judge; empty for the first."""
-    images: Annotated[list[Url], Field(max_length=MOST_IMAGES)]
     theme: Text = ""
+    """What all images are to share."""
     criteria: dict[Name, Text] = Field({}, max_length=MOST_CRITERIA)
     """Label → criterion in words."""
-    ranking: bool = False
-    """Whether the first image is compared with each further image, instead of all pairs."""
     symmetric: bool = False
+    """Whether each pair is asked about in both orders."""
 
     @property
     def questions(self) -> tuple[QuestionSpec, ...]:
         """Questions about each pair."""
         return questions_about(self.theme, self.criteria)
+
+
+class ConsistencyRequest(SetRequest):
+    """Set of images to score, as `pacorl score` does."""
+
+    images: Annotated[list[Url], Field(max_length=MOST_IMAGES)]
+    """Data URLs of the images."""
+    ranking: bool = False
+    """Whether the first image is compared with each further image, instead of all pairs."""
+
+    @model_validator(mode="after")
+    def _enough_images(self) -> ConsistencyRequest:
+        check_count(len(self.images), ranking=self.ranking)
+        return self
+
+
+class CheckRequest(SetRequest):
+    """Panels to check, as `pacorl check` does."""
+
+    panels: Annotated[list[Url], Field(min_length=1, max_length=MOST_IMAGES)]
+    """Data URLs of the panels."""
+    references: dict[Name, Annotated[list[Url], Field(min_length=1, max_length=MAX_IMAGES)]] = Field(
+        {}, max_length=MOST_IMAGES
+    )
+    """Character → data URLs of its reference images; every panel must show every character."""
+    least: float | None = Field(None, ge=0, le=1)
+    """Threshold of a panel's score; None for the calibration's."""
+    all_pairs: bool = False
+    """Whether the panels are compared with each other even if there are references."""
+
+    @model_validator(mode="after")
+    def _enough_panels(self) -> CheckRequest:
+        if not self.references:
+            check_count(len(self.panels))
+        return self
+
+    @property
+    def images(self) -> list[Url]:
+        """URLs of the panels, then of the references."""
+        return [*self.panels, *chain.from_iterable(self.references.values())]
+
+    def characters(self, images: Sequence[Image]) -> list[tuple[str, Sequence[Image]]]:
+        """Name each character's share of `images`, which are in the order of the references."""
+        remaining = iter(images)
+        return [(name, list(islice(remaining, len(urls)))) for name, urls in self.references.items()]
+
+    def threshold(self, calibration: Calibration | None) -> float:
+        """Return the threshold of a panel. Raises ValueError if neither request nor calibration has one."""
+        references = list(map(len, self.references.values()))
+        plain = not (self.theme or self.criteria)
+        return threshold(calibration, self.least, panels=len(self.panels), references=references, plain=plain)
 
 
 def asking(text: str, *, images: int) -> Message:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from pacorl.core.questions import text_fault
+from pacorl.judge.check import Check, ControlError, check_set
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage
 from pacorl.judge.score_set import score_set
 from pacorl.judge.scores import Scores
-from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Message, TextPart
+from pacorl.serve.schema import ChatRequest, CheckRequest, ConsistencyRequest, Message, TextPart
 from pacorl.types import Size
 from pacorl.web.guard import RefusedError
 
@@ -205,6 +206,24 @@ class ServedModel:
         if all(pair.declined for pair in scores.pairs):
             raise DeclinedError(scores.pairs[0].error)
         return scores
+
+    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float) -> Check:
+        """Check panels after the controls. Raises RefusedError for a control that is answered wrongly."""
+        panels = len(request.panels)
+        ask = partial(
+            check_set,
+            self.judge,
+            images[:panels],
+            least=least,
+            characters=request.characters(images[panels:]),
+            questions=request.questions,
+            all_pairs=request.all_pairs,
+            symmetric=request.symmetric,
+        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+        except ControlError as error:
+            raise RefusedError(str(error), status=422) from None
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         sampling: dict[str, Any] = {"do_sample": False}

@@ -1,0 +1,269 @@
+"""Repair of an image set: redraw the worst panel until the gate passes or the tries are spent.
+
+A redrawn panel is accepted if it raises the set's lowest score. Of sets with equal lowest scores, the next lowest
+decides. The original images stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pacorl.generate.compose import check_for, prompt_from
+from pacorl.generate.generated_images import recipe_texts
+from pacorl.generate.sets import generate_sets
+from pacorl.io.documents import write_json
+from pacorl.io.files import check_new, write_atomic
+from pacorl.io.images import png_bytes, png_texts
+from pacorl.judge.check import Check, ControlError, check_page
+from pacorl.judge.scores import p_yes_text
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.tiny.words import GRID
+from pacorl.types import TINY, Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.generate.generator import Generator
+
+Gate = Callable[[Sequence["Image"]], Check]
+"""Panels → their check."""
+Redraw = Callable[[int, int], tuple["Image", Mapping[str, str]] | None]
+"""(index of a panel, number of the try) → another image of the panel, and the text chunks of its PNG; None ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A redrawn panel and its verdict."""
+
+    number: int
+    """Number of the try, from 1."""
+    panel: int
+    """Index of the panel."""
+    image: Image
+    """The redrawn panel."""
+    texts: Mapping[str, str]
+    """Text chunks of its PNG."""
+    check: Check | None
+    """Check of the set with this panel; None if a control failed."""
+    accepted: bool
+    """Whether the panel replaces the earlier one."""
+    error: str = ""
+    """The failed control."""
+
+    @property
+    def score(self) -> float | None:
+        """Score of the redrawn panel in the set; None without one."""
+        return self.check.panels[self.panel].score if self.check else None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict for people."""
+        return self.error or f"{p_yes_text(self.score)}, {'accepted' if self.accepted else 'rejected'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of `--json`."""
+        return {
+            "try": self.number,
+            "panel": self.panel + 1,
+            "seed": self.texts.get("seed"),
+            "score": self.score,
+            "accepted": self.accepted,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A repaired set."""
+
+    before: Check
+    """Check of the original set."""
+    after: Check
+    """Check of the repaired set."""
+    images: tuple[Image, ...]
+    """Panels of the repaired set."""
+    tries: tuple[Try, ...]
+    """All tries, in order."""
+
+    @property
+    def replaced(self) -> dict[int, Try]:
+        """Index of each replaced panel → the try in its place."""
+        return {attempt.panel: attempt for attempt in self.tries if attempt.accepted}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of `--json`, without file names."""
+        return {
+            "passed": self.after.passed,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "tries": [attempt.to_dict() for attempt in self.tries],
+        }
+
+
+def repair_set(
+    images: Sequence[Image],
+    *,
+    gate: Gate,
+    redraw: Redraw,
+    tries: int = 4,
+    on_try: Callable[[Try], None] = lambda attempt: None,
+) -> Repair:
+    """Redraw the worst panel until the gate passes or the tries are spent.
+
+    Args:
+        images: Panels of the set.
+        gate: The check, such as `check_set` with its judge and threshold.
+        redraw: Source of new panels, such as `redraw_by(generator, prompts)`.
+        tries: Maximum number of redrawn panels.
+        on_try: Callback after each try.
+
+    Raises:
+        ControlError: if a control of the original set fails.
+    """
+    panels = list(images)
+    before = after = gate(panels)
+    attempts: list[Try] = []
+    for number in range(1, tries + 1):
+        worst = after.odd_one_out
+        if worst is None:
+            break
+        redrawn = redraw(worst, number)
+        if redrawn is None:
+            break
+
+        image, texts = redrawn
+        changed = [*panels[:worst], image, *panels[worst + 1 :]]
+        try:
+            check = gate(changed)
+        except ControlError as error:
+            attempt = Try(number, worst, image, texts, None, accepted=False, error=str(error))
+        else:
+            accepted = _ascending(check) > _ascending(after)
+            attempt = Try(number, worst, image, texts, check, accepted)
+            if accepted:
+                panels = changed
+                after = check
+
+        attempts.append(attempt)
+        on_try(attempt)
+    return Repair(before, after, tuple(panels), tuple(attempts))
+
+
+def _ascending(check: Check) -> list[float]:
+    """Sort the panels' scores, lowest first; a missing score is −1."""
+    return sorted(-1.0 if panel.score is None else panel.score for panel in check.panels)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def repair_into(
+    folder: Path,
+    images: Sequence[Image],
+    names: Sequence[str],
+    *,
+    judge: str,
+    note: str = "",
+    on_try: Callable[[Try], None] = lambda attempt: None,
+    **options: Any,
+) -> tuple[Repair, dict[str, Any]]:
+    """Repair a set, and write every try, the repaired panels, a page and `repair.json` into a new folder.
+
+    Args:
+        folder: The folder.
+        images: Panels of the set.
+        names: Their files or other names.
+        judge: Name of the judge.
+        note: Caveat about the judge.
+        on_try: Callback after each try.
+        options: Further arguments of `repair_set`.
+
+    Returns:
+        The repair and the JSON document.
+
+    Raises:
+        ValueError: if the folder exists.
+    """
+    check_new(folder, fix="name a new folder with --out")
+    entries: list[dict[str, Any]] = []
+    shown: list[tuple[str, Image]] = []
+
+    def save(attempt: Try) -> None:
+        # At once: an interrupted repair leaves its tries.
+        file = folder / f"try-{attempt.number}-panel-{attempt.panel + 1}.png"
+        write_atomic(file, png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict}))
+        entries.append(attempt.to_dict() | {"image": str(file)})
+        shown.append((f"{file.stem}, {attempt.verdict}", attempt.image))
+        on_try(attempt)
+
+    repair = repair_set(images, on_try=save, **options)
+
+    # The repaired set, as copies.
+    panels = []
+    for index, image in enumerate(repair.images):
+        file = folder / f"panel-{index + 1}.png"
+        attempt = repair.replaced.get(index)
+        write_atomic(file, png_bytes(image, attempt.texts if attempt else png_texts(Path(names[index]))))
+        panels.append(str(file))
+
+    # The page and the document.
+    write_atomic(folder / "repair.html", check_page(repair.after, judge=judge, note=note, tries=shown))
+    document = {"judge": judge, "note": note} | repair.to_dict() | {"tries": entries, "panels": panels}
+    write_json(folder / "repair.json", document, indent=2)
+    return repair, document
+
+
+# --- redrawing ---------------------------------------------------------------------------------------------------
+
+
+def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", references: Sequence[Path] = ()) -> Prompt:
+    """Compose the prompt of one panel, with as many reference images as the generator takes.
+
+    An editor edits the reference images by the text. The tiny generator, which makes sets only, draws the panel in
+    every cell.
+
+    Args:
+        model: Checkpoint of the generator.
+        text: The panel's text.
+        theme: Text shared by all panels, put in front unless the panel's text contains it.
+        kind: Kind of the generator; by default the checkpoint's.
+        references: Reference images of the characters.
+
+    Raises:
+        ValueError: if an editor has no reference image, or a tiny model does not know the text.
+    """
+    spec = POLICIES.named(kind or kind_of(model))
+    if spec.sets and model == TINY:
+        return prompt_from(model, theme=text, panels=[text] * GRID.count, grid=GRID)
+
+    whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
+    prompt = Prompt(0, whole, theme=theme, panels=(text,))
+    if spec.sets:
+        return replace(prompt, references=tuple(references[: spec.policy.max_references]))
+    if not references:
+        raise ValueError(f"{model} edits images; give a character with --character, whose images it edits")
+    prompt = replace(prompt, sources=tuple(references[: spec.policy.max_sources]))
+    check_for(model, prompt)
+    return prompt
+
+
+def redraw_by(generator: Generator, prompts: Sequence[Prompt], *, seeds: Sequence[int] = (), **options: Any) -> Redraw:
+    """Redraw panels with a generator.
+
+    Args:
+        generator: The generator.
+        prompts: Prompt of each panel (`panel_prompt`).
+        seeds: Seed of each panel, to which the number of the try is added; 0 by default.
+        options: Further arguments of `generate_sets`, such as `size` and `steps`.
+    """
+    seeds = seeds or [0] * len(prompts)
+
+    def redraw(panel: int, number: int) -> tuple[Image, dict[str, str]]:
+        prompt = prompts[panel]
+        (made,) = generate_sets(generator, prompt, seed=seeds[panel] + number, **options)
+        return made.panels[0], recipe_texts(made) | {"panel": prompt.panels[0]}
+
+    return redraw

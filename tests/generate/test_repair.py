@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges import Grey, grey
+from PIL import Image
+
+from pacorl.generate.generator import Generator
+from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
+from pacorl.io.images import png_bytes, png_texts
+from pacorl.judge.check import Check, ControlError, check_set
+from pacorl.models.policies import POLICIES
+from pacorl.types import Grid
+
+GATE = partial(check_set, Grey(), least=0.5)
+"""Compares greys: a difference of 50 is P(Yes) 0.5."""
+HERO = [("hero", grey(20))]
+TEXT = "red round hero, crown, night, waving, flag"
+
+
+def redraws(*shades: int) -> tuple[Redraw, list[int]]:
+    """A source of panels of these greys, and the panels that it was asked for."""
+    asked: list[int] = []
+
+    def redraw(panel: int, number: int) -> tuple[Image.Image, Mapping[str, str]]:
+        asked.append(panel)
+        return grey(shades[number - 1])[0], {"panel": f"panel {panel}", "seed": str(number)}
+
+    return redraw, asked
+
+
+def shades_of(images: Sequence[Image.Image]) -> list[Any]:
+    return [image.getpixel((0, 0))[0] for image in images]  # type: ignore[index]
+
+
+def test_the_worst_panel_is_redrawn_until_the_gate_passes() -> None:
+    redraw, asked = redraws(110, 25, 22)
+    repair = repair_set(grey(20, 100, 20, 120), gate=partial(GATE, characters=HERO), redraw=redraw, tries=9)
+    assert asked == [3, 3, 1]
+    assert [attempt.accepted for attempt in repair.tries] == [True, True, True]
+    assert shades_of(repair.images) == [20, 22, 20, 25]
+    assert (repair.before.passed, repair.after.passed) == (False, True)
+    assert sorted(repair.replaced) == [1, 3]
+
+
+def test_a_sound_set_is_not_redrawn() -> None:
+    redraw, asked = redraws()
+    repair = repair_set(grey(20, 20), gate=GATE, redraw=redraw)
+    assert (asked, repair.tries, repair.after) == ([], (), repair.before)
+
+
+def test_a_worse_panel_is_rejected_and_the_tries_end() -> None:
+    redraw, asked = redraws(130, 120, 100)
+    repair = repair_set(grey(20, 20, 20, 110), gate=GATE, redraw=redraw, tries=2)
+    assert asked == [3, 3]
+    assert repair.replaced == {}
+    assert repair.after is repair.before
+    assert [attempt.to_dict()["score"] for attempt in repair.tries] == [0.0, 0.0]
+
+
+def test_of_two_equally_low_panels_each_is_repaired() -> None:
+    redraw, asked = redraws(20, 20)
+    repair = repair_set(grey(20, 20, 200, 210), gate=partial(GATE, characters=HERO), redraw=redraw)
+    assert asked == [2, 3]
+    assert repair.after.passed
+
+
+def test_a_failed_control_is_a_rejected_try() -> None:
+    def gate(panels: Sequence[Image.Image]) -> Check:
+        if shades_of(panels)[0] == 99:
+            raise ControlError("a control failed")
+        return GATE(panels)
+
+    redraw, _ = redraws(99, 20)
+    repair = repair_set(grey(120, 20, 20), gate=gate, redraw=redraw)
+    assert [(attempt.error, attempt.accepted) for attempt in repair.tries] == [("a control failed", False), ("", True)]
+    assert repair.tries[0].verdict == "a control failed"
+    with pytest.raises(ControlError):
+        repair_set(grey(99, 20), gate=gate, redraw=redraw)
+
+
+@pytest.fixture
+def repaired(tmp_path: Path) -> tuple[Path, Repair, dict[str, Any]]:
+    names = []
+    for number, panel in enumerate(grey(20, 20, 20, 120), 1):
+        names.append(str(tmp_path / f"{number}.png"))
+        Path(names[-1]).write_bytes(png_bytes(panel, {"panel": f"original {number}"}))
+    redraw, _ = redraws(130, 21)
+    images = [Image.open(name).convert("RGB") for name in names]
+    out = tmp_path / "out"
+    return out, *repair_into(out, images, names, judge="grey", gate=GATE, redraw=redraw)
+
+
+def test_every_try_is_kept_with_its_verdict_and_shown(repaired: tuple[Path, Repair, dict[str, Any]]) -> None:
+    out, repair, document = repaired
+    names = ["try-1-panel-4.png", "try-2-panel-4.png", *(f"panel-{number}.png" for number in range(1, 5))]
+    assert {path.name for path in out.iterdir()} == {*names, "repair.html", "repair.json"}
+    assert [png_texts(out / name)["verdict"] for name in names[:2]] == ["0.0000, rejected", "0.9900, accepted"]
+    assert json.loads((out / "repair.json").read_text()) == document
+    assert [entry["image"] for entry in document["tries"]] == [str(out / name) for name in names[:2]]
+    assert document["passed"] is repair.after.passed is True
+    page = (out / "repair.html").read_text()
+    assert "try-1-panel-4, 0.0000, rejected" in page
+    assert "try-2-panel-4, 0.9900, accepted" in page
+
+
+def test_the_repaired_set_is_complete_and_the_originals_stay(repaired: tuple[Path, Repair, dict[str, Any]]) -> None:
+    out, _, document = repaired
+    files = [Path(path) for path in document["panels"]]
+    assert shades_of([Image.open(file) for file in files]) == [20, 20, 20, 21]
+    assert [png_texts(file)["panel"] for file in files] == ["original 1", "original 2", "original 3", "panel 3"]
+    assert shades_of([Image.open(out.parent / "4.png")]) == [120]
+
+
+def test_an_existing_folder_is_not_used(tmp_path: Path) -> None:
+    redraw, asked = redraws(20)
+    with pytest.raises(ValueError, match="name a new folder with --out"):
+        repair_into(tmp_path, grey(20, 120), ["a", "b"], judge="grey", gate=GATE, redraw=redraw)
+    assert asked == []
+
+
+def test_a_panel_is_redrawn_from_text_references_or_by_an_edit() -> None:
+    references = [Path(f"{number}.png") for number in range(9)]
+    text_only = panel_prompt("lab/flux", "She waves", theme="A dentist.", kind="flux", references=references)
+    assert (text_only.text, text_only.references, text_only.sources) == ("A dentist. She waves", (), ())
+    with_references = panel_prompt(
+        "lab/klein", "A dentist waves", theme="A dentist", kind="klein", references=references
+    )
+    limit = POLICIES["klein"].policy.max_references
+    assert (with_references.text, with_references.references) == ("A dentist waves", tuple(references[:limit]))
+    edit = panel_prompt("lab/kontext", "She waves", kind="kontext", references=references)
+    assert (edit.sources, edit.references) == ((references[0],), ())
+    with pytest.raises(ValueError, match="lab/kontext edits images; give a character"):
+        panel_prompt("lab/kontext", "She waves", kind="kontext")
+
+
+def test_the_tiny_generator_draws_a_panel_in_every_cell() -> None:
+    prompt = panel_prompt("tiny", TEXT, theme="blue tall hero, cap, day")
+    assert prompt.grid == Grid(2, 2)
+    assert prompt.panels == (TEXT,) * 4
+    with pytest.raises(ValueError, match="unknown words"):
+        panel_prompt("tiny", "a dentist")
+    with pytest.raises(ValueError, match="the tiny editor has no instruction"):
+        panel_prompt("tiny", TEXT, kind="kontext", references=[Path("a.png")])
+
+
+@pytest.mark.slow
+def test_a_try_has_the_recipe_that_draws_it_again() -> None:
+    generator = Generator.from_pretrained("tiny")
+    redraw = redraw_by(generator, [panel_prompt("tiny", TEXT)] * 2, seeds=[3, 7], steps=2)
+    image, texts = redraw(1, 2)
+    assert image.size == (64, 64)
+    assert (texts["seed"], texts["panel"], texts["steps"]) == ("9", TEXT, "2")
+    again = redraw_by(generator, [panel_prompt("tiny", TEXT)], seeds=[0], steps=2)
+    assert again(0, 9)[0].tobytes() == image.tobytes() != again(0, 8)[0].tobytes()
