@@ -232,7 +232,9 @@ def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or t
 
 @config.command("schema")
 def schema(
-    run: Literal["train-policy", "train-reward"] = typer.Argument("train-policy", help="The command that reads it."),
+    run: Literal["train-policy", "train-reward", "train-character"] = typer.Argument(
+        "train-policy", help="The command that reads it."
+    ),
 ) -> None:
     """Print the JSON schema of a run's config, which editors check YAML with."""
     from pacorl.lab.config_reference import RUNS
