@@ -132,7 +132,7 @@ class CharacterTrainer(LoraRun):
         out = self.config.out
         with own_folder(out), disk_errors(out), self.runtime.signals():
             start = starting_point(self.config, self.resume)
-            self._build()
+            self.build()
             self._open_records(start)
             try:
                 with self.bars:
@@ -146,7 +146,8 @@ class CharacterTrainer(LoraRun):
 
     # --- building ----------------------------------------------------------------------------------------------
 
-    def _build(self) -> None:
+    def build(self) -> None:
+        """Load the models, and encode captions and images."""
         config = self.config
         device = self.runtime.device
 
@@ -195,18 +196,17 @@ class CharacterTrainer(LoraRun):
         config = self.config
         chosen = [prompts[number % len(prompts)] for number in range(config.prior.images)]
         paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
-        absent = []
-        for number, path in enumerate(paths):
-            if png_texts(path).get("prompt") != chosen[number].text:
-                absent.append(number)
-
-        for numbers_of_batch in in_batches(absent, config.optimizer.micro_batch):
-            batch = [chosen[number] for number in numbers_of_batch]
-            seeds = [seed_of(config.seed, "class image", number) for number in numbers_of_batch]
+        # Whole batches, even for one absent image: its last bits depend on its batch.
+        for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
+            absent = [number for number in batch if png_texts(paths[number]).get("prompt") != chosen[number].text]
+            if not absent:
+                continue
+            seeds = [seed_of(config.seed, "class image", number) for number in batch]
             with adapter_off(self.policy.transformer):
-                images = self._sample(batch, seeds)
-            for number, image in zip(numbers_of_batch, images, strict=True):
-                write_atomic(paths[number], png_bytes(image, {"prompt": chosen[number].text}))
+                images = self._sample([chosen[number] for number in batch], seeds)
+            for number, image in zip(batch, images, strict=True):
+                if number in absent:
+                    write_atomic(paths[number], png_bytes(image, {"prompt": chosen[number].text}))
 
         examples = []
         for prompt, path in zip(chosen, paths, strict=True):
@@ -261,14 +261,14 @@ class CharacterTrainer(LoraRun):
 
         while self.step < self.total_steps:
             before = self.step
-            self._train_step()
+            self.train_step()
             is_whole = self.step % every == 0 or self.step == self.total_steps
             if self.step > before and is_whole:
                 self._finish_epoch()
                 self._evaluate_once()
             self.runtime.check_stop()
 
-    def _train_step(self) -> None:
+    def train_step(self) -> None:
         """Take one optimizer step on images of the character and of its class."""
         options = self.config.optimizer
         self.set_learning_rate()
