@@ -155,7 +155,7 @@ def patience(config: PolicyConfig) -> float:
     return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 
 
-def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> Policy:
+def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> PipelinePolicy:
     """Build a run's policy; see `adapted_policy`."""
     sizes = [Size(*size) for size in (*config.sampling.sizes, config.evaluation.size)]
     record_sizes = config.prompts.record_sizes
