@@ -116,6 +116,11 @@ def test_a_resumed_run_has_the_same_settings_and_pictures(run: Path, tmp_path: P
     result = CharacterTrainer(config, resume=True, allow_changes=True).train()
     assert (result.adapter, result.metrics["step"]) == (tmp_path / "run" / "best", 4)
 
+    # More steps are no other setting.
+    longer = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, *PRIOR, "steps=5")
+    assert CharacterTrainer(longer, resume=True).train().metrics["step"] == 5
+    assert [line["epoch"] for line in lines(tmp_path / "run", "epoch")] == [1, 2, 3]
+
 
 def test_without_held_out_pictures_the_last_lora_counts(run: Path, tmp_path: Path) -> None:
     config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, "steps=1", "held_out=0")

@@ -242,7 +242,9 @@ class CharacterTrainer(LoraRun):
         """List the changed keys. Raises ValueError for changes of settings or images that are not allowed."""
         state = read_object(checkpoint / "state.json")
         changes = changes_to(self.config, state["config"])
-        check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=self.allow_changes)
+        # Under a cosine the learning rate depends on the length.
+        free = (*FREE_KEYS, "steps") if self.config.optimizer.schedule == "constant" else FREE_KEYS
+        check_changes(frozen_changes(changes, free=free), allowed=self.allow_changes)
         if state["pictures"] != as_read_back(self.pictures.identity) and not self.allow_changes:
             raise ValueError(
                 f"{self.config.character} has other images or captions than {checkpoint}; put the earlier ones back, "
