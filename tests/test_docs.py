@@ -20,6 +20,7 @@ from tools.tiny import __main__ as tiny
 import pacorl
 from pacorl import cli
 from pacorl.bench.benchmarks import BENCHMARKS
+from pacorl.character_training.character_config import CharacterConfig
 from pacorl.cli import mcp
 from pacorl.config.base import Section
 from pacorl.config.one_of import OneOf
@@ -41,7 +42,11 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
-RUNS: dict[str, type[Section]] = {"train-policy": PolicyConfig, "train-reward": JudgeConfig}
+RUNS: dict[str, type[Section]] = {
+    "train-policy": PolicyConfig,
+    "train-reward": JudgeConfig,
+    "train-character": CharacterConfig,
+}
 FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
 OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
 OTHERS_OPTIONS = {

@@ -29,7 +29,7 @@ LAYERS = [
     {"web"},
     {"rewards"},
     {"grpo"},
-    {"judge_training", "generate", "serve"},
+    {"character_training", "judge_training", "generate", "serve"},
     {"bench", "dataset"},
     {"quickstart"},
     {"lab"},
@@ -39,7 +39,7 @@ LAYERS = [
 ]
 LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 METHOD = {"core", "models", "judge", "rewards", "grpo"}
-APPLICATIONS = {"generate", "bench", "dataset", "studio", "lab", "cli"}
+APPLICATIONS = {"character_training", "generate", "bench", "dataset", "studio", "lab", "cli"}
 
 
 def modules() -> list[Path]:

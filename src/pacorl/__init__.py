@@ -16,6 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pacorl.character_training.character_config import CharacterConfig
+    from pacorl.character_training.character_trainer import CharacterTrainer
     from pacorl.generate.compose import prompt_from
     from pacorl.generate.generator import Generator
     from pacorl.generate.sets import generate_sets
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CharacterConfig",
+    "CharacterTrainer",
     "Generator",
     "Grid",
     "HttpJudge",
@@ -53,6 +57,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CharacterConfig": "pacorl.character_training.character_config",
+    "CharacterTrainer": "pacorl.character_training.character_trainer",
     "Generator": "pacorl.generate.generator",
     "Grid": "pacorl.types",
     "HttpJudge": "pacorl.judge.http.http_judge",

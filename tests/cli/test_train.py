@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_hero import SMALL, make_hero
 from typer.testing import CliRunner
 
 from pacorl import cli
@@ -128,3 +129,49 @@ def test_a_signal_while_a_run_loads_ends_it_to_be_started_again(tmp_path: Path) 
         75,
         "pacorl: told to stop before training began; start the same command again\n",
     )
+
+
+@pytest.mark.slow
+def test_a_character_s_dry_run_is_one_json_document(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=3)
+    words = ["train-character", str(hero), f"out={tmp_path / 'run'}", "--dry-run"]
+    printed = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert json.loads(printed.output)["captions"]["1.png"] == "zorp hero, jumping, house"
+    shown = CliRunner().invoke(cli.app, words).output
+    assert "images: 3 to train on, 0 held out, 0 of the class" in shown
+    assert "verdict: all that it needs is here" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        (["stepz=3"], "character/tiny: stepz: unknown key, did you mean 'steps'?"),
+        (
+            ["--config", "character/tinny"],
+            "there is no such file and no recipe of that name; did you mean character/tiny?",
+        ),
+        ([], "has 2 images; a character has in training 3 to 200"),
+    ],
+)
+def test_a_wrong_character_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], fault: str
+) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=2)
+    monkeypatch.setattr(sys, "argv", ["pacorl", "train-character", str(hero), f"out={tmp_path / 'run'}", *more])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert fault in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_character_is_trained(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp")
+    words = ["train-character", str(hero), f"out={tmp_path / 'run'}", *SMALL, "gallery.seeds=1"]
+    shown = CliRunner().invoke(cli.app, words)
+    assert shown.exit_code == 0, shown.exception
+    assert shown.stdout.endswith(f"done: {tmp_path / 'run/report.html'}\nLoRA: {tmp_path / 'run/best'}\n")
+    again = CliRunner().invoke(cli.app, [*words, "--resume"])
+    assert again.exit_code == 0, again.output

@@ -71,6 +71,10 @@ def _is_run(target: str) -> bool:
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:
         raise ValueError(f"{target} trains a judge; check it with `pacorl train-reward {target} --dry-run`")
+    if keys & {"gallery", "prior", "trigger"}:
+        raise ValueError(
+            f"{target} trains a character; check it with `pacorl train-character FOLDER --config {target} --dry-run`"
+        )
     # A description of servers is a YAML too; `judges` is no key of a run.
     return "judges" not in keys
 

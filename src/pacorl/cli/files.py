@@ -124,7 +124,7 @@ def init(
     path: Path = typer.Argument(None, help="The new file; NAME.yaml in this folder if left out."),
 ) -> None:
     """Write a copy of a recipe, to change and run; an existing file stays."""
-    from pacorl.config.recipes import config_file
+    from pacorl.config.recipes import config_file, recipe_command
     from pacorl.io.documents import read_text
     from pacorl.io.files import check_new, check_writable, write_atomic
 
@@ -133,8 +133,9 @@ def init(
     check_new(path, fix=f"name another file: pacorl init {name} FILE")
     check_writable(path)
     write_atomic(path, content)
-    command = "train-reward" if name.startswith("reward/") else "train-policy"
-    echo(f"wrote {path}; `pacorl {command} {path} --dry-run` shows what it needs")
+    command = recipe_command(name)
+    arguments = f"FOLDER --config {path}" if command == "train-character" else path
+    echo(f"wrote {path}; `pacorl {command} {arguments} --dry-run` shows what it needs")
 
 
 @prompts.command("check")
@@ -231,7 +232,9 @@ def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or t
 
 @config.command("schema")
 def schema(
-    run: Literal["train-policy", "train-reward"] = typer.Argument("train-policy", help="The command that reads it."),
+    run: Literal["train-policy", "train-reward", "train-character"] = typer.Argument(
+        "train-policy", help="The command that reads it."
+    ),
 ) -> None:
     """Print the JSON schema of a run's config, which editors check YAML with."""
     from pacorl.lab.config_reference import RUNS

@@ -1,4 +1,4 @@
-"""Commands of training: `pacorl train-policy`, `train-reward`, `quickstart`, `report` and `publish`."""
+"""Commands of training: `pacorl train-policy`, `train-character`, `train-reward`, `quickstart`, `report`, `publish`."""
 
 from __future__ import annotations
 
@@ -231,6 +231,47 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
         from pacorl.grpo.rows import check_division
 
         check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def train_character(
+    folder: str = typer.Argument(help="A folder with 3 images or more and a card.yaml, or its name in characters/."),
+    overrides: list[str] = OVERRIDES,
+    *,
+    config: Path = typer.Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
+    options: RunOptions,
+) -> None:
+    """Train a LoRA of one character on your own images."""
+    from pacorl.character_training.character_config import CharacterConfig
+    from pacorl.config.base import config_errors, load
+
+    run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
+    if options.stop_with_stdin:
+        stop_with_stdin()
+    if options.dry_run:
+        from pacorl.lab.plan.character_plan import plan_character
+        from pacorl.lab.plan.plan import print_plan
+
+        with config_errors(config, run):
+            plan = plan_character(run)
+        if options.as_json:
+            echo_json(plan.to_json())
+        else:
+            echo("\n".join(plan.lines()))
+            print_plan(plan)
+        raise typer.Exit(plan.exit_code)
+
+    from pacorl.io.imports import frozen_imports
+
+    with exit_on_sigterm(), frozen_imports():
+        from pacorl.character_training.character_trainer import CharacterTrainer
+        from pacorl.runtime.cores import use_cores
+
+        _ = run.generator.pipeline_type
+    use_cores()
+    with exit_on_sigterm(), config_errors(config, run):
+        trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
+        result = trainer.train()
+    echo(f"done: {result.page}\nLoRA: {result.adapter}")
 
 
 def train_reward(

@@ -2,8 +2,8 @@
 
     recipe("flux_t2is_24gb")
 
-A recipe of a judge's training has its folder in its name: `reward/tiny`. Each file begins with a comment
-`# CARD: PURPOSE.`.
+A recipe of another training than PaCo-GRPO has its folder in its name: `reward/tiny` trains a judge, `character/tiny`
+a character's LoRA. Each file begins with a comment `# CARD: PURPOSE.`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pacorl.io.documents import read_text
 
 YAML = (".yaml", ".yml")
 """Endings of a config's file."""
+COMMANDS = {"character": "train-character", "reward": "train-reward"}
+"""Folder of recipes → the command that reads them; those without a folder are for train-policy."""
 
 
 def recipe(name: str = "tiny") -> Path:
@@ -25,8 +27,15 @@ def recipe(name: str = "tiny") -> Path:
 def recipe_names() -> list[str]:
     """List the recipes, those of generators first."""
     folder = _folder()
-    files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("reward/*.yaml"))]
+    files = sorted(folder.glob("*.yaml"))
+    for name in COMMANDS:
+        files += sorted(folder.glob(f"{name}/*.yaml"))
     return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
+
+
+def recipe_command(name: str) -> str:
+    """Return the command that reads a recipe."""
+    return COMMANDS.get(name.rpartition("/")[0], "train-policy")
 
 
 def config_file(source: str | Path) -> Path:

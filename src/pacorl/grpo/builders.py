@@ -15,6 +15,7 @@ from torch import nn
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import OdeForm
 from pacorl.grpo.rows import check_mixed_sizes
@@ -24,6 +25,7 @@ from pacorl.judge.judge import BackendOptions, Judge, close_judge
 from pacorl.models.lora.adapters import add_lora, start_from
 from pacorl.models.lora.layers import fuse_lora, place_stacks
 from pacorl.models.policies import build_policy
+from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Policy
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.w8a8 import Int8Products
@@ -153,20 +155,36 @@ def patience(config: PolicyConfig) -> float:
     return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 
 
-def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> Policy:
+def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline: Any = None) -> PipelinePolicy:
+    """Build a run's policy; see `adapted_policy`."""
+    sizes = [Size(*size) for size in (*config.sampling.sizes, config.evaluation.size)]
+    record_sizes = config.prompts.record_sizes
+    return adapted_policy(config, sizes=sizes, device=device, record_sizes=record_sizes, pipeline=pipeline)
+
+
+def adapted_policy(
+    config: LoraConfig,
+    *,
+    sizes: Sequence[Size],
+    device: torch.device,
+    record_sizes: bool = False,
+    pipeline: Any = None,
+) -> PipelinePolicy:
     """Build the policy, of a loaded `pipeline` if given, with a trainable adapter, loaded from `adapter.start` if set.
 
-    Its transformer is not on the device yet: call `encode_prompts` and then `place_transformer`.
+    Its transformer is not on the device yet: encode the prompts, and then call `place_transformer`.
+
+    Raises:
+        ValueError: if one of the `sizes` is not supported.
     """
     # torch draws the adapter's initial weights. Users' rewards may draw from the other generators.
     torch.manual_seed(config.seed)
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
 
-    record_sizes = config.prompts.record_sizes
     policy = build_policy(config.model, device=device, record_sizes=record_sizes, staged=True, pipeline=pipeline)
-    for size in (*config.sampling.sizes, config.evaluation.size):
-        policy.check_size(Size(*size))
+    for size in sizes:
+        policy.check_size(size)
     add_adapter(config, policy)
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
@@ -177,7 +195,7 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline
     return policy
 
 
-def add_adapter(config: PolicyConfig, policy: Policy) -> None:
+def add_adapter(config: LoraConfig, policy: Policy) -> None:
     """Add the config's adapter to a policy, and enable gradient checkpointing if configured.
 
     Raises:
@@ -197,7 +215,7 @@ def ode_form(transformer: nn.Module, products: str, *, fuse: bool) -> OdeForm | 
     return fuse_lora(transformer, enabled=fuse)
 
 
-def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:
+def adapter_targets(config: LoraConfig, policy: Policy) -> tuple[str, ...]:
     """Return the name suffixes of the adapted modules."""
     return tuple(config.adapter.targets or policy.lora_targets)
 
@@ -414,7 +432,7 @@ def build_run_rewards(
     return rewards
 
 
-def build_optimizer(config: PolicyConfig, policy: Policy, *, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(config: LoraConfig, policy: Policy, *, device: torch.device) -> torch.optim.Optimizer:
     """Create AdamW over the adapter's weights, fused on CUDA."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],

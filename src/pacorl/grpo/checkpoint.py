@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.user_files import user_files
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, write_json
@@ -153,9 +154,7 @@ def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
     return RunState(tensors, states[0], generators)
 
 
-def save_run(
-    weights: TrainedWeights, config: PolicyConfig, state: Mapping[str, Any], *, targets: Sequence[str]
-) -> Path:
+def save_run(weights: TrainedWeights, config: LoraConfig, state: Mapping[str, Any], *, targets: Sequence[str]) -> Path:
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
@@ -180,12 +179,12 @@ def save_run(
     return target
 
 
-def checkpoint_of(run: RunState, config: PolicyConfig) -> Path:
+def checkpoint_of(run: RunState, config: LoraConfig) -> Path:
     """Return the folder of a state's checkpoint."""
     return config.out / "checkpoints" / f"step-{run.state['step']:06d}"
 
 
-def write_run(run: RunState, config: PolicyConfig, *, targets: Sequence[str], opened: bool = False) -> None:
+def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str], opened: bool = False) -> None:
     """Write a checkpoint, and update the files derived from it. One rank calls it.
 
     Args:
@@ -219,7 +218,7 @@ def write_run(run: RunState, config: PolicyConfig, *, targets: Sequence[str], op
         settle(target, config)
 
 
-def settle(checkpoint: Path, config: PolicyConfig) -> None:
+def settle(checkpoint: Path, config: LoraConfig) -> None:
     """Update the files derived from the newest checkpoint: best.json, adapter/, and the pruned checkpoints.
 
     A kill may interrupt it, so a resumed run repeats it.
@@ -271,7 +270,7 @@ def publish(checkpoint: Path, folder: Path) -> None:
         ) from error
 
 
-def starting_point(config: PolicyConfig, resume: Resume) -> Path | None:
+def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
     """Find the checkpoint to start from, if any, and clean up after a kill.
 
     "auto" takes the newest whole checkpoint, and logs a warning for damaged checkpoints.

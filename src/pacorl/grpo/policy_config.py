@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName, Word
+from pacorl.config.base import Positive, Section, Seed, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.config.reward_section import RewardConfig
@@ -18,25 +18,13 @@ from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
+from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig
 from pacorl.judge import JudgeSection, default_judge
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import TINY, Prompt, Size
-
-
-class AdapterConfig(Section):
-    """The LoRA that is trained."""
-
-    rank: Rank = 64
-    """r of the added product BA."""
-    alpha: Positive = 128
-    """α of its scale α/r."""
-    targets: tuple[str, ...] = ()
-    """Module name suffixes; empty for the policy's default, as released."""
-    start: str = ""
-    """An adapter to go on from, in PEFT or diffusers form."""
 
 
 class PromptsConfig(Section):
@@ -214,31 +202,13 @@ class MonitorConfig(Section):
 
 OBJECTIVE = OneOf(OBJECTIVES, default="grpo_clip")
 ADVANTAGES = OneOf(AGGREGATES, default="log_tamed")
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerConfig(Section):
-    """AdamW and the adapter's moving average."""
+class OptimizerConfig(AdamWConfig):
+    """AdamW, the adapter's moving average, and the updates of an epoch."""
 
-    lr: float = Field(3e-4, gt=0, le=1)
-    """AdamW's learning rate, at its highest."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the rate rises to `lr`."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """AdamW's decay of its first and second moments."""
-    weight_decay: float = Field(1e-4, ge=0)
-    """AdamW's decoupled decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """The norm that a larger gradient is scaled down to."""
     updates_per_epoch: Positive = 2
     """Optimizer steps per epoch, each on its share of the groups."""
-    ema_decay: Share = 0.85
-    """Decay of the evaluated and exported moving average, after its warm-up min((1+s)/(10+s), ema_decay) over its
-    updates s. The adapter of 20 steps ago, an evaluation earlier, has a weight of 0.04 at most."""
-    ema_interval: Positive = 1
-    """Optimizer steps between updates of the average."""
 
 
 def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:

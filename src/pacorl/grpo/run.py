@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pacorl.config import base as configs
 from pacorl.core.devices import check_card_used
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
-from pacorl.core.schedule import learning_rate
 from pacorl.grpo import builders
 from pacorl.grpo.activations import AUTO, decide_checkpointing
 from pacorl.grpo.checkpoint import (
     Changes,
-    TrainedWeights,
     changes_since,
     judge_identities,
     restore,
@@ -34,6 +29,7 @@ from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.evaluated import EvaluatedSample
 from pacorl.grpo.last_state import LastState
 from pacorl.grpo.ledger import Ledger, start_facts
+from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
 from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
@@ -49,7 +45,7 @@ from pacorl.models.lora.adapters import MovingAverage, OldPolicy
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
-from pacorl.runtime.processes import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
+from pacorl.runtime.processes import Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Advantages, Prompt, Samples, Size
@@ -73,8 +69,11 @@ class Before:
     """Counts of the judge's requests, retries and failures."""
 
 
-class Run:
+class Run(LoraRun):
     """Models, records and state of a PaCo-GRPO run, the argument of `run_epoch` and `evaluate`."""
+
+    remedy: ClassVar[str] = "Lower optimizer.lr or look for a reward that is not finite"
+    config: PolicyConfig
 
     def __init__(
         self,
@@ -107,14 +106,10 @@ class Run:
         """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
         """Finished epochs."""
-        self.step = 0
-        """Optimizer steps taken."""
         self.evaluated = -1
         """Epoch of the newest evaluation; −1 before the first."""
         self.score: float | None = None
         """Score of the newest evaluation, by `best_by`."""
-        self.bad_steps = 0
-        """Consecutive steps skipped for a non-finite gradient."""
         self.should_training_stop = False
         """Whether the run ends after this epoch, evaluated and saved."""
         self.alarms: list[Alarm] = []
@@ -208,7 +203,6 @@ class Run:
         # 5. Copies of the adapter, after `prepare`: its weights may be sharded now.
         averaging = config.optimizer
         self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
-        self.old: OldPolicy | None = None
         if self.objective.needs == "endpoint":
             self.old = OldPolicy(self.transformer)
 
@@ -287,7 +281,7 @@ class Run:
         """State to save if the main thread hangs."""
         facts = start_facts(config, start, self.rewards, self.held_out, config_text=config_text)
         self.ledger.start(
-            self._weights(),
+            self.weights,
             epoch=self.epoch,
             step=self.step,
             evaluated=self.evaluated,
@@ -308,12 +302,12 @@ class Run:
         """
         self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
-        return save_run(self._weights(), self.config, self._state(), targets=targets)
+        return save_run(self.weights, self.config, self._state(), targets=targets)
 
     def keep_state(self) -> None:
         """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
         self.runtime.position.enter("copy")
-        self.last_state.take(self._weights(), self._state())
+        self.last_state.take(self.weights, self._state())
 
     def _state(self) -> dict[str, Any]:
         """Content of state.json, except the config."""
@@ -337,7 +331,7 @@ class Run:
 
     def _restore(self, checkpoint: Path) -> int:
         """Restore a checkpoint's state, and return the number of its log lines."""
-        state = restore(self._weights(), checkpoint, seed=self.config.seed)
+        state = restore(self.weights, checkpoint, seed=self.config.seed)
         self.epoch = state["epoch"]
         self.step = state["step"]
         self.bad_steps = state["bad_steps"]
@@ -354,9 +348,6 @@ class Run:
                 state["log_lines"],
             )
         return int(state["log_lines"])
-
-    def _weights(self) -> TrainedWeights:
-        return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)
 
     def close(self) -> None:
         """End the log, the judges' processes and the lock on the folder."""
@@ -538,7 +529,7 @@ class Run:
         """
         # 1. Metrics of the epoch.
         with self.clock.timed("hashes"):
-            self.ledger.note_weights(self._weights())
+            self.ledger.note_weights(self.weights)
         line = {**metrics, **self.clock.since(since.seconds)}
         # Each rank observes the images of all ranks, so all raise the same alarms.
         line |= self.watch("epoch", [*chain(*self.runtime.gather(statistics))], line)
@@ -560,7 +551,7 @@ class Run:
         self.evaluated = self.epoch
         self.score = score
         with self.clock.timed("hashes"):
-            self.ledger.write_evaluation(self._weights(), samples, seed=self.config.seed, line=line, score=score)
+            self.ledger.write_evaluation(self.weights, samples, seed=self.config.seed, line=line, score=score)
         self.pending.clear()
 
     def judge_counts(self, *, since: Before) -> dict[str, float]:
@@ -581,47 +572,6 @@ class Run:
         if sampling.curriculum:
             metrics["sampling/height"] = float(sampling.size_at(self.epoch).height)
         return metrics
-
-    # --- one optimizer step ------------------------------------------------------------------------------------
-
-    def step_optimizer(self) -> float:
-        """Take one optimizer step on all ranks, or skip it on all ranks if a gradient is not finite.
-
-        Returns:
-            The gradient norm before clipping; the step was skipped if it is not finite.
-
-        Raises:
-            ValueError: after `MAX_BAD_STEPS` skipped steps in a row, when the state is saved.
-        """
-        norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.config.optimizer.max_grad_norm)
-        if not math.isfinite(norm):
-            self.bad_steps += 1
-            if self.bad_steps >= MAX_BAD_STEPS:
-                self.save()
-                raise ValueError(
-                    f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
-                    "Lower optimizer.lr or look for a reward that is not finite"
-                )
-            return norm
-
-        self.bad_steps = 0
-        self.step += 1
-        self.average.follow(self.step)
-        return norm
-
-    def set_learning_rate(self) -> float:
-        """Set the learning rate of the next step by the schedule, and return it."""
-        options = self.config.optimizer
-        rate = learning_rate(
-            self.step,
-            peak=options.lr,
-            schedule=options.schedule,
-            warmup=options.warmup_steps,
-            total=self.total_steps,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
 
     # --- warnings ----------------------------------------------------------------------------------------------
 
@@ -701,13 +651,3 @@ class Run:
         """Whether all epochs or all optimizer steps are done, or a callback stopped the training."""
         limit = self.config.max_steps
         return self.should_training_stop or self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
-
-    @property
-    def transformer(self) -> torch.nn.Module:
-        """Transformer without the launcher's wrapper."""
-        return self.runtime.unwrap(self.policy.transformer)
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Trainable parameters."""
-        return [p for p in self.policy.transformer.parameters() if p.requires_grad]

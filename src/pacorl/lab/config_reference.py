@@ -23,11 +23,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.one_of import OneOf
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge_training.judge_config import JudgeConfig
 
-RUNS: dict[str, type[BaseModel]] = {"train-policy": PolicyConfig, "train-reward": JudgeConfig}
+RUNS: dict[str, type[BaseModel]] = {
+    "train-policy": PolicyConfig,
+    "train-reward": JudgeConfig,
+    "train-character": CharacterConfig,
+}
 """Command → the config that it reads."""
 
 WORDS = {

@@ -37,23 +37,23 @@ class Card(BaseModel):
     may_change: list[Text] = []
 
 
-def find_character(name: str, folder: Path = Path()) -> Character:
-    """Read the character of a name in `folder`/characters, or of a folder.
+def find_character(name: str, folder: Path = Path(), *, least: int = 1, most: int = MAX_IMAGES) -> Character:
+    """Read the character of a name in `folder`/characters, or of a folder, with `least` to `most` images.
 
     Raises:
         ValueError: if it does not exist, with the names of the existing characters, or cannot be used.
     """
     for path in (folder / FOLDER / name, folder / name):
         if (path / CARD).is_file():
-            return read_character(path)
+            return read_character(path, least=least, most=most)
 
     names = sorted(card.parent.name for card in (folder / FOLDER).glob(f"*/{CARD}"))
     fix = f"there are {', '.join(names)}" if names else f"make a folder with a {CARD} and images"
     raise ValueError(f"there is no character {name!r}, neither {folder / FOLDER / name} nor {folder / name}; {fix}")
 
 
-def read_character(folder: Path) -> Character:
-    """Read a character's folder.
+def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> Character:
+    """Read a character's folder with `least` to `most` images.
 
     Raises:
         ValueError: if its card or an image cannot be used; it names the file.
@@ -63,8 +63,9 @@ def read_character(folder: Path) -> Character:
     with blamed_on(path):
         card = typed(document, Card)
     images = images_in(folder)
-    if not 1 <= len(images) <= MAX_IMAGES:
-        raise ValueError(f"{folder} has {len(images)} images; a character has 1 to {MAX_IMAGES}")
+    if not least <= len(images) <= most:
+        purpose = "in training " if least > 1 else ""
+        raise ValueError(f"{folder} has {len(images)} images; a character has {purpose}{least} to {most}")
     for image in images:
         open_image(image)
     name = folder.resolve().name

@@ -25,7 +25,7 @@ from pacorl.types import TINY
 CARD = "README.md"
 PICTURE = "before-after.png"
 """Comparison image that the quickstart draws into its run's folder."""
-FOLDERS = ("adapter", "merged")
+FOLDERS = ("best", "adapter", "merged")
 """A run's folders to publish, the first existing."""
 JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
@@ -36,6 +36,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("model", "adapter", "tuning", "sampling", "advantages", "objective", "optimizer", "loss"), WHOLE),
     "prompts": ("train", "evaluation", "evaluation_limit", "leaks"),
     "data": ("train", "evaluation", "evaluation_limit"),
+    **dict.fromkeys(("steps", "size", "fit", "flip", "trigger", "held_out", "times", "prior"), WHOLE),
     "evaluation": ("size", "steps", "samples_per_prompt"),
     "rewards": REWARD,
     "judge": ("backend", "checkpoint", "adapter", "model", "symmetric", "variants"),
@@ -96,8 +97,10 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     config = _config(run)
     base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
-    is_adapter = folder.name == FOLDERS[0]
-    header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter) | {"pipeline_tag": _task(config)}
+    is_adapter = folder.name != "merged"
+    tag = "judge" if is_judge else "character" if "character" in config else "paco-grpo"
+    header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter, tag=tag)
+    header |= {"pipeline_tag": _task(config)}
 
     # The text.
     picture = _picture(run)
@@ -106,12 +109,11 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         if key in SHOWN:
             shown[key] = _shown(value, SHOWN[key])
 
-    train = config.get("data" if is_judge else "prompts", {}).get("train")
-    sources = train if isinstance(train, list) else [train]
+    method, trained_on = _training(config)
     body = [
         f"# {run.resolve().name}",
-        f"Made of `{base}` with {'PaCo-Reward' if is_judge else 'PaCo-GRPO'} (arXiv 2512.04784) by pacorl.",
-        "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + ".",
+        f"Made of `{base}` with {method} by pacorl.",
+        f"Trained on: {trained_on}.",
         *([f"![The same prompts and noise before (above) and after (below)]({PICTURE})"] if picture else []),
         *_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         *_measured(run),
@@ -200,7 +202,7 @@ def _config(run: Path) -> dict[str, Any]:
     return document
 
 
-def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
+def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> dict[str, Any]:
     """Build the front matter of the card, with the keys of the hub."""
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
@@ -215,8 +217,18 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
         header["library_name"] = "transformers"
     else:
         header["library_name"] = "peft" if is_judge else "diffusers"
-    header["tags"] = ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]
+    header["tags"] = ["pacorl", "lora" if is_adapter else "merged", tag]
     return header
+
+
+def _training(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Describe the method of a run and its data."""
+    if "character" in config:
+        return "flow matching on images of a character", f"the images of `{Path(config['character']).name}`"
+    method, section = ("PaCo-Reward", "data") if "data" in config else ("PaCo-GRPO", "prompts")
+    train = config.get(section, {}).get("train")
+    sources = train if isinstance(train, list) else [train]
+    return f"{method} (arXiv 2512.04784)", ", ".join(f"`{_name_of(str(source))}`" for source in sources)
 
 
 def _task(config: Mapping[str, Any]) -> str:

@@ -13,9 +13,12 @@ from typing import Literal
 
 import torch
 
+from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.sampler import Sampler
 from pacorl.grpo.builders import add_adapter
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
 from pacorl.lab.plan import memory
@@ -190,10 +193,52 @@ def generation_rows(
     rows = _model_rows(options, policy, schedule, [judge] if judge else [], in_turns=low)
     rows += _buffers(policy, [Batch(size, 1)], prompts=1)
     # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
+    return in_phases(rows, ("check", *phases))
+
+
+def character_rows(config: CharacterConfig, policy: PipelinePolicy, *, images: int) -> tuple[Row, ...]:
+    """List the components of a character's training on `images` images.
+
+    Raises:
+        ConfigError: The adapter's targets match no module.
+    """
+    size = Size(*config.size)
+    batch = config.optimizer.micro_batch
+    phases: Phases = ("encode", "check", "sample", "decode", "train")
+    schedule = Schedule(encoders=("encode",), transformer=phases[1:], scorers=(), always=phases)
+
+    # Models before the adapter, which changes the transformer, and the adapter before its forwards.
+    rows = _model_rows(config.model, policy, schedule, [], in_turns=False)
+    rows += lora_rows(config, policy)
+    rows += _buffers(policy, [Batch(size, batch, adapter_bytes(policy))], prompts=policy.encode_batch)
+
+    # Training and the check of the adapter; the loss is of the unguided velocity.
+    policy.options = config.model.unguided
+    sampler = Sampler(size=size, steps=config.gallery.steps)
+    single = memory.training_pass(policy, sampler=sampler, batch=1, with_base=False).peak
+    trained = memory.training_pass(policy, sampler=sampler, batch=batch, with_base=False).peak
+    policy.options = config.model
+    checkpointing = "with" if config.model.gradient_checkpointing else "without"
+    note = f"{batch} at {size}, {checkpointing} gradient checkpointing"
+    rows.append(Row("a forward and backward", single, phases=("check",), note=f"1 at {size}"))
+    rows.append(Row("training a batch", max(trained, trained_bytes(policy)), phases=("train",), note=note))
+
+    # Images and files.
+    encoded = memory.image_encoding_pass(policy, size=size).peak
+    rows.append(Row("encoding an image", encoded, phases=("encode",), note=f"1 at {size}"))
+    latents = images * policy.noise([0], size).numel() * FP32
+    rows.append(_host("latents of the images", latents, phases, note=f"{images} images"))
+    rows += _adapter_files(config, adapter_bytes(policy))
+    return in_phases(rows, phases)
+
+
+def in_phases(rows: Sequence[Row], phases: Phases) -> tuple[Row, ...]:
+    """Leave out the phases that a command does not have, and rows of these phases alone."""
     trimmed = []
     for row in rows:
-        used = tuple(phase for phase in row.phases if phase in ("check", *phases))
-        trimmed.append(replace(row, phases=used))
+        used = tuple(phase for phase in row.phases if phase in phases)
+        if used:
+            trimmed.append(replace(row, phases=used))
     return tuple(trimmed)
 
 
@@ -341,15 +386,14 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
 # --- adapter and optimizer -------------------------------------------------------------------------------------
 
 
-def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
-    """Add the run's adapter to the policy, and list it with its copies, gradients and optimizer state."""
+def lora_rows(config: LoraConfig, policy: PipelinePolicy) -> list[Row]:
+    """Add a run's adapter to the policy, and list it with its copies, gradients and optimizer state."""
     try:
         with META:
             add_adapter(config, policy)
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
 
-    # Every run's copies.
     size = adapter_bytes(policy)
     trained = trained_bytes(policy)
     since_check: Phases = ("check", *EPOCH)
@@ -360,19 +404,24 @@ def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) ->
         Row("AdamW's moments", 2 * trained, phases=EPOCH),
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
-
-    # Further copies of the adapter or of merged weights, by the run's settings.
-    if world > 1:
-        rows.append(Row("gradients' buckets", trained, phases=EPOCH, note="in which DDP sums them"))
     copies = refresh_copies(policy.transformer)
     if copies:
         note = "that forwards multiply by"
         rows.append(Row(f"adapter in {config.model.dtype}", copies, phases=since_check, note=note))
+    return rows
+
+
+def adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
+    """List `lora_rows`, and the further copies of the adapter or of merged weights by the run's settings."""
+    rows = lora_rows(config, policy)
+    if world > 1:
+        note = "in which DDP sums them"
+        rows.append(Row("gradients' buckets", trained_bytes(policy), phases=EPOCH, note=note))
     merged = merged_bytes(policy.transformer)
     if merged and config.sampling.fuse_lora:
         rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
-        rows.append(Row("adapter that samples", size, phases=EPOCH, note=config.objective.name))
+        rows.append(Row("adapter that samples", adapter_bytes(policy), phases=EPOCH, note=config.objective.name))
     return rows
 
 
@@ -466,13 +515,20 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     images = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
     image_bytes = images * 3 * math.prod(config.evaluation.size)
 
-    # Adapter, average and two moments; the newest is written aside before the oldest is deleted.
-    checkpoints = 4 * adapter * (config.keep_checkpoints + 1)
     return [
         _host("adapters, before they are placed", world * adapter, ("encode",)),
         _host("an epoch's rollouts", rollouts, EPOCH, note=rollout_note),
         _host("encoded prompts", encoded_bytes, tuple(PHASES), note=f"{encoded} prompts, on disk and mapped"),
         _host("an evaluation's images", image_bytes, EPOCH, note=f"at most {images}"),
+        *_adapter_files(config, adapter),
+    ]
+
+
+def _adapter_files(config: LoraConfig, adapter: int) -> list[Row]:
+    """List the files of an adapter of so many bytes."""
+    # Adapter, average and two moments; the newest is written aside before the oldest is deleted.
+    checkpoints = 4 * adapter * (config.keep_checkpoints + 1)
+    return [
         Row("checkpoints", checkpoints, place="disk", note=f"{config.keep_checkpoints} kept, and one being written"),
         Row("adapter to use", 2 * adapter, place="disk", note="in PEFT and in diffusers form"),
     ]

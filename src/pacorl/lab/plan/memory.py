@@ -273,9 +273,13 @@ def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> Memory
     text = forward_pass(policy.text_pass(size, prompts=prompts))
     if not policy.max_sources:
         return text
+    return max(text, image_encoding_pass(policy, size=size), key=lambda ledger: ledger.peak)
+
+
+def image_encoding_pass(policy: PipelinePolicy, *, size: Size) -> MemoryLedger:
+    """Measure one image in the VAE's encoder."""
     pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
-    source = forward_pass(lambda: policy.encode_pixels(pixels))
-    return max(text, source, key=lambda ledger: ledger.peak)
+    return forward_pass(lambda: policy.encode_pixels(pixels))
 
 
 def clip_pass(model: Any, *, images: int) -> MemoryLedger:

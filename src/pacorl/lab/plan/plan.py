@@ -21,6 +21,7 @@ from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import without_idle_judges
+from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.lab.plan import sources
@@ -413,7 +414,7 @@ def card_shortage(plan: Plan) -> str:
     )
 
 
-def disk_shortage(config: PolicyConfig, plan: Plan) -> str:
+def disk_shortage(config: LoraConfig, plan: Plan) -> str:
     """Return a message if the disk of the run's folder has too little space, else an empty string."""
     # The run's folder does not exist yet: its nearest existing parent is on the same disk.
     folder = config.out.absolute()

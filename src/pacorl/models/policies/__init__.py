@@ -13,7 +13,8 @@ from pacorl.types import TINY
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.models.policies.policy import Policy, PolicyOptions
+    from pacorl.models.policies.pipeline import PipelinePolicy
+    from pacorl.models.policies.policy import PolicyOptions
     from pacorl.models.policies.spec import PolicySpec
     from pacorl.types import Prompt
 
@@ -42,7 +43,7 @@ def build_policy(
     record_sizes: bool = False,
     staged: bool = False,
     pipeline: Any = None,
-) -> Policy:
+) -> PipelinePolicy:
     """Load the configured generator, or take a loaded `pipeline`; see `PolicySpec.load`."""
     spec = POLICIES[options.kind]
     return spec.load(options, device=device, record_sizes=record_sizes, staged=staged, pipeline=pipeline)

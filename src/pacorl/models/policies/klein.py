@@ -55,6 +55,8 @@ CHAT_TEMPLATE = (
 class KleinOptions(PolicyOptions):
     """The generator FLUX.2-klein, not distilled, which makes sets and edits."""
 
+    cfg_scale: ClassVar[str] = "guidance_scale"
+
     kind: Literal["klein"] = "klein"
     checkpoint: str = "black-forest-labs/FLUX.2-klein-base-4B"
     guidance_scale: float = Field(4.0, ge=1)

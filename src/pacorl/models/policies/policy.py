@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -107,6 +107,9 @@ class Policy(Protocol):
 class PolicyOptions(Section):
     """Options common to all kinds of generators; each kind adds its own."""
 
+    cfg_scale: ClassVar[str] = ""
+    """Option with the scale of classifier-free guidance; empty for kinds without it."""
+
     kind: str
     """Name in `POLICIES`."""
     checkpoint: str
@@ -135,6 +138,11 @@ class PolicyOptions(Section):
         return None
 
     @property
+    def unguided(self) -> Self:
+        """These options without classifier-free guidance, for a loss on the model's own velocity."""
+        return self.model_copy(update={self.cfg_scale: 1.0}) if self.cfg_scale else self
+
+    @property
     def warning(self) -> str:
         """Advice about these options before sampling; empty for most."""
         return ""
@@ -151,6 +159,7 @@ class PolicyOptions(Section):
 class TrueGuidance(PolicyOptions):
     """Options of kinds with diffusers' `true_cfg_scale`."""
 
+    cfg_scale: ClassVar[str] = "true_cfg_scale"
     true_cfg_scale: float = Field(1.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "

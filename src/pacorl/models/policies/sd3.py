@@ -25,6 +25,8 @@ LORA_TARGETS = JOINT_ATTENTION
 class SD3Options(PolicyOptions):
     """The generator Stable Diffusion 3.5, which makes sets."""
 
+    cfg_scale: ClassVar[str] = "guidance_scale"
+
     kind: Literal["sd3"] = "sd3"
     checkpoint: str = "stabilityai/stable-diffusion-3.5-medium"
     guidance_scale: float = Field(4.5, ge=1)

@@ -1,0 +1,466 @@
+"""A LoRA of one character, trained on a person's own images.
+
+    pacorl train-character characters/hero --config character/flux_24gb
+
+Supervised flow matching on the generator's own forward, as in diffusers' DreamBooth scripts: the target of the velocity
+is noise − latents, at noise levels of the checkpoint's own training shift. Checkpoints, log and page are those of
+PaCo-GRPO, which can go on from the LoRA (`adapter.start`). An epoch of the log is `evaluate_every` steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss, sigma_at
+from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
+from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.core.devices import check_card_used
+from pacorl.core.sampler import Sampler
+from pacorl.core.schedule import seed_of
+from pacorl.core.transfer import to_device
+from pacorl.grpo.builders import adapted_policy, adapter_targets, build_optimizer, check_adapter
+from pacorl.grpo.callbacks import TrainResult
+from pacorl.grpo.checkpoint import best_checkpoint, publish, restore, save_run, starting_point
+from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.evaluated import EvaluatedSample, Evaluation, noise_seed
+from pacorl.grpo.lora_run import LoraRun
+from pacorl.grpo.rollout import sample_images
+from pacorl.grpo.start import SUMMARY, Resume, named_start, step_of
+from pacorl.io.documents import as_read_back, read_jsonl, read_object, write_json
+from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, write_atomic
+from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.models.lora.adapters import MovingAverage, adapter_off
+from pacorl.report.folder import numbers
+from pacorl.report.page import write_report
+from pacorl.runtime.logbook import Logbook, ProgressBars, check_trackers
+from pacorl.runtime.processes import Interrupted, Runtime
+from pacorl.types import Prompt, Size
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+FREE_KEYS = ("out", "keep_checkpoints", "trackers", "character", "model.gradient_checkpointing")
+"""Config keys that a resumed run may change; the character's images are compared by their content."""
+HELD_OUT_TIMES = tuple((level + 0.5) / 8 for level in range(8))
+"""Positions in the training schedule at which held-out images are measured, each with a noise of its own."""
+HELD_OUT_LOSS = "held_out_loss"
+BEST = "best"
+"""Folder of the LoRA with the lowest held-out loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One image to train on or to measure."""
+
+    prompt: Prompt
+    """Its caption."""
+    latents: Tensor
+    """(1, N, C) in fp32, on the CPU."""
+
+
+class CharacterTrainer(LoraRun):
+    """Training of a character's LoRA, from its images to the saved adapter.
+
+    Example:
+        from pacorl import CharacterConfig, CharacterTrainer
+
+        config = CharacterConfig.from_yaml("character/tiny", "character=characters/hero", "steps=20")
+        result = CharacterTrainer(config).train()
+        print(result.adapter, result.metrics["held_out_loss"], result.page)
+    """
+
+    remedy: ClassVar[str] = "Lower optimizer.lr, or look at the images"
+    config: CharacterConfig
+
+    def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
+        """Check a run before its weights are loaded.
+
+        Args:
+            config: the run.
+            resume: False for a new run, True or "auto" to continue from the newest checkpoint, or a checkpoint folder.
+            allow_changes: whether a resumed run may change its config or images.
+
+        Raises:
+            ValueError: if the images, the model or the folder do not allow the run; one line with the fix.
+        """
+        self.config = config
+        self.resume = resume
+        self.allow_changes = allow_changes
+        self.size = Size(*config.size)
+        self.pictures = read_pictures(config)
+        """Images and captions."""
+        check_trackers(config.trackers)
+        check_writable(config.out, folder=True)
+        named_start(config.out, resume)
+        config.generator.check_trainable(config.model.checkpoint)
+        config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
+
+        self.runtime = Runtime()
+        if self.runtime.world > 1:
+            raise ValueError(
+                f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"
+            )
+        check_card_used(config.model.dtype, self.runtime.device)
+        self.evaluated = -1
+        """Step of the newest evaluation; −1 before the first."""
+        self.held_out_loss: float | None = None
+        """Of the newest evaluation; None without held-out images."""
+        self.losses: list[float] = []
+        """Losses since the last line of the log."""
+
+    def train(self) -> TrainResult:
+        """Train to the last step.
+
+        Returns:
+            The run's folder, the best LoRA (without held-out images the last), the last evaluation, and the page.
+
+        Raises:
+            Interrupted: after a SIGTERM or SIGINT, when the state is saved.
+            ValueError: if training cannot go on.
+        """
+        out = self.config.out
+        with own_folder(out), disk_errors(out), self.runtime.signals():
+            start = starting_point(self.config, self.resume)
+            self.build()
+            self._open_records(start)
+            try:
+                with self.bars:
+                    self._run_steps()
+            except Interrupted:
+                self.save()
+                raise Interrupted(f"stopped after step {self.step}, and saved; go on with --resume auto") from None
+            finally:
+                self.logbook.close()
+            return self._finish()
+
+    # --- building ----------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Load the models, and encode captions and images."""
+        config = self.config
+        device = self.runtime.device
+
+        # 1. Policy; captions and images are encoded once.
+        self.policy = adapted_policy(config, sizes=[self.size], device=device)
+        self.cache = ConditioningCache(self.policy)
+        self.gallery = gallery_prompts(config, self.pictures.subject)
+        class_prompts = [Prompt(id=0, text=text) for text in config.prior.prompts]
+        captions = [picture.prompt for picture in (*self.pictures.train, *self.pictures.held_out)]
+        self.cache.prepare([*captions, *self.gallery, *class_prompts], self.size)
+        self.train_examples = [self._example(picture) for picture in self.pictures.train]
+        self.held_out = [self._example(picture) for picture in self.pictures.held_out]
+
+        # 2. Transformer, after the text encoders are freed: both together may not fit on the device.
+        self.policy.free_encoders()
+        torch.cuda.empty_cache()
+        self.policy.place_transformer(device)
+        torch.cuda.empty_cache()  # buffers of packing and casting
+        first = self.cache.batch(captions[:1], self.size)
+        check_adapter(self.policy, first, self.size, targets=adapter_targets(config, self.policy))
+        self.sigmas = self.policy.training_sigmas(LEVELS, self.size)
+
+        # 3. Class images by the base.
+        self.class_examples = self._class_examples(class_prompts) if config.prior.weight else []
+
+        # 4. Optimizer and average. Gradient checkpointing needs train mode.
+        self.policy.options = config.model.unguided
+        self.policy.transformer.train()
+        self.policy.transformer, self.optimizer = self.runtime.prepare(
+            self.policy.transformer,
+            build_optimizer(config, self.policy, device=device),
+            batch=config.optimizer.micro_batch,
+            max_norm=config.optimizer.max_grad_norm,
+        )
+        averaging = config.optimizer
+        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
+
+    @torch.no_grad()
+    def _example(self, picture: Picture) -> Example:
+        image = picture.open(self.size, self.config.fit)
+        return Example(picture.prompt, self.policy.encode_image(image, self.size).float())
+
+    @torch.no_grad()
+    def _class_examples(self, prompts: Sequence[Prompt]) -> list[Example]:
+        """Generate the class images that the run's folder lacks, and encode all of them."""
+        config = self.config
+        chosen = [prompts[number % len(prompts)] for number in range(config.prior.images)]
+        paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
+        # Whole batches, even for one absent image: its last bits depend on its batch.
+        for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
+            absent = [number for number in batch if png_texts(paths[number]).get("prompt") != chosen[number].text]
+            if not absent:
+                continue
+            seeds = [seed_of(config.seed, "class image", number) for number in batch]
+            with adapter_off(self.policy.transformer):
+                images = self._sample([chosen[number] for number in batch], seeds)
+            for number, image in zip(batch, images, strict=True):
+                if number in absent:
+                    write_atomic(paths[number], png_bytes(image, {"prompt": chosen[number].text}))
+
+        examples = []
+        for prompt, path in zip(chosen, paths, strict=True):
+            image = fitted_image(open_image(path), self.size, "crop")
+            examples.append(Example(prompt, self.policy.encode_image(image, self.size).float()))
+        return examples
+
+    def _open_records(self, start: Path | None) -> None:
+        """Open the log, and restore a checkpoint's state."""
+        config = self.config
+        settings = config.model_dump(mode="json")
+        changes: dict[str, list[Any]] = {}
+        log_lines = 0
+        if start:
+            changes = self._changes_since(start)
+            state = restore(self.weights, start, seed=config.seed)
+            self.step = state["step"]
+            self.bad_steps = state["bad_steps"]
+            self.evaluated = state["evaluated"]
+            self.held_out_loss = state[HELD_OUT_LOSS]
+            self.losses = state["losses"]
+            log_lines = state["log_lines"]
+
+        self.logbook = Logbook(config.out, trackers=config.trackers, axis="step", settings=settings)
+        self.logbook.truncate(log_lines)
+        self.logbook.note_changes(changes, epoch=self.epoch, step=self.step)
+        for change in described(changes):
+            logger.warning("resumed with another setting: %s", change)
+        write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
+        self.bars = ProgressBars(epochs=math.ceil(config.steps / config.evaluate_every), shown=True)
+
+    def _changes_since(self, checkpoint: Path) -> dict[str, list[Any]]:
+        """List the changed keys. Raises ValueError for changes of settings or images that are not allowed."""
+        state = read_object(checkpoint / "state.json")
+        changes = changes_to(self.config, state["config"])
+        # Under a cosine the learning rate depends on the length.
+        free = (*FREE_KEYS, "steps") if self.config.optimizer.schedule == "constant" else FREE_KEYS
+        check_changes(frozen_changes(changes, free=free), allowed=self.allow_changes)
+        if state["pictures"] != as_read_back(self.pictures.identity) and not self.allow_changes:
+            raise ValueError(
+                f"{self.config.character} has other images or captions than {checkpoint}; put the earlier ones back, "
+                "add --allow-changes, or start anew with out=…"
+            )
+        return changes
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def _run_steps(self) -> None:
+        """Train, evaluate and save; an evaluation that a stop interrupted is made up for."""
+        every = self.config.evaluate_every
+        self.bars.epoch(self.epoch, note="")
+        if self.step % every == 0 or self.step == self.total_steps:
+            self._evaluate_once()
+
+        while self.step < self.total_steps:
+            before = self.step
+            self.train_step()
+            is_whole = self.step % every == 0 or self.step == self.total_steps
+            if self.step > before and is_whole:
+                self._finish_epoch()
+                self._evaluate_once()
+            self.runtime.check_stop()
+
+    def train_step(self) -> None:
+        """Take one optimizer step on images of the character and of its class."""
+        options = self.config.optimizer
+        self.set_learning_rate()
+        sources = [("image", self.train_examples, 1.0)]
+        if self.class_examples:
+            sources.append(("class", self.class_examples, self.config.prior.weight))
+
+        first = self.step * options.batch
+        total = 0.0
+        for name, examples, weight in sources:
+            for rows in in_batches(range(first, first + options.batch), options.micro_batch):
+                loss = weight * self.losses_of(name, examples, rows).sum() / options.batch
+                self.runtime.backward(loss, last=True)
+                total += float(loss.detach())
+
+        if math.isfinite(self.step_optimizer()):
+            self.losses.append(total)
+
+    def losses_of(self, name: str, examples: Sequence[Example], rows: Sequence[int]) -> Tensor:
+        """Compute the (B,) losses of global rows, whose example, time and noise follow from the seed and the row."""
+        seed = self.config.seed
+        chosen = []
+        for row in rows:
+            turn, position = divmod(row, len(examples))
+            order = random.Random(seed_of(seed, name, "order", turn)).sample(range(len(examples)), len(examples))
+            chosen.append(examples[order[position]])
+        times = [draw_time(seed_of(seed, name, "time", row), self.config.times) for row in rows]
+        return self._losses_at(chosen, times, [seed_of(seed, name, "noise", row) for row in rows])
+
+    def _losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
+        device = self.runtime.device
+        sigma_B = torch.stack([sigma_at(self.sigmas, time) for time in times])
+        return flow_matching_loss(
+            self.policy,
+            to_device(torch.cat([example.latents for example in examples]), device),
+            self.policy.noise(seeds, self.size),
+            to_device(sigma_B, device),
+            self.cache.batch([example.prompt for example in examples], self.size),
+            size=self.size,
+        )
+
+    def _finish_epoch(self) -> None:
+        mean = sum(self.losses) / len(self.losses)
+        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
+        self.losses = []
+        self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def _evaluate_once(self) -> None:
+        """Evaluate unless this step is evaluated, and save after the first step; build the page."""
+        if self.evaluated == self.step:
+            return
+        metrics = {}
+        if self.held_out:
+            metrics[HELD_OUT_LOSS] = self.held_out_loss = self.measure_held_out()
+        if self.step in (0, self.total_steps):
+            self._draw_gallery()
+        self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
+        self.evaluated = self.step
+        if self.step:
+            self.save()
+        self._write_page()
+
+    @torch.no_grad()
+    def measure_held_out(self) -> float:
+        """Average the loss of the averaged adapter over the held-out images, at fixed noise levels and noises."""
+        rows = []
+        for number, example in enumerate(self.held_out):
+            for level, time in enumerate(HELD_OUT_TIMES):
+                rows.append((example, time, seed_of(self.config.seed, "held out", number, level)))
+
+        total = 0.0
+        with self.average.swapped_in():
+            for batch in in_batches(rows, self.config.optimizer.micro_batch):
+                examples, times, seeds = zip(*batch, strict=True)
+                total += float(self._losses_at(examples, times, seeds).sum())
+                self.runtime.check_stop()
+        return total / len(rows)
+
+    def _draw_gallery(self) -> None:
+        """Generate the page's images, by the base before the first step and by the averaged adapter after the last."""
+        jobs = [(prompt, index) for prompt in self.gallery for index in range(self.config.gallery.seeds)]
+        prompts = [prompt for prompt, _ in jobs]
+        seeds = [noise_seed(self.config.seed, job) for job in jobs]
+        weights = self.average.swapped_in() if self.step else adapter_off(self.transformer)
+        with weights, self.bars.phase("gallery", total=len(jobs), stage=True) as advance:
+            images = self._sample(prompts, seeds, advance)
+        samples = []
+        for (prompt, index), image in zip(jobs, images, strict=True):
+            samples.append(EvaluatedSample(prompt, index, image, scores={}, p_yes=[]))
+        Evaluation(samples, {}, ()).keep(self.logbook, self.epoch)
+
+    def _sample(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], advance: Callable[[int], None] = lambda count: None
+    ) -> list[Any]:
+        """Generate one image per prompt and seed, with the guidance of the config."""
+        config = self.config
+        training_options = self.policy.options
+
+        def count_batch(size: int) -> None:
+            advance(size)
+            self.runtime.check_stop()
+
+        self.policy.options = config.model
+        try:
+            return sample_images(
+                self.policy,
+                prompts,
+                sampler=Sampler(size=self.size, steps=config.gallery.steps),
+                cache=self.cache,
+                seeds=seeds,
+                batch=config.optimizer.micro_batch,
+                progress=count_batch,
+            )
+        finally:
+            self.policy.options = training_options
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint, the averaged adapter as `adapter`, and the best of the checkpoints as `best`.
+
+        Raises:
+            OSError: if the disk is full.
+        """
+        is_evaluated = self.evaluated == self.step and self.held_out_loss is not None
+        state = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.config.seed,
+            "evaluated": self.evaluated,
+            HELD_OUT_LOSS: self.held_out_loss,
+            "score": -self.held_out_loss if is_evaluated and self.held_out_loss is not None else None,
+            "best_by": f"-{HELD_OUT_LOSS}",
+            "bad_steps": self.bad_steps,
+            "losses": self.losses,
+            "log_lines": self.logbook.count_lines(),
+            "processes": self.runtime.world,
+            "pictures": self.pictures.identity,
+        }
+        checkpoint = save_run(self.weights, self.config, state, targets=adapter_targets(self.config, self.policy))
+        best = best_checkpoint(checkpoint.parent)
+        if best:
+            publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
+        return checkpoint
+
+    def _write_page(self) -> None:
+        try:
+            write_report(self.config.out)
+        except (OSError, ValueError) as fault:  # the run is worth more than its page
+            logger.warning("report.html was not built after step %d: %s", self.step, fault)
+
+    def _finish(self) -> TrainResult:
+        """Write summary.json and the last page."""
+        out = self.config.out
+        evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
+        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.step}
+        for side, line in (("before", evaluations[0]), ("after", evaluations[-1])):
+            summary[side] = {name: value for name, value in numbers(line).items() if name not in ("epoch", "step")}
+        best = best_checkpoint(out / "checkpoints")
+        if best:
+            best_step = step_of(Path(best["checkpoint"]))
+            summary |= {"best_step": best_step, "verdict": [self._verdict(best_step, -best["score"])]}
+        write_json(out / SUMMARY, summary)
+        self._write_page()
+        adapter = out / BEST if best else out / "adapter"
+        return TrainResult(out, adapter, evaluations[-1], out / "report.html")
+
+    def _verdict(self, step: int, loss: float) -> str:
+        """Describe where the held-out loss is lowest, and whether training went on for too long."""
+        where = f"The held-out loss is lowest after step {step} of {self.step}, at {loss:.4f}"
+        if step < self.step:
+            return f"{where}; later steps overfit. That LoRA is in {BEST}/."
+        return f"{where}; more steps may lower it."
+
+    # --- derived from the state --------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Begun intervals of `evaluate_every` steps."""
+        return math.ceil(self.step / self.config.evaluate_every)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.config.steps
+
+
+def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Cut a sequence into batches of `size`; the last may be smaller."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,79 @@
+"""Settings that every training of a LoRA has: the adapter, its optimizer, and the run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from pacorl.config.base import Positive, Rank, Section, Share
+from pacorl.models.policies.policy import PolicyOptions
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdapterConfig(Section):
+    """The LoRA that is trained."""
+
+    rank: Rank = 64
+    """r of the added product BA."""
+    alpha: Positive = 128
+    """α of its scale α/r."""
+    targets: tuple[str, ...] = ()
+    """Module name suffixes; empty for the policy's default, as released."""
+    start: str = ""
+    """An adapter to go on from, in PEFT or diffusers form."""
+
+
+class AdamWConfig(Section):
+    """AdamW and the adapter's moving average."""
+
+    lr: float = Field(3e-4, gt=0, le=1)
+    """AdamW's learning rate, at its highest."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the rate rises to `lr`."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW's decay of its first and second moments."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW's decoupled decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The norm that a larger gradient is scaled down to."""
+    ema_decay: Share = 0.85
+    """Decay of the evaluated and exported moving average, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. The adapter of 20 steps ago, an evaluation earlier, has a weight of 0.04 at most."""
+    ema_interval: Positive = 1
+    """Optimizer steps between updates of the average."""
+
+
+class LoraConfig(Protocol):
+    """Part of a run's config that adapters, optimizers and checkpoints need, whatever the objective."""
+
+    @property
+    def out(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of every random draw."""
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """Number of newest checkpoints to keep, besides the best."""
+
+    @property
+    def model(self) -> PolicyOptions:
+        """The generator."""
+
+    @property
+    def adapter(self) -> AdapterConfig:
+        """The trained LoRA."""
+
+    @property
+    def optimizer(self) -> AdamWConfig:
+        """The optimizer of the LoRA."""
+
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
+        """Return the whole config, as pydantic's models do."""

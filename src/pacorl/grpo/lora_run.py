@@ -1,0 +1,101 @@
+"""State of a LoRA's training that every objective shares, and its optimizer step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from pacorl.core.schedule import learning_rate
+from pacorl.grpo.checkpoint import TrainedWeights
+from pacorl.grpo.lora_config import LoraConfig
+from pacorl.models.lora.adapters import MovingAverage, OldPolicy
+from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime
+
+
+class LoraRun(ABC):
+    """Trained LoRA of a run with its optimizer, its average and their counters."""
+
+    remedy: ClassVar[str] = "Lower optimizer.lr"
+    """Advice after many gradients that are not finite."""
+
+    config: LoraConfig
+    runtime: Runtime
+    policy: PipelinePolicy
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage
+    old: OldPolicy | None = None
+    """Sampling policy of endpoint objectives."""
+    step = 0
+    """Optimizer steps taken."""
+    bad_steps = 0
+    """Consecutive steps skipped for a non-finite gradient."""
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+
+    @abstractmethod
+    def save(self) -> Path:
+        """Write a checkpoint, and return it."""
+
+    # --- one optimizer step ------------------------------------------------------------------------------------
+
+    def step_optimizer(self) -> float:
+        """Take one optimizer step on all ranks, or skip it on all ranks if a gradient is not finite.
+
+        Returns:
+            The gradient norm before clipping; the step was skipped if it is not finite.
+
+        Raises:
+            ValueError: after `MAX_BAD_STEPS` skipped steps in a row, when the state is saved.
+        """
+        norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.config.optimizer.max_grad_norm)
+        if not math.isfinite(norm):
+            self.bad_steps += 1
+            if self.bad_steps >= MAX_BAD_STEPS:
+                self.save()
+                raise ValueError(
+                    f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+                    f"{self.remedy}"
+                )
+            return norm
+
+        self.bad_steps = 0
+        self.step += 1
+        self.average.follow(self.step)
+        return norm
+
+    def set_learning_rate(self) -> float:
+        """Set the learning rate of the next step by the schedule, and return it."""
+        options = self.config.optimizer
+        rate = learning_rate(
+            self.step,
+            peak=options.lr,
+            schedule=options.schedule,
+            warmup=options.warmup_steps,
+            total=self.total_steps,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    @property
+    def weights(self) -> TrainedWeights:
+        """Trained weights, their average and their optimizer."""
+        return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)
+
+    @property
+    def transformer(self) -> torch.nn.Module:
+        """Transformer without the launcher's wrapper."""
+        return self.runtime.unwrap(self.policy.transformer)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Trainable parameters."""
+        return [p for p in self.policy.transformer.parameters() if p.requires_grad]

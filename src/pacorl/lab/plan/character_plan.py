@@ -1,0 +1,106 @@
+"""Requirements of a character's training before it starts: `pacorl train-character FOLDER --dry-run`.
+
+Images and captions are read, steps and weights are counted, and memory is measured. No weights are loaded, and the
+network is not used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.pictures import PictureSet, read_pictures, small_pictures
+from pacorl.config.base import ConfigError
+from pacorl.lab.plan import sources
+from pacorl.lab.plan.components import character_rows, trained_bytes
+from pacorl.lab.plan.plan import Plan, card_shortage, device, disk_shortage, size_text
+from pacorl.runtime.logbook import check_trackers
+from pacorl.types import Size
+
+FP32 = 4
+SHARED = 3
+"""Images with one caption from which the plan advises files of captions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CharacterPlan(Plan):
+    """Requirements of a character's training."""
+
+    images: int = 0
+    """Images that are trained on, mirrored ones included."""
+    held_out: int = 0
+    """Images that measure overfitting."""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """File of each image → its caption."""
+    class_images: int = 0
+    """Images of prior preservation, which the base generates."""
+    steps: int = 0
+    passes: float = 0.0
+    """Times that each image is trained on."""
+    trained_parameters: int = 0
+    lora_bytes: int = 0
+    """Size of the saved LoRA in one form."""
+
+    def lines(self) -> Iterator[str]:
+        """Describe images, captions, steps and the LoRA, a line each."""
+        yield f"images: {self.images} to train on, {self.held_out} held out, {self.class_images} of the class"
+        for name, caption in self.captions.items():
+            yield f"  {name}: {caption}"
+        yield f"steps: {self.steps}, each image {self.passes:.3g} times"
+        yield f"LoRA: {self.trained_parameters:,} parameters, {size_text(self.lora_bytes)} as a file"
+
+
+def plan_character(config: CharacterConfig) -> CharacterPlan:
+    """Check a config and its images, and measure the memory of the run.
+
+    Raises:
+        ConfigError: The size does not fit the generator, or the adapter's targets match no module.
+        ValueError: There is no such character, or an image cannot be used.
+    """
+    # Images and config.
+    check_trackers(config.trackers)
+    pictures = read_pictures(config)
+    config.generator.check_trainable(config.model.checkpoint)
+
+    # Memory.
+    generator = sources.generator_of(config.model, config.generator)
+    policy = config.generator.on_meta(config.model, generator.configs)
+    try:
+        policy.check_size(Size(*config.size))
+    except ValueError as error:
+        raise ConfigError(f"size: {error}") from None
+    class_images = config.prior.images if config.prior.weight else 0
+    count = len(pictures.train) + len(pictures.held_out) + class_images
+    rows = character_rows(config, policy, images=count)
+
+    trained = trained_bytes(policy)
+    plan = CharacterPlan(
+        rows,
+        generator.absences,
+        (),
+        *device(),
+        images=len(pictures.train),
+        held_out=len(pictures.held_out),
+        captions={picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)},
+        class_images=class_images,
+        steps=config.steps,
+        passes=config.steps * config.optimizer.batch / len(pictures.train),
+        trained_parameters=trained // FP32,
+        lora_bytes=trained,
+    )
+    warnings = [generator.note, *_advice(config, pictures), card_shortage(plan), disk_shortage(config, plan)]
+    return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
+
+
+def _advice(config: CharacterConfig, pictures: PictureSet) -> Iterator[str]:
+    """Yield notes on images and captions."""
+    small = small_pictures([*pictures.train, *pictures.held_out], Size(*config.size))
+    if small:
+        yield f"{small[0].name} has fewer pixels than size {Size(*config.size)} ({len(small)} such): it is enlarged"
+    captions = [picture.caption for picture in pictures.train]
+    if captions.count(pictures.subject) >= SHARED:
+        yield "images share the card's caption: what differs between them is told best in FILE.txt beside each image"
+    if not pictures.held_out:
+        yield "no image is held out, so that overfitting is not seen; give at least 5 images, and held_out above 0"

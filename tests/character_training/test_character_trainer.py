@@ -1,0 +1,166 @@
+"""Runs of a character's training: files, stop and resume, class images, and what the LoRA learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_hero import PRIOR, SMALL, hero_config, likeness, make_hero
+
+from pacorl.character_training.character_trainer import CharacterTrainer
+from pacorl.generate.generator import Generator
+from pacorl.io.images import png_texts
+from pacorl.models.lora.formats import read_lora
+from pacorl.report.publish import write_card
+from pacorl.runtime.processes import Interrupted
+from pacorl.tiny.characters import Oracle
+
+pytestmark = pytest.mark.slow  # a run of four steps takes seconds
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == kind]
+
+
+def files(run: Path) -> dict[str, object]:
+    """Content of a run's files that do not name their folder; tensors by name, since their order in a file varies."""
+    content: dict[str, object] = {}
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        if path.suffix == ".safetensors":
+            content[str(path.relative_to(run))] = {k: v.numpy().tobytes() for k, v in load_file(path).items()}
+        elif path.name not in {"config.yaml", "state.json", "report.html", ".lock"}:
+            content[str(path.relative_to(run))] = path.read_bytes()
+    return content
+
+
+def test_a_run_leaves_its_log_its_gallery_and_its_lora(run: Path) -> None:
+    assert [(line["epoch"], line["step"]) for line in lines(run, "epoch")] == [(1, 2), (2, 4)]
+    losses = [line["held_out_loss"] for line in lines(run, "evaluation")]
+    assert [line["step"] for line in lines(run, "evaluation")] == [0, 2, 4]
+
+    best = json.loads((run / "checkpoints/best.json").read_text())
+    assert best["score"] == -min(losses[1:])
+    step = int(best["checkpoint"].removeprefix("step-"))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["best_step"] == step == 2 * losses.index(min(losses[1:]))
+    assert summary["before"] == {"held_out_loss": losses[0]}
+    assert summary["after"] == {"held_out_loss": losses[-1]}
+
+    saved = run / "checkpoints" / best["checkpoint"] / "lora" / "adapter_model.safetensors"
+    assert (run / "best" / "adapter_model.safetensors").read_bytes() == saved.read_bytes()
+    assert read_lora(run / "best").base == "tiny"
+    assert len(list((run / "samples").rglob("*.png"))) == 2  # base and LoRA
+    assert "zorp hero, waving, boat" in (run / "report.html").read_text("utf-8")
+
+
+def test_comfyui_and_diffusers_read_the_lora(run: Path) -> None:
+    keys = set(load_file(run / "best" / "pytorch_lora_weights.safetensors"))
+    assert all(key.startswith("transformer.") and ".lora_" in key for key in keys)
+    assert "zorp" not in repr(Generator.from_pretrained("tiny", adapter=str(run / "best")))
+
+
+def test_class_images_are_the_bases_and_stay(run: Path, tmp_path: Path) -> None:
+    images = sorted((run / "class").glob("*.png"))
+    assert [png_texts(path)["prompt"] for path in images] == 2 * ["green square hero"]
+
+    # An image of the same prompt is read, one of another prompt replaced.
+    out = tmp_path / "run"
+    shutil.copytree(run / "class", out / "class")
+    Image.new("RGB", (64, 64)).save(out / "class" / "0001.png")
+    CharacterTrainer(hero_config(run.parent / "zorp", out, *SMALL, *PRIOR, "steps=1")).train()
+    assert [path.read_bytes() for path in sorted((out / "class").glob("*.png"))] == [p.read_bytes() for p in images]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, *PRIOR)
+    step = CharacterTrainer.step_optimizer
+
+    def stopping(self: CharacterTrainer) -> float:
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CharacterTrainer, "step_optimizer", stopping)
+        with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume auto"):
+            CharacterTrainer(config).train()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    with pytest.raises(ValueError, match="holds a run already; go on with --resume auto"):
+        CharacterTrainer(config)
+
+    CharacterTrainer(config, resume=True).train()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")
+    assert files(tmp_path / "run") == files(run)
+
+
+def test_a_resumed_run_has_the_same_settings_and_pictures(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    hero = tmp_path / "zorp"
+    shutil.copytree(run.parent / "zorp", hero)
+    config = hero_config(hero, tmp_path / "run", *SMALL, *PRIOR)
+    with pytest.raises(ValueError, match=r"optimizer\.lr was 0\.002 and is now 0\.1"):
+        CharacterTrainer(
+            config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": 0.1})}), resume=True
+        ).train()
+    (hero / "1.txt").write_text("zorp with a moustache")
+    with pytest.raises(ValueError, match=r"other images or captions than .*step-000004; put the earlier ones back"):
+        CharacterTrainer(config, resume=True).train()
+    result = CharacterTrainer(config, resume=True, allow_changes=True).train()
+    assert (result.adapter, result.metrics["step"]) == (tmp_path / "run" / "best", 4)
+
+    # More steps are no other setting.
+    longer = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, *PRIOR, "steps=5")
+    assert CharacterTrainer(longer, resume=True).train().metrics["step"] == 5
+    assert [line["epoch"] for line in lines(tmp_path / "run", "epoch")] == [1, 2, 3]
+
+
+def test_without_held_out_pictures_the_last_lora_counts(run: Path, tmp_path: Path) -> None:
+    config = hero_config(run.parent / "zorp", tmp_path / "run", *SMALL, "steps=1", "held_out=0")
+    result = CharacterTrainer(config).train()
+    assert result.adapter == tmp_path / "run" / "adapter"
+    assert result.adapter.is_dir()
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_several_processes_are_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacorl.runtime.processes.Accelerator.num_processes", 2)
+    with pytest.raises(ValueError, match="runs in one process, and the launcher started 2; start it alone"):
+        CharacterTrainer(hero_config(run.parent / "zorp", tmp_path / "run"))
+
+
+def test_the_card_names_the_character_and_not_the_folder_of_its_pictures(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    card = (write_card(tmp_path / "run", licence="mit") / "README.md").read_text("utf-8")
+    assert (tmp_path / "run" / "best" / "README.md").is_file()
+    assert "Trained on: the images of `zorp`." in card
+    assert "- character" in card
+    assert "| held_out_loss |" in card
+    assert str(run.parent) not in card
+
+
+def test_training_teaches_the_hero(tmp_path: Path) -> None:
+    """The held-out loss falls, and the LoRA draws the hero's traits where the base does not."""
+    hero = make_hero(tmp_path / "zorp")
+    prompts = 'gallery.prompts=["zorp hero, waving, boat", "zorp hero, jumping, tree", "zorp hero, standing, lamp"]'
+    config = hero_config(hero, tmp_path / "run", prompts, "steps=60", "gallery.seeds=2", "gallery.steps=6")
+    result = CharacterTrainer(config).train()
+
+    before, *_, after = lines(tmp_path / "run", "evaluation")
+    assert after["held_out_loss"] < 0.3 * before["held_out_loss"]
+    assert "lowest after step" in json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"][0]
+    oracle = Oracle()
+    shown = []
+    for epoch in (0, after["epoch"]):
+        images = [Image.open(path) for path in sorted((result.folder / f"samples/evaluation-{epoch:06d}").iterdir())]
+        assert len(images) == 6
+        shown.append(likeness([panel for panel, _ in oracle.nearest(images)]))
+    assert shown[0] < 0.5
+    assert shown[1] > 0.8

@@ -1,0 +1,97 @@
+"""Images of a character for training: captions, held-out images, sizes, and refusals in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_hero import hero_config, make_hero
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.pictures import fitted_image, gallery_prompts, read_pictures
+from pacorl.config.base import ConfigError
+from pacorl.types import Size
+
+
+def test_captions_are_files_or_the_card_with_the_trigger(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", captions=False)
+    (hero / "card.yaml").write_text("description: a hero.\nkeep: {outfit: crown}\n")
+    (hero / "0.txt").write_text("zorp by\na flag\n")
+    pictures = read_pictures(hero_config(hero, tmp_path / "run"))
+    captions = {picture.path.name: picture.caption for picture in (*pictures.train, *pictures.held_out)}
+    assert captions == {"0.png": "zorp by a flag"} | {f"{n}.png": "zorp, a hero, crown" for n in range(1, 6)}
+
+    config = hero_config(hero, tmp_path / "run", "trigger=sks", 'gallery.prompts=["{character} by a boat"]')
+    pictures = read_pictures(config)
+    assert pictures.train[1].caption == "sks, a hero, crown"
+    assert [prompt.text for prompt in gallery_prompts(config, pictures.subject)] == ["sks, a hero, crown by a boat"]
+
+
+@pytest.mark.parametrize(
+    ("pictures", "share", "held_out"),
+    [(4, 0.15, 0), (5, 0.15, 1), (6, 0.34, 2), (6, 0.0, 0), (6, 1.0, 3)],
+)
+def test_pictures_are_held_out_of_five_or_more(tmp_path: Path, pictures: int, share: float, held_out: int) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=pictures)
+    found = read_pictures(hero_config(hero, tmp_path / "run", f"held_out={share}"))
+    assert (len(found.train), len(found.held_out)) == (pictures - held_out, held_out)
+    assert not {picture.path for picture in found.train} & {picture.path for picture in found.held_out}
+
+
+def test_mirrored_pictures_are_trained_on_if_asked_for(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=3)
+    image = Image.new("RGB", (64, 64), "white")
+    image.paste("red", (0, 0, 32, 64))
+    image.save(hero / "0.png")
+    plain, mirrored = (
+        read_pictures(hero_config(hero, tmp_path / "run", f"flip={flip}")).train for flip in ("false", "true")
+    )
+    assert (len(plain), len(mirrored)) == (3, 6)
+    size = Size(64, 64)
+    assert plain[0].open(size, "crop").getpixel((5, 5)) == (255, 0, 0)
+    assert mirrored[3].open(size, "crop").getpixel((5, 5)) == (255, 255, 255)
+
+
+def test_pictures_of_other_shapes_are_cropped_or_padded() -> None:
+    wide = Image.new("RGB", (300, 100), "red")
+    assert fitted_image(wide, Size(64, 32), "crop").size == (32, 64)
+    assert fitted_image(wide, Size(64, 32), "crop").getpixel((16, 2)) == (255, 0, 0)
+    assert fitted_image(wide, Size(64, 32), "pad").getpixel((16, 2)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "fault"),
+    [(0, "has 0 images; a character has in training 3 to 200"), (2, "has 2 images; a character has in training 3")],
+)
+def test_too_few_pictures_are_refused(tmp_path: Path, pictures: int, fault: str) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=pictures)
+    with pytest.raises(ValueError, match=fault) as caught:
+        read_pictures(hero_config(hero, tmp_path / "run"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_picture_or_caption_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp")
+    (hero / "3.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"3\.txt is empty; write the caption of 3\.png into it, or delete it"):
+        read_pictures(hero_config(hero, tmp_path / "run"))
+    (hero / "3.png").write_text("Dear Sir")
+    with pytest.raises(ValueError, match=r"3\.png: not an image of a known format"):
+        read_pictures(hero_config(hero, tmp_path / "run"))
+    with pytest.raises(ValueError, match="there is no character 'zork'"):
+        read_pictures(hero_config(tmp_path / "zork", tmp_path / "run").model_copy(update={"character": "zork"}))
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("stepz=3", "stepz: unknown key, did you mean 'steps'"),
+        ("model.kind=kontext", "model.kind kontext edits images"),
+        ("prior.weight=1", r"prior.weight 1 needs prior.prompts; name the class, as in \['a dentist'\]"),
+    ],
+)
+def test_a_wrong_config_is_one_line(override: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault) as caught:
+        CharacterConfig.from_yaml("character/klein_12gb", override)
+    assert "\n" not in str(caught.value)

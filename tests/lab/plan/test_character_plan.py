@@ -1,0 +1,70 @@
+"""The plan of a character's training: images, captions, steps, memory; and each recipe on its card."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_hero import hero_config, make_hero
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.config.base import ConfigError
+from pacorl.config.recipes import read_header, recipe, recipe_names
+from pacorl.lab.plan.character_plan import plan_character
+from pacorl.lab.plan.plan import CARD_MARGIN
+
+RECIPES = [name for name in recipe_names() if name.startswith("character/")]
+
+
+@pytest.mark.slow
+def test_the_plan_counts_images_steps_and_weights(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", captions=False)
+    prior = ["prior.weight=1", "prior.prompts=[hero]", "prior.images=7"]
+    plan = plan_character(hero_config(hero, tmp_path / "run", "steps=10", "adapter={rank: 4, alpha: 4}", *prior))
+    assert (plan.images, plan.held_out, plan.class_images, plan.steps) == (5, 1, 7, 10)
+    assert plan.passes == 10 * 8 / 5
+    assert plan.trained_parameters == 49_152  # the tiny transformer's layers at rank 4
+    assert plan.lora_bytes == 4 * plan.trained_parameters
+    assert plan.captions["0.png"] == "zorp, hero"
+    assert any("share the card's caption" in note for note in plan.warnings)
+    assert plan.exit_code == 0
+    assert not (tmp_path / "run").exists()
+
+    # Class images are kept as latents; a larger image takes more memory.
+    without = plan_character(hero_config(hero, tmp_path / "run"))
+    large = plan_character(hero_config(hero, tmp_path / "run", "size=[128, 128]"))
+    assert plan.phase_bytes("train", place="host") > without.phase_bytes("train", place="host")
+    assert large.phase_bytes("train") > 2 * without.phase_bytes("train")
+    assert any("0.png has fewer pixels than size 128x128 (6 such)" in note for note in large.warnings)
+
+
+def test_a_size_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=3)
+    with pytest.raises(ConfigError, match=r"size: size 60x64 must be a multiple of 8 pixels.*nearest is 64x64"):
+        plan_character(hero_config(hero, tmp_path / "run", "size=[60, 64]"))
+
+
+@pytest.mark.slow
+def test_training_at_guidance_takes_one_forward(tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=4)
+    plain, guided = (
+        plan_character(hero_config(hero, tmp_path / "run", f"model.true_cfg_scale={scale}")) for scale in (1, 4)
+    )
+    assert plain.phase_bytes("train") == guided.phase_bytes("train")
+    assert any("no image is held out" in note for note in plain.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "character/tiny"])
+def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path) -> None:
+    hero = make_hero(tmp_path / "zorp", pictures=5)
+    plan = plan_character(CharacterConfig.from_yaml(name, f"character={hero}"))
+    card, _ = read_header(recipe(name))
+    gigabytes = int(re.fullmatch(r"One card of (\d+) GB", card)[1])  # type: ignore[index]
+    assert name.endswith(f"_{gigabytes}gb")
+    assert plan.peak_bytes + CARD_MARGIN <= gigabytes * 2**30
+
+
+def test_there_are_recipes_for_three_cards() -> None:
+    assert {name.rpartition("_")[2] for name in RECIPES} >= {"12gb", "16gb", "24gb"}
