@@ -18,14 +18,15 @@ from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
 from pacorl.testing import check_reward
 from pacorl.tiny import characters
-from pacorl.types import Prompt, Question, Verdict
+from pacorl.types import Character, Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {
     "http": {"url": "http://127.0.0.1:9"},
     "aesthetic": {"head": "head.pth"},
     "human_ranking": {"folder": "rankings"},
+    "reference": {"copy_penalty": 0},
 }
-"""Arguments without which a reward cannot be made."""
+"""Arguments without which a reward cannot be made, or would not rise with every answer."""
 SET = characters.character_prompts("dev", 1)[0]
 
 
@@ -49,9 +50,13 @@ def config_of(name: str, **args: Any) -> RewardConfig:
 
 @pytest.fixture
 def prompt(tmp_path: Path) -> Prompt:
-    """A set and an edit in one, so that every reward of a judge can be asked of it."""
-    Image.new("RGB", (16, 16), "red").save(tmp_path / "source.png")
-    return Prompt(SET.id, SET.text, grid=SET.grid, panels=SET.panels, sources=(tmp_path / "source.png",))
+    """A set of a known character and an edit in one, so that every reward of a judge can be asked of it."""
+    source = tmp_path / "source.png"
+    Image.new("RGB", (16, 16), "red").save(source)
+    hero = Character("hero", "a hero", images=(source,))
+    return Prompt(
+        SET.id, SET.text, grid=SET.grid, panels=SET.panels, sources=(source,), characters=(hero,), references=(source,)
+    )
 
 
 def image() -> Image.Image:

@@ -53,6 +53,10 @@ ALLOWED = {
     ("grpo/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
     ("grpo/checkpoint.py", "prune"): (["rename"], "a checkpoint, before `remove_made` deletes its files"),
+    ("character_training/character_trainer.py", "CharacterTrainer._open_records"): (
+        ["truncate"],
+        "lines of the log, by `write_atomic`",
+    ),
     ("grpo/run.py", "Run._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
     ("grpo/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
     ("grpo/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),

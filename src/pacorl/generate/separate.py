@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core.grid import join
+from pacorl.io.files import write_atomic
+from pacorl.io.images import png_bytes
 from pacorl.records.characters import characters_of, in_turn
 from pacorl.types import TINY, Prompt, Size
 
@@ -60,7 +62,7 @@ def sample_separately(
                 if previous and position:
                     # Generators read references from files.
                     path = Path(folder, f"{row}-{position}.png")
-                    images[row][-1].save(path)
+                    write_atomic(path, png_bytes(images[row][-1]))
                     panel = replace(panel, references=(*panel.references, path))
                 batch.append(panel)
             own_seeds = [seeds[row] * len(texts[row]) + position for row in rows]

@@ -128,12 +128,15 @@ class Reference(JudgedReward):
             if characters:
                 score_of_panel[panel,] = self._panel_score(panel, characters, p_yes)
 
+        count = prompt.grid.count
         scores = [score for score in score_of_panel.values() if score is not None]
-        if not scores or len(scores) < len(score_of_panel):
-            score = None
-        else:
+        if not scores:
+            return PanelScores(None, [None] * count)
+
+        score = None
+        if len(scores) == len(score_of_panel):
             score = fmean(scores) if self.statistic == "mean" else min(scores)
-        share_P = panel_shares(score_of_panel, prompt.grid.count) if self.statistic == "mean" else None
+        share_P = panel_shares(score_of_panel, count) if self.statistic == "mean" else None
         return PanelScores(score, share_P)
 
     def _panel_score(
