@@ -57,7 +57,7 @@ def test_the_gate_s_sets_are_scored_by_the_rule_of_check(monkeypatch: pytest.Mon
         gate.main()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     # A process of its own: after it, transformers left the position ids of a CLIP that it loaded without values.
     file = ROOT / "qa" / "fullsize" / "full_width_day.py"

@@ -96,7 +96,7 @@ def test_the_judge_refuses_what_a_lost_policy_generates(judge: LocalJudge, polic
     assert ask_junk(judge, lost) >= 0.95
 
 
-@pytest.mark.parametrize("pixels", [64, 128])
+@pytest.mark.parametrize("pixels", [64, pytest.param(128, marks=pytest.mark.campaign)])
 def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -> None:
     prompts, oracle = characters.character_prompts("test", 48), Oracle()
     sampler = Sampler(size=Size(pixels, pixels), steps=10)
@@ -109,6 +109,7 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
     assert 0.55 <= means["attribute_agreement"] <= 0.85, means
 
 
+@pytest.mark.campaign
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
     editor = KONTEXT.from_pretrained("tiny", guidance_scale=3.5, max_sequence_length=48)
     edits = character_edits("test", 96)

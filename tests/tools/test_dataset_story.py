@@ -49,7 +49,7 @@ def tell(folder: Path, *options: object) -> dict[str, Any]:
     return dict(summary)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_step_of_a_small_story(tmp_path: Path) -> None:
     folder = tmp_path / "story"
     summary = tell(folder, "--prompts", 8, "--grids", 2, "--judge-steps", 8)

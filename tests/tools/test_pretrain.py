@@ -81,7 +81,7 @@ def test_the_judge_s_lessons_are_true_and_balanced() -> None:
         assert 0.4 < yes / (yes + no) < 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path: Path) -> None:
     from diffusers import FluxKontextPipeline, FluxPipeline
 

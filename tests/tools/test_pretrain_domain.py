@@ -82,7 +82,7 @@ def test_a_random_adapter_has_its_spread() -> None:
     assert second.std().item() == pytest.approx(0.3, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_classifier_learns_a_world_from_what_is_outside(tmp_path: Path) -> None:
     """A quick one, of a few drawings and textures."""
     rng = random.Random(0)

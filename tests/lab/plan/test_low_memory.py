@@ -77,7 +77,7 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     assert low.phase_bytes("encode") == plain.phase_bytes("encode")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_streamed_weights_are_in_main_memory_of_each_process() -> None:
     plans = [planned("flux_t2is_12gb", world=world) for world in (1, 2)]
     low = planned("flux_t2is_12gb", "memory=low")

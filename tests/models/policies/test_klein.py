@@ -105,7 +105,7 @@ def test_edits_without_noise_are_the_pipeline_s(
     assert x_BNC.std() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
     """Nothing is resized beforehand; beyond 1024² the image grows and the source does not, as in the pipeline."""
     torch.manual_seed(0)

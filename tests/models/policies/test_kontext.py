@@ -58,7 +58,7 @@ def test_without_noise_the_loop_is_the_pipeline(
     assert latents.std() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
     """1024², nothing patched: the policy chooses the shape and resizes the source as the pipeline does."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler

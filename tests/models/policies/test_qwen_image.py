@@ -81,8 +81,8 @@ def test_plus_is_its_pipeline_with_one_source_or_more(
     torch.testing.assert_close(loop(plus, [prompt], size), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("qwen", marks=pytest.mark.campaign), "plus"])
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["qwen", "plus"])
 def test_at_its_own_size_the_pipeline_needs_no_help(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
