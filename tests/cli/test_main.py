@@ -45,7 +45,10 @@ def test_a_fault_is_one_line_and_debug_shows_where() -> None:
         (("score", "--colour"), "pacorl: No such option: --colour; see pacorl score --help"),
         (("train-policy",), "pacorl: Missing argument 'config'; see pacorl train-policy --help"),
         (("skore",), "pacorl: No such command 'skore'"),
-        (("train",), "pacorl: No such command 'train'. Did you mean 'train-policy', 'train-reward'?"),
+        (
+            ("train",),
+            "pacorl: No such command 'train'. Did you mean 'train-policy', 'train-character', 'train-reward'?",
+        ),
         (("help",), "pacorl: No such command 'help'. Did you mean '--help'?; see pacorl --help"),
         (("dataset", "help"), "pacorl: No such command 'help'. Did you mean '--help'?; see pacorl dataset --help"),
         (("benchmark", "t2is"), "pacorl: Missing argument 'data'; see pacorl benchmark t2is --help"),

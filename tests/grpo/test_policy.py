@@ -219,7 +219,7 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pacorl.grpo.run.MAX_BAD_STEPS", 3)
+    monkeypatch.setattr("pacorl.grpo.lora_run.MAX_BAD_STEPS", 3)
     config = tiny_run([*small, "epochs=3"])
     update = epoch.update_policy
 
