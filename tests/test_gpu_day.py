@@ -179,10 +179,7 @@ def parts_of_a_day() -> Iterator[Any]:
         yield pytest.param(name, marks=pytest.mark.campaign if name in LONG else pytest.mark.slow)
 
 
-# Of torch's own compiler.
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.compiles
 # torch warns of in-place operations on a sharded block's output, which diffusers only concatenates and slices.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 @pytest.mark.parametrize("name", list(parts_of_a_day()))

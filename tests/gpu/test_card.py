@@ -126,6 +126,7 @@ def ratio_cases() -> Iterator[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize(("device", "form", "batch", "concurrent"), list(ratio_cases()))
 def test_the_ratio_is_one_before_an_update(
     device: str, form: str, batch: int, concurrent: bool, judges: dict[str, LocalJudge]
