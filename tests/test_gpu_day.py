@@ -19,6 +19,8 @@ from benchmarks.gpu_day import kernels, measuring, page, product, runner
 from benchmarks.gpu_day.parts import PARTS, SkipPart
 from benchmarks.gpu_day.results import Results
 
+import pacorl
+
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 NAMES = list(PARTS)
@@ -91,6 +93,7 @@ def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) 
 
 
 def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
+    assert runner.arguments([]).slice == 9
     out = tmp_path / "day.jsonl"
     done = day(out, "--slice", "0.1", *injected(("pass",)))
     assert done.returncode == 0
@@ -159,6 +162,22 @@ def test_two_depths_give_the_whole() -> None:
     ]
     assert page.extrapolated(records) == [["int8", "1", "a forward", "0.5", "10.5", "19.00 GiB", "–"]]
     assert runner.depth("4+8") == 4
+
+
+def test_a_day_of_two_depth_settings_extrapolates_over_all_depths() -> None:
+    common = {"form": "int8", "batch": 1, "phase": "sample"}
+    records = [{**common, "blocks": blocks, "seconds": 1 + 0.5 * blocks} for blocks in (2, 4, 8)]
+    assert page.extrapolated(records) == [["int8", "1", "a forward", "0.5", "10.5", "–", "–"]]
+
+
+def test_torch_finds_the_allocator_configured() -> None:
+    """Each part imports torch after this, and a run's memory depends on the setting."""
+    line = "from benchmarks.gpu_day import runner; runner.use_sources(runner.arguments([])); import os, sys; "
+    line += "print(os.environ['PYTORCH_ALLOC_CONF'], 'torch' in sys.modules)"
+    environment = {key: value for key, value in os.environ.items() if key not in pacorl.ALLOCATOR}
+    command = [sys.executable, "-c", line]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "expandable_segments:True False\n", done.stderr
 
 
 TITLES = {
