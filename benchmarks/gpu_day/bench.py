@@ -22,7 +22,7 @@ from pacorl.lab.plan import sources
 from pacorl.lab.plan.components import policy_on_meta, training_rows
 from pacorl.lab.plan.plan import Plan
 from pacorl.lab.plan.work import work_of
-from pacorl.models.lora.adapters import MovingAverage
+from pacorl.models.lora.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE
@@ -44,11 +44,12 @@ class Form:
     stream: bool = False
     compile: str = "none"
     fuse_lora: bool = False
+    products: str = "exact"
 
     def of(self, config: PolicyConfig) -> PolicyConfig:
         """The same run in this form."""
         model = {"quantize": self.quantize, "stream": self.stream, "compile": self.compile}
-        sampling = {"fuse_lora": self.fuse_lora}
+        sampling = {"fuse_lora": self.fuse_lora, "products": self.products}
         return config.model_copy(
             update={
                 "model": config.model.model_copy(update=model),
@@ -61,6 +62,7 @@ FORMS: Mapping[str, Form] = {
     "bf16": Form(),
     "fused": Form(fuse_lora=True),
     "int8": Form(quantize="int8"),
+    "w8a8": Form(quantize="int8", products="w8a8"),
     "fp8": Form(quantize="fp8"),
     "nf4": Form(quantize="nf4"),
     "streamed": Form(quantize="int8", stream=True),
@@ -163,9 +165,17 @@ class Bench:
         builders.place_transformer(config, self.policy, self.cache, PROMPT, device=device)
         self.checkpoint_gradients(enabled=bool(config.model.gradient_checkpointing))
         transformer.train()
+        self._fill_adapter()
         self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
         self.optimizer = builders.build_optimizer(config, self.policy, device=device)
         self.average = MovingAverage(transformer, decay=0.9, interval=1)
+
+    @torch.no_grad()
+    def _fill_adapter(self) -> None:
+        """Give B small random values: a new adapter's are 0, and would multiply any deviation by 0."""
+        for name, weight in adapter_state(self.policy.transformer).items():
+            if "lora_B" in name:
+                weight.normal_(std=0.01)
 
     def checkpoint_gradients(self, *, enabled: bool) -> None:
         """Switch gradient checkpointing on or off."""
