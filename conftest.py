@@ -36,6 +36,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(line)
 
 
+COMPILER_WARNINGS = (
+    "ignore:.*torch.jit:DeprecationWarning",
+    "ignore:.*Function.* should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+"""Warnings of torch's own compiler, which fail a compilation if they are errors."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ignore the compiler's warnings in tests marked `compiles`."""
+    for item in items:
+        if item.get_closest_marker("compiles"):
+            for warning in COMPILER_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collects without looking for garbage, and leaves what was imported out of every later look.

@@ -19,6 +19,8 @@ from benchmarks.gpu_day import kernels, measuring, page, product, runner
 from benchmarks.gpu_day.parts import PARTS, SkipPart
 from benchmarks.gpu_day.results import Results
 
+import pacorl
+
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 NAMES = list(PARTS)
@@ -91,6 +93,7 @@ def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) 
 
 
 def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
+    assert runner.arguments([]).slice == 9
     out = tmp_path / "day.jsonl"
     done = day(out, "--slice", "0.1", *injected(("pass",)))
     assert done.returncode == 0
@@ -118,8 +121,8 @@ def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
     assert worth == sorted(worth, reverse=True)
     assert NAMES[0] == "rates"
     options = runner.arguments([])
-    assert not runner.fits(PARTS["product"], 399, options)
-    assert runner.fits(PARTS["product"], 400, options)
+    assert not runner.fits(PARTS["product"], 439, options)
+    assert runner.fits(PARTS["product"], 440, options)
 
 
 def test_carried_wheels_are_unpacked_once(tmp_path: Path) -> None:
@@ -161,6 +164,22 @@ def test_two_depths_give_the_whole() -> None:
     assert runner.depth("4+8") == 4
 
 
+def test_a_day_of_two_depth_settings_extrapolates_over_all_depths() -> None:
+    common = {"form": "int8", "batch": 1, "phase": "sample"}
+    records = [{**common, "blocks": blocks, "seconds": 1 + 0.5 * blocks} for blocks in (2, 4, 8)]
+    assert page.extrapolated(records) == [["int8", "1", "a forward", "0.5", "10.5", "–", "–"]]
+
+
+def test_torch_finds_the_allocator_configured() -> None:
+    """Each part imports torch after this, and a run's memory depends on the setting."""
+    line = "from benchmarks.gpu_day import runner; runner.use_sources(runner.arguments([])); import os, sys; "
+    line += "print(os.environ['PYTORCH_ALLOC_CONF'], 'torch' in sys.modules)"
+    environment = {key: value for key, value in os.environ.items() if key not in pacorl.ALLOCATOR}
+    command = [sys.executable, "-c", line]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "expandable_segments:True False\n", done.stderr
+
+
 TITLES = {
     "rates": "Rates",
     "full": "Full depth",
@@ -170,24 +189,23 @@ TITLES = {
     "product": "Figures",
 }
 """Part → title of the table with its records; of all other parts it is Forms."""
-LONG = ("product", "form-compiled", "form-compiled-int8")
+LONG = ("form-compiled", "form-compiled-int8")
 
 
 def parts_of_a_day() -> Iterator[Any]:
-    """All parts. Compiling takes minutes, and `product` runs commands of its own."""
+    """All parts; compiling takes minutes."""
     for name in NAMES:
         yield pytest.param(name, marks=pytest.mark.campaign if name in LONG else pytest.mark.slow)
 
 
-# Of torch's own compiler.
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.compiles
 # torch warns of in-place operations on a sharded block's output, which diffusers only concatenates and slices.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 @pytest.mark.parametrize("name", list(parts_of_a_day()))
 def test_every_part_runs_on_the_tiny_shapes(name: str) -> None:
     options = runner.arguments(["--tiny", "--repeats", "1", "--steps", "2", "--batches", "2", "--rank", "8"])
+    if name == "product":
+        options.depth = 1
     try:
         records = list(PARTS[name].load()(options))
     except SkipPart as reason:
@@ -203,6 +221,8 @@ def test_every_part_runs_on_the_tiny_shapes(name: str) -> None:
         assert {record["wrapper"] for record in records} == {"none", "DDP", "FSDP2"}
     if name == "product":
         assert "run, epoch: seconds" in text
+        assert "resumed for a second epoch" in text
+        assert len([record for record in records if record.get("run", {}).get("kind") == "epoch"]) == 2
 
 
 @pytest.mark.slow

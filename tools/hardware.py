@@ -150,6 +150,8 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
 def form_of(run: PolicyConfig) -> str:
     """Return the name of a recipe's form in the benchmark."""
     if run.model.quantize != NONE:
+        if run.sampling.products == "w8a8":
+            return "w8a8"
         return "streamed" if run.model.stream else run.model.quantize
     return "fused" if run.sampling.fuse_lora else "bf16"
 

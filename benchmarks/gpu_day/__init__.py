@@ -1,8 +1,8 @@
 """One day with a GPU: what FLUX.1-dev and its 7B judge take on the card that is here.
 
-    python -m benchmarks.gpu_day --out day.jsonl                  # 25 minutes, in order of value per second
-    python -m benchmarks.gpu_day --resume day.jsonl               # go on with the parts that are left
-    python -m benchmarks.gpu_day --slice 9 --resume day.jsonl     # end after 9 minutes
+    python -m benchmarks.gpu_day --out day.jsonl                  # 9 minutes, in order of value per second
+    python -m benchmarks.gpu_day --resume day.jsonl               # 9 more with the parts that are left; 25 in all
+    python -m benchmarks.gpu_day --slice 25 --out day.jsonl       # all at once
     python -m benchmarks.gpu_day --depth 4+8                      # a card of 12 GB: costs per block, extrapolated
     python -m benchmarks.gpu_day --parts rates form-bf16          # these parts alone
     python -m benchmarks.gpu_day --tiny                           # all of it on a CPU, on the tiny shapes

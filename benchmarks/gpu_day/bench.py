@@ -12,21 +12,20 @@ import torch
 from pacorl.config import base as configs
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
+from pacorl.grpo import builders
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect, denoise, sigmas_of
+from pacorl.grpo.rollout import Draw, OdeForm, collect, denoise, sigmas_of
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.lab.plan import sources
 from pacorl.lab.plan.components import policy_on_meta, training_rows
 from pacorl.lab.plan.plan import Plan
 from pacorl.lab.plan.work import work_of
-from pacorl.models.lora.adapters import MovingAverage, add_lora
-from pacorl.models.lora.layers import FusedLora, fuse_lora
+from pacorl.models.lora.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE
-from pacorl.models.quantize.linear import quantize_model
 from pacorl.models.twins import META, place_random
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
@@ -39,24 +38,36 @@ PROMPT = Prompt(id=0, text="drawn")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of the generator's weights and code."""
+    """A form of the generator's weights and code, by the settings of a run."""
 
     quantize: str = NONE
     stream: bool = False
-    compiled: bool = False
-    fused: bool = False
-    """Whether the adapter is computed together with the weights in sampling."""
+    compile: str = "none"
+    fuse_lora: bool = False
+    products: str = "exact"
+
+    def of(self, config: PolicyConfig) -> PolicyConfig:
+        """The same run in this form."""
+        model = {"quantize": self.quantize, "stream": self.stream, "compile": self.compile}
+        sampling = {"fuse_lora": self.fuse_lora, "products": self.products}
+        return config.model_copy(
+            update={
+                "model": config.model.model_copy(update=model),
+                "sampling": config.sampling.model_copy(update=sampling),
+            }
+        )
 
 
 FORMS: Mapping[str, Form] = {
     "bf16": Form(),
-    "fused": Form(fused=True),
+    "fused": Form(fuse_lora=True),
     "int8": Form(quantize="int8"),
+    "w8a8": Form(quantize="int8", products="w8a8"),
     "fp8": Form(quantize="fp8"),
     "nf4": Form(quantize="nf4"),
     "streamed": Form(quantize="int8", stream=True),
-    "compiled": Form(compiled=True),
-    "compiled-int8": Form(quantize="int8", compiled=True),
+    "compiled": Form(compile="blocks"),
+    "compiled-int8": Form(quantize="int8", compile="blocks"),
 }
 
 
@@ -133,8 +144,11 @@ class Bench:
         blocks: int | None = None,
     ) -> None:
         torch.manual_seed(0)
-        self.device, self.form, self.options, self.runtime = device, form, options, Runtime()
+        self.device, self.options, self.runtime = device, options, Runtime()
         self.generator = policy_on_meta(config, parts_at(config, blocks))
+        # Set once the weights are there: `policy_on_meta` would pack them without values.
+        self.config = config = form.of(config)
+        self.generator.options = config.model
         self.policy = cast(Policy, self.generator)
         transformer: Any = self.generator.pipeline.transformer
         # Weights come from main memory, as a checkpoint's do: a card need not hold them unpacked.
@@ -142,17 +156,26 @@ class Bench:
         for part in (transformer, self.generator.pipeline.vae):
             place_random(part, home)
         self.generator.place_vae(device)
-        quantize_model(transformer, form.quantize, device=device, stream=form.stream)
-        add_lora(transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=self.policy.lora_targets)
-        transformer.to(device)
-        if form.compiled:
+
+        # The run's own builders, in the run's order.
+        builders.add_adapter(config, self.policy)
+        if config.model.compile == "blocks":
             compile_blocks(transformer)
-        self.checkpoint_gradients(enabled=config.model.gradient_checkpointing)
-        transformer.train()
-        self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=config.optimizer.lr)
-        self.average = MovingAverage(transformer, decay=0.9, interval=1)
         self.cache = cast(ConditioningCache, RandomConditioning(self.generator, device))
+        builders.place_transformer(config, self.policy, self.cache, PROMPT, device=device)
+        self.checkpoint_gradients(enabled=bool(config.model.gradient_checkpointing))
+        transformer.train()
+        self._fill_adapter()
+        self.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
+        self.optimizer = builders.build_optimizer(config, self.policy, device=device)
+        self.average = MovingAverage(transformer, decay=0.9, interval=1)
+
+    @torch.no_grad()
+    def _fill_adapter(self) -> None:
+        """Give B small random values: a new adapter's are 0, and would multiply any deviation by 0."""
+        for name, weight in adapter_state(self.policy.transformer).items():
+            if "lora_B" in name:
+                weight.normal_(std=0.01)
 
     def checkpoint_gradients(self, *, enabled: bool) -> None:
         """Switch gradient checkpointing on or off."""
@@ -166,9 +189,10 @@ class Bench:
         size = self.generator.nearest_size(Size(side, side))
         return Sampler(size=size, steps=self.options.steps, sde_steps=(NOISE_STEP,), tree=Tree(batch, (1,)))
 
-    def fused(self) -> FusedLora | None:
-        """The adapter in its fused form, if this form has one."""
-        return fuse_lora(self.policy.transformer, enabled=self.form.fused)
+    def ode_form(self) -> OdeForm | None:
+        """The form of ODE steps, if it is another than that of SDE steps."""
+        sampling = self.config.sampling
+        return builders.ode_form(self.policy.transformer, sampling.products, fuse=sampling.fuse_lora)
 
     def collect(self, side: int, batch: int) -> Samples:
         """Draw a batch of training samples."""
@@ -179,13 +203,13 @@ class Bench:
             seed=0,
             epoch=0,
             batch=batch,
-            fused=self.fused(),
-            as_trained=self.form.compiled,
+            fused=self.ode_form(),
+            as_trained=self.config.model.compile != "none",
         )
         return collect(draw, [Row(PROMPT, number) for number in range(batch)])
 
     @torch.no_grad()
-    def sample(self, side: int, batch: int, fused: FusedLora | None) -> None:
+    def sample(self, side: int, batch: int, fused: OdeForm | None) -> None:
         """Run all sampling steps, with the moving average in place of the trained adapter."""
         sampler = self.sampler(side, batch)
         prompts = [PROMPT] * batch

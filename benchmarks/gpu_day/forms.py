@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pacorl.grpo import builders
 from pacorl.lab.plan.components import Phase
 from pacorl.models.quantize.linear import check_quantization
 from pacorl.types import Samples
@@ -21,13 +22,18 @@ from .parts import Record, SkipPart
 from .rates import matmul_peak
 
 SIDES, TINY_SIDES = (512, 1024), (32, 64)
-DEPTH, TINY_DEPTH = 16, 2
-"""Double blocks of the larger of the two depths, unless `--depth` says otherwise."""
+DEPTH, TINY_DEPTH = 8, 2
+"""Double blocks of the larger of the two depths, unless `--depth` sets it."""
 
 
 def sides(options: argparse.Namespace) -> tuple[int, ...]:
     """Sides of the images in pixels: of training, and of evaluation."""
     return TINY_SIDES if options.tiny else SIDES
+
+
+def depth(options: argparse.Namespace) -> int:
+    """Double blocks of the larger of the two depths; of the only one for parts that measure one."""
+    return options.depth or (TINY_DEPTH if options.tiny else DEPTH)
 
 
 def measure_form(name: str, options: argparse.Namespace) -> Iterator[Record]:
@@ -38,8 +44,7 @@ def measure_form(name: str, options: argparse.Namespace) -> Iterator[Record]:
     except ValueError as error:
         raise SkipPart(str(error)) from None
     device, side = device_of(options), sides(options)[0]
-    deepest = options.depth or (TINY_DEPTH if options.tiny else DEPTH // 2)
-    for blocks in (deepest // 2, deepest):
+    for blocks in (depth(options) // 2, depth(options)):
         bench = Bench(run_of(side, options), options, device, form=form, blocks=blocks)
         for batch in options.batches:
             about = {"form": name, "blocks": blocks, "batch": batch, "side": side}
@@ -52,7 +57,7 @@ def measure_form(name: str, options: argparse.Namespace) -> Iterator[Record]:
 def phases_of(bench: Bench, side: int, batch: int) -> Iterator[Record]:
     """Records of one form at one depth and batch. Seconds of sampling are those of one forward."""
     repeats, device, steps = bench.options.repeats, bench.device, bench.options.steps
-    fused = bench.fused()
+    fused = bench.ode_form()
     record = measured(partial(bench.sample, side, batch, fused), device, repeats=repeats)
     if "seconds" in record:
         record["seconds"] /= steps
@@ -119,7 +124,7 @@ def costs(work: Work, bench: Bench, peak: float) -> Record:
 def measure_launchers(options: argparse.Namespace) -> Iterator[Record]:
     """A trained step by itself, and within DDP and FSDP2 on a group of one process."""
     device, side = device_of(options), sides(options)[0]
-    blocks = options.depth or (TINY_DEPTH if options.tiny else DEPTH // 2)
+    blocks = depth(options)
     with one_process(device):
         for wrapper in ("none", "DDP", "FSDP2"):
             bench = Bench(run_of(side, options), options, device, blocks=blocks)
@@ -145,7 +150,7 @@ def wrap(bench: Bench, wrapper: str) -> None:
                 fully_shard(block)
         fully_shard(transformer)
         bench.trained = [parameter for parameter in transformer.parameters() if parameter.requires_grad]
-        bench.optimizer = torch.optim.AdamW(bench.trained)
+        bench.optimizer = builders.build_optimizer(bench.config, bench.policy, device=bench.device)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 
 from .bench import Bench, device_of, run_of
-from .forms import DEPTH, TINY_DEPTH, sides
+from .forms import depth, sides
 from .measuring import Work, measured
 from .parts import Record
 
@@ -29,7 +29,7 @@ THEME = "A small red fox who runs a lighthouse by the northern sea, painted in s
 def measure_judge(options: argparse.Namespace) -> Iterator[Record]:
     """Grids per second of the 7B judge, and the share of the shorter work that overlap hides."""
     device, side = device_of(options), sides(options)[0]
-    blocks = options.depth or (TINY_DEPTH if options.tiny else DEPTH // 2)
+    blocks = depth(options)
     judge = random_judge(device, tiny=options.tiny)
     bench = Bench(run_of(side, options), options, device, blocks=blocks)
     asked = questions(1, side // 2)

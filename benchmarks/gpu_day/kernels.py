@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from .bench import Bench, device_of, run_of
-from .forms import DEPTH, TINY_DEPTH, sides
+from .forms import depth, sides
 from .measuring import Work, timed
 from .parts import Record
 
@@ -30,7 +30,7 @@ REST = "norm and elementwise"
 def measure_kernels(options: argparse.Namespace) -> Iterator[Record]:
     """Seconds per class for a sampling step and a trained step, batch 1, at one depth in bf16."""
     device, side = device_of(options), sides(options)[0]
-    blocks = options.depth or (TINY_DEPTH if options.tiny else DEPTH // 2)
+    blocks = depth(options)
     bench = Bench(run_of(side, options), options, device, blocks=blocks)
     samples = bench.collect(side, 1)
     works: dict[str, Work] = {

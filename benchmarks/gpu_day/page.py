@@ -76,7 +76,7 @@ def phase(record: Mapping[str, Any]) -> str:
 
 
 def extrapolated(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Each measurement at full depth, by the line through its two depths."""
+    """Each measurement at full depth, by the line through its shallowest and its deepest."""
     rows = []
     for (form, batch, name), depths in two_depths(records).items():
         slope = line_through(depths, "seconds")[0]
@@ -86,17 +86,17 @@ def extrapolated(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def two_depths(records: Sequence[Mapping[str, Any]]) -> dict[Measurement, dict[int, Mapping[str, Any]]]:
-    """(form, batch, phase) → double blocks → record, of the measurements that succeeded at both depths."""
+    """(form, batch, phase) → double blocks → record, of the measurements that succeeded at two depths or more."""
     pairs: dict[Measurement, dict[int, Mapping[str, Any]]] = {}
     for r in records:
         if "form" in r and "seconds" in r:
             pairs.setdefault((r["form"], r["batch"], phase(r)), {})[r["blocks"]] = r
-    return {key: depths for key, depths in pairs.items() if len(depths) == 2}
+    return {key: depths for key, depths in pairs.items() if len(depths) > 1}
 
 
 def line_through(depths: Mapping[int, Mapping[str, Any]], key: str) -> tuple[float, float]:
-    """(increase per double block, value at depth 0) of a value measured at two depths."""
-    (low, first), (high, second) = sorted(depths.items())
+    """(increase per double block, value at depth 0) of a value, by its shallowest and its deepest measurement."""
+    (low, first), *_, (high, second) = sorted(depths.items())
     slope = (second[key] - first[key]) / (high - low)
     return slope, first[key] - slope * low
 

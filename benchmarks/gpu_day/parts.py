@@ -55,6 +55,7 @@ ALL = (
     form_part("bf16", 60, 120),
     form_part("int8", 50, 90),
     form_part("fused", 50, 80),
+    form_part("w8a8", 40, 70),
     form_part("streamed", 60, 90),
     form_part("fp8", 50, 50),
     form_part("nf4", 50, 45),
@@ -63,8 +64,8 @@ ALL = (
     form_part("compiled", 150, 120),
     form_part("compiled-int8", 150, 60),
     Part("judge", "judging:measure_judge", 90, 70),
-    Part("launchers", "forms:measure_launchers", 120, 60),
-    Part("product", "product:measure_product", 400, 220),
+    Part("launchers", "forms:measure_launchers", 80, 40),
+    Part("product", "product:measure_product", 440, 220),
 )
 
 

@@ -30,7 +30,11 @@ TINY_SETTINGS = (
 
 
 def measure_product(options: argparse.Namespace) -> Iterator[Record]:
-    """Seconds of writing both checkpoints and of the run, and all metrics that the run logged."""
+    """Seconds of writing both checkpoints, of a run and of its resumption, and all metrics that the run logged.
+
+    Raises:
+        RuntimeError: a command failed, or the resumed run has not two epochs.
+    """
     folder = Path(mkdtemp(prefix="gpu-day-"))
     try:
         width = ["--width", "tiny" if options.tiny else "published"]
@@ -41,10 +45,17 @@ def measure_product(options: argparse.Namespace) -> Iterator[Record]:
             yield {"figure": f"seconds to write {kind}", "value": seconds, "bytes": size}
         settings = [*SETTINGS, *(TINY_SETTINGS if options.tiny else ())]
         settings += [f"model.checkpoint={folder / 'flux'}", f"judge.checkpoint={folder / 'judge'}"]
-        seconds = run("train-policy", str(RECIPE), *settings, f"out={folder / 'run'}")
+        settings += [f"out={folder / 'run'}"]
+        seconds = run("train-policy", str(RECIPE), *settings)
         yield {"figure": "seconds of train-policy, one epoch", "value": seconds}
-        for line in (folder / "run" / "metrics.jsonl").read_text().splitlines():
-            yield {"run": json.loads(line)}
+        seconds = run("train-policy", str(RECIPE), *settings, "epochs=2", "--resume", "auto")
+        yield {"figure": "seconds of train-policy, resumed for a second epoch", "value": seconds}
+        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        epochs = [line["epoch"] for line in lines if line["kind"] == "epoch"]
+        if len(epochs) != 2:
+            raise RuntimeError(f"the resumed run logged the epochs {epochs}, and should have logged two")
+        for line in lines:
+            yield {"run": line}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -44,6 +44,7 @@ def machine(device: torch.device) -> Record:
 def works(device: torch.device, dtype: torch.dtype, *, small: int) -> Iterator[tuple[str, str, float, Work]]:
     """(name, unit, amount of one call in that unit's numerator, call); `small` divides every side."""
     yield from _products(device, dtype, small=small)
+    yield from _int8_products(device, small=small)
     yield from _copies(device, small=small)
     yield from _attention(device, dtype, small=small)
     yield from _convolutions(device, dtype, small=small)
@@ -56,6 +57,14 @@ def _products(device: torch.device, dtype: torch.dtype, *, small: int) -> Iterat
         m, k, n = (max(4, side // small) for side in (rows, inner, cols))
         a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(n, k, device=device, dtype=dtype)
         yield f"product {m}×{k}×{n}", "TFLOP/s", 2 * m * k * n / 1e12, partial(F.linear, a, b)
+
+
+def _int8_products(device: torch.device, *, small: int) -> Iterator[tuple[str, str, float, Work]]:
+    # FLUX's MLP on the tokens of 512² at batch 1 and 8, as `sampling.products: w8a8` computes it.
+    for rows in (1536, 12288):
+        m, k, n = (side // small for side in (rows, 3072, 12288))
+        a, b = (torch.randint(-127, 128, shape, dtype=torch.int8, device=device) for shape in ((m, k), (n, k)))
+        yield f"int8 product {m}×{k}×{n}", "TFLOP/s", 2 * m * k * n / 1e12, partial(torch._int_mm, a, b.t())
 
 
 def _copies(device: torch.device, *, small: int) -> Iterator[tuple[str, str, float, Work]]:

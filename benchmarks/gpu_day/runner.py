@@ -52,7 +52,7 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="a new JSONL file of results")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the parts that FILE lacks")
     parser.add_argument("--minutes", type=float, default=25, help="in all, over all slices")
-    parser.add_argument("--slice", type=float, metavar="MINUTES", help="end cleanly after so many minutes")
+    parser.add_argument("--slice", type=float, default=9, metavar="MINUTES", help="end cleanly after so many")
     parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--depth", type=depth, help="two depths, the larger as DOUBLE+SINGLE blocks, such as 4+8")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="images per forward")
@@ -94,6 +94,8 @@ def use_sources(options: argparse.Namespace) -> None:
     sys.path[:0] = folders
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
+    import pacorl  # noqa: F401 - configures torch's allocator, which must precede torch's import
+
     if options.tiny:  # more threads than the tiny shapes need make torch many times slower
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -119,8 +121,7 @@ def run_day(options: argparse.Namespace) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running part ends too
     results, started = Results(path), time.monotonic()
-    ends = 60 * options.minutes - results.spent()
-    ends = min(ends, 60 * options.slice) if options.slice else ends
+    ends = min(60 * options.minutes - results.spent(), 60 * options.slice)
     waiting = left_over(options, results)
     while waiting:
         left = ends - (time.monotonic() - started)

@@ -25,6 +25,7 @@ from benchmarks.gpu_day.judging import questions, random_judge
 from benchmarks.gpu_day.runner import arguments
 from torch import Tensor, nn
 
+from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.grpo.scoring import torch_context
 from pacorl.grpo.start import checkpoints
 from pacorl.judge.local import LocalJudge
@@ -119,13 +120,14 @@ def ratio_cases() -> Iterator[Any]:
     for form, batch, concurrent in product(FORMS, (1, 3, 8), (False, True)):
         yield pytest.param("cuda", form, batch, concurrent, marks=CARD)
     yield pytest.param("cpu", "streamed", 3, False)  # int8, and what moves
-    for form in ("bf16", "fused", "int8", "fp8", "nf4"):
+    for form in ("bf16", "fused", "int8", "w8a8", "fp8", "nf4"):
         yield pytest.param("cpu", form, 3, False, marks=pytest.mark.slow)
     yield pytest.param("cpu", "bf16", 1, True, marks=pytest.mark.slow)
     yield pytest.param("cpu", "streamed", 8, True, marks=pytest.mark.slow)
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize(("device", "form", "batch", "concurrent"), list(ratio_cases()))
 def test_the_ratio_is_one_before_an_update(
     device: str, form: str, batch: int, concurrent: bool, judges: dict[str, LocalJudge]
@@ -187,9 +189,9 @@ def start(device: str, out: Path, *launcher: str, settings: Sequence[str] = (), 
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def epochs(out: Path) -> list[int]:
+def epochs(out: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [line["epoch"] for line in lines if line["kind"] == "epoch"]
+    return [line for line in lines if line["kind"] == "epoch"]
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
@@ -201,6 +203,17 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed[-3000:]
     assert len(epochs(tmp_path / "run")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "memory=low"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
+    process = start(device, tmp_path / "run", settings=["epochs=1", setting])
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, printed[-3000:]
+    (line,) = epochs(tmp_path / "run")
+    assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
 @pytest.mark.parametrize("device", LONG)
@@ -218,5 +231,6 @@ def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
     again = start(device, out, resume=True)
     printed, _ = again.communicate(timeout=600)
     assert again.returncode == 0, printed[-3000:]
-    assert len(set(epochs(out))) == 3
-    assert epochs(out) == sorted(set(epochs(out)))
+    numbers = [line["epoch"] for line in epochs(out)]
+    assert len(numbers) == 3
+    assert numbers == sorted(set(numbers))

@@ -130,6 +130,9 @@ def test_every_config_can_be_planned(path: Path) -> None:
             assert row in page, "python -m tools.hardware > docs/hardware.md"
     if path.stem.endswith("_1gpu"):
         assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"
+    if path.stem.endswith(("_12gb", "_16gb", "_24gb")):
+        assert found.cost is not None
+        assert found.cost.evaluation_share <= 0.1
 
 
 # --- tiny twins ------------------------------------------------------------------------------------------------

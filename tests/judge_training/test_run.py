@@ -22,11 +22,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from pacorl.config.base import ConfigError, dump, load
+from pacorl.core import devices
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
+from pacorl.judge_training import judge_trainer
 from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
 from pacorl.judge_training.judge_trainer import BEGUN, MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
@@ -73,6 +75,18 @@ def run(data: Path, tmp_path: Path) -> Any:
         return load(JudgeConfig, RECIPE, [*small, *overrides])
 
     return config
+
+
+def test_bfloat16_on_the_cpu_beside_a_card_is_refused(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "driver_version", lambda: "550.54.14")
+    monkeypatch.setattr(judge_trainer, "available_device", lambda: "cpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ValueError, match=r"model\.dtype bfloat16 would train on the CPU, and .*driver 550\.54\.14"):
+        JudgeTrainer(run("model.dtype=bfloat16"))
+    JudgeTrainer(run("model.dtype=float32"))
+    assert not (tmp_path / "run").exists()
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

@@ -24,12 +24,7 @@ from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Advantages, Samples, Size
 
-# Of torch's own compiler.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-]
+pytestmark = pytest.mark.compiles
 
 needs_nf4 = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 SIZE = Size(32, 32)

@@ -65,6 +65,7 @@ def test_a_measured_epoch_is_its_forwards_at_full_depth() -> None:
         (["sampling.fuse_lora=false"], "bf16"),
         (["model.quantize=int8"], "int8"),
         (["memory=lowest"], "streamed"),
+        (["model.quantize=int8", "sampling.products=w8a8"], "w8a8"),
     ],
 )
 def test_a_recipe_has_a_form_of_the_benchmark(settings: list[str], form: str) -> None:

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pacorl.models.lora.sharding import is_sharded
+
 if TYPE_CHECKING:
+    from torch import nn
+
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.models.policies.policy import Policy
     from pacorl.runtime.processes import Runtime
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 FREE_MARGIN = 2 * 2**30
-"""Bytes of a card to leave free: gradients in flight, the optimizer's step and the allocator's fragments."""
+"""Bytes of a card to leave free: gradients of activations, the optimizer's step and the allocator's fragments."""
+TRAINED_COPIES = 4
+"""Copies of the trained weights that are allocated later: their gradient, AdamW's two moments, and the average."""
 
 
 def decide_checkpointing(
@@ -45,13 +51,22 @@ def decide_checkpointing(
         return True
 
     transformer.disable_gradient_checkpointing()
-    needed = batch * activation_bytes(policy, conditioning, size)
+    needed = batch * activation_bytes(policy, conditioning, size) + TRAINED_COPIES * trained_bytes(transformer)
     fits = needed + FREE_MARGIN <= free_bytes(runtime.device)
 
     if all(runtime.gather(fits)):
         return False
     transformer.enable_gradient_checkpointing()
     return True
+
+
+def trained_bytes(transformer: nn.Module) -> int:
+    """Count the bytes of the trained weights on this device; of sharded weights, this rank's share."""
+    count = 0
+    for weight in transformer.parameters():
+        if weight.requires_grad:
+            count += weight.to_local().nbytes if is_sharded(weight) else weight.nbytes
+    return count
 
 
 def activation_bytes(policy: Policy, conditioning: Conditioning, size: Size) -> int:

@@ -27,6 +27,7 @@ from transformers import ProgressCallback, TrainerCallback, TrainerControl, Trai
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.core.devices import available_device, check_card_used
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
     PRIVATE,
@@ -97,9 +98,11 @@ class JudgeTrainer:
             allow_changes: allow a resumed run another config; the log lists the changes.
 
         Raises:
-            ValueError: the folder holds a run already and `resume` is not set, or a tracker is not installed.
+            ValueError: the folder holds a run already and `resume` is not set, a tracker is not installed, or
+                bfloat16 would train on the CPU beside a card.
         """
         check_trackers(config.trackers)
+        check_card_used(config.model.dtype, torch.device(available_device()))
         self.config, self.resume = config, resume
         complete = complete_checkpoints(config.out / "checkpoints")
         check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)

@@ -16,13 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import train_policy
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan.memory import MemoryLedger
 from pacorl.models.policies.flux import FLUX
-from pacorl.models.quantize import QUANTIZERS, streaming
+from pacorl.models.quantize import QUANTIZERS
 from pacorl.models.quantize.linear import StreamedLinear, parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.models.quantize.streaming import Arena, WeightStream
 from pacorl.models.twins import META
@@ -152,12 +153,12 @@ def test_memory_that_cannot_be_pinned_is_pageable_after_one_warning(
         return empty(*shape, **options)
 
     monkeypatch.setattr(torch, "empty", refuse)
-    streaming._warn_of_pageable.cache_clear()
+    warn_of_pageable.cache_clear()
     for _ in range(2):
         tensor = torch.arange(5.0)
         assert torch.equal(Arena(pinned=True).copy_of(tensor), tensor)
     (record,) = caplog.records
-    assert "CUDA error: out of memory): weights lie in pageable memory" in record.getMessage()
+    assert "CUDA error: out of memory): copies to the card come from pageable" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 

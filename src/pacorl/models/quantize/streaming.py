@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from pacorl.core.transfer import warn_of_pageable
 
 ALIGNMENT = 256
 """Bytes: any type can be viewed from such an address on."""
@@ -116,15 +114,6 @@ class Arena:
             try:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:  # WSL2 pins about half of the memory
-                _warn_of_pageable(str(error).partition("\n")[0])
+                warn_of_pageable(str(error).partition("\n")[0])
                 self._is_pinned = False
         return torch.empty(size, dtype=torch.uint8)
-
-
-@cache
-def _warn_of_pageable(reason: str) -> None:
-    logger.warning(
-        "no more memory can be pinned (%s): weights lie in pageable memory, whose copies to the card are slower; under "
-        "WSL2 raise `memory` in .wslconfig",
-        reason,
-    )
