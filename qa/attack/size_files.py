@@ -1,7 +1,9 @@
 """Files of 1 to 64 MiB in their worst form, for every reader of the project.
 
-A reader may take 20 seconds of a processor and 3 for each MiB, since its time may grow as the file does, and a GiB of
-memory and 20 times the file's bytes.
+A reader may take 20 seconds of a processor and 3 for each MiB, and a GiB of memory and 20 times the file's bytes. These
+bounds are looser than those of a server, where a request costs its caller little and others wait. Whoever reads a file
+has chosen it and waits alone, and a good file of 64 MiB is work too: a record of JSON takes about ten times its text in
+Python's objects, and checking a million of them takes minutes. What the bounds exclude is growth faster than the file's.
 """
 
 from __future__ import annotations
