@@ -110,6 +110,14 @@ def test_modules_and_paths_of_the_map_exist(page: Path) -> None:
     assert [name for name in [*paths, *dotted] if not exists(name)] == []
 
 
+@pytest.mark.parametrize("page", [ROOT / "docs" / "security.md", ROOT / "docs" / "reference.md"], ids=name_of)
+def test_named_tests_are_files(page: Path) -> None:
+    """A folder would name no test."""
+    named = [text for text in code_of(page) if re.fullmatch(r"(tests|qa)/[\w/.-]+", text)]
+    assert len(named) > 5
+    assert [text for text in named if not (ROOT / text).is_file()] == []
+
+
 def test_every_room_is_on_the_map() -> None:
     words = " ".join(code_of(MAPS[0]))
     assert [room for room in rooms() if not re.search(rf"\b{room}\b", words)] == []

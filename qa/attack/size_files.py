@@ -3,7 +3,7 @@
 A reader may take 20 seconds of a processor and 3 for each MiB, and a GiB of memory and 20 times the file's bytes. These
 bounds are looser than those of a server, where a request costs its caller little and others wait. Whoever reads a file
 has chosen it and waits alone, and a good file of 64 MiB is work too: a record of JSON takes about ten times its text in
-Python's objects, and checking a million of them takes minutes. What the bounds exclude is growth faster than the file's.
+Python's objects, and checking a million of them takes minutes. The bounds exclude growth faster than the file's.
 """
 
 from __future__ import annotations

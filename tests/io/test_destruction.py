@@ -222,7 +222,15 @@ def test_a_second_call_in_a_listed_function_is_one_too_many() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["text.replace('a', 'b')", "replace(plan, seed=1)", "path.open()", "Image.open(path)", "self.save()", "f.save()", "snapshot_download(x)"],
+    [
+        "text.replace('a', 'b')",
+        "replace(plan, seed=1)",
+        "path.open()",
+        "Image.open(path)",
+        "self.save()",
+        "f.save()",
+        "snapshot_download(x)",
+    ],
 )
 def test_reading_and_texts_are_free(code: str) -> None:
     assert not list(calls(ast.parse(code)))

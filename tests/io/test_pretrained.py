@@ -161,11 +161,13 @@ def loads(tree: ast.AST, own: set[str]) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             name = ast.unparse(node)
-            if node.attr == "from_pretrained" and ast.unparse(node.value) not in own:
+            if (node.attr == "from_pretrained" and ast.unparse(node.value) not in own) or PICKLES.fullmatch(name):
                 found.append(f"line {node.lineno}: {name}")
-            elif PICKLES.fullmatch(name):
-                found.append(f"line {node.lineno}: {name}")
-        if isinstance(node, ast.ImportFrom) and node.module == "torch" and {"load", "hub"} & {a.name for a in node.names}:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "torch"
+            and {"load", "hub"} & {a.name for a in node.names}
+        ):
             found.append(f"line {node.lineno}: from torch import …")
         if isinstance(node, ast.Call) and any(keyword.arg == "pretrained" for keyword in node.keywords):
             found.append(f"line {node.lineno}: {ast.unparse(node.func)}(pretrained=…)")

@@ -240,6 +240,7 @@ class Run:
             size=config.sampling.size,
             resumed=resumed,
             by_panel=self.by_panel,
+            timeout=config.reward_timeout,
         )
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
@@ -250,6 +251,7 @@ class Run:
             tried=self.evaluation_prompts,
             size=config.evaluation.size,
             resumed=resumed,
+            timeout=config.reward_timeout,
         )
 
     def _build_records(self, start: Path | None, changes: Changes) -> None:
