@@ -58,8 +58,9 @@ OTHERS_OPTIONS = {
     "--no-deps",
     "--needs",
     "--tiny",
+    "--build-arg",
 }
-"""Of accelerate, torchrun, hf, mypy, vLLM, pip and `benchmarks.gpu_day`."""
+"""Of accelerate, torchrun, hf, mypy, vLLM, pip, docker and `benchmarks.gpu_day`."""
 FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 
