@@ -64,8 +64,9 @@ OTHERS_OPTIONS = {
     "--no-deps",
     "--needs",
     "--tiny",
+    "--build-arg",
 }
-"""Of accelerate, torchrun, hf, mypy, vLLM, pip and `benchmarks.gpu_day`."""
+"""Of accelerate, torchrun, hf, mypy, vLLM, pip, docker and `benchmarks.gpu_day`."""
 FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -114,6 +115,14 @@ def test_modules_and_paths_of_the_map_exist(page: Path) -> None:
     dotted = [text for text in code_of(page) if re.fullmatch(rf"({'|'.join(rooms())})(\.\w+)+", text)]
     assert len(paths) > 5
     assert [name for name in [*paths, *dotted] if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "security.md", ROOT / "docs" / "reference.md"], ids=name_of)
+def test_named_tests_are_files(page: Path) -> None:
+    """A folder would name no test."""
+    named = [text for text in code_of(page) if re.fullmatch(r"(tests|qa)/[\w/.-]+", text)]
+    assert len(named) > 5
+    assert [text for text in named if not (ROOT / text).is_file()] == []
 
 
 def test_every_room_is_on_the_map() -> None:

@@ -335,7 +335,7 @@ class Trials:
         items = {item.nodeid: item for item in session.items}
         for mutant in self.mutants:
             importlib.import_module(mutant.module)
-        functions = _live_functions(self.folder / SOURCE)
+        functions = live_functions(self.folder / SOURCE)
 
         # The tests of the table.
         hinted = self._hinted(items)
@@ -454,10 +454,14 @@ def _room(test: str) -> str:
     return test.split("/")[1]
 
 
-def _live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionType]]:
+def live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionType]]:
     """Find every loaded function of the package, by file, name and first line."""
     functions: dict[tuple[str, str, int], list[FunctionType]] = {}
-    for function in gc.get_objects():
+    # Without this the list lacks frozen objects, and conftest.py freezes everything that was collected.
+    gc.unfreeze()
+    objects = gc.get_objects()
+    gc.freeze()
+    for function in objects:
         if type(function) is not FunctionType:
             continue
         code = function.__code__

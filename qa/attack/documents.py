@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from pacorl.dataset.prompts import PAPER, read_taxonomy
 from pacorl.generate.storyboard import read_storyboard
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write_jsonl
+from pacorl.judge.calibration import read_calibration
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.records.characters import read_character
 from pacorl.records.comparisons import comparisons_from, missing_file, sharegpt_names
 from pacorl.records.edits import load_sharegpt_4o
 from pacorl.records.prompts import load_prompts
@@ -48,6 +51,9 @@ SAMPLE = {"prompt_id": 1, "seed": 2, "image": "a.png", "grid": "1x2", "p_yes": [
 FIGURE = {"a": {"mean": 0.5, "low": 0.4, "high": 0.6}}
 ROW = {"source": "measured", "name": "n", "values": FIGURE}
 JUDGE = {"name": "judge", "checkpoint": "tiny", "endpoints": ["http://127.0.0.1:8000/v1"]}
+CARD = {"description": "a dentist", "keep": {"face": "round glasses", "hair": "black"}, "may_change": ["pose"]}
+CURVE = {"temperature": 1.9, "bias": 0.4}
+CALIBRATION = {"judge": "tiny", "curves": {"": CURVE, "Same?": CURVE}, "thresholds": {"panels": {"4": 0.3, "8": 0.2}}}
 TABLES = {"tables": [{"title": "t", "columns": ["a"], "rows": [ROW]}], "complete": False, "measured": 1, "wanted": 2}
 
 
@@ -90,6 +96,8 @@ READERS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "journal/j.jsonl": ({"key": "k", "score": 1.5}, Journal),
     "manifests/s.json": ({"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}}, _manifest),
     "endpoints.yaml": ({"judges": [JUDGE]}, load_endpoints),
+    "hero/card.yaml": (CARD, lambda path: read_character(path.parent)),
+    "calibration.json": (CALIBRATION, read_calibration),
     "taxonomy.yaml": (_yaml(PAPER), read_taxonomy),
     **{path.name: (_yaml(path), read_storyboard) for path in sorted((CONFIGS / "cases").glob("*.yaml"))},
     **{path.name: (_yaml(path), partial(load, PolicyConfig)) for path in sorted(CONFIGS.glob("*.yaml"))},
@@ -129,6 +137,8 @@ def prepare(name: str, folder: Path) -> None:
     for other in next((group for group in groups if name in group), (name,)):
         write(folder / other, READERS[other][0])
     (folder / "run" / "adapter").mkdir(parents=True)
+    if name == "hero/card.yaml":
+        shutil.copyfile(folder / "a.png", folder / "hero" / "a.png")
 
 
 def mutate(name: str, folder: Path, draw: random.Random) -> str:

@@ -95,6 +95,13 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/api/taste"),
         Asked("POST", "/api/taste", {"name": "x", "prompts": ["a|b", "c|d"], "rounds": 3, "groups": 2}, status=422),
         Asked("POST", "/api/taste/x/ranks", {"group": "g", "ranks": [1, 2, 3]}, status=404),
+        Asked("POST", "/api/taste/x/continue", status=404),
+        Asked("POST", "/api/taste/x/stop", status=404),
+        Asked("POST", "/api/taste/x/use", status=404),
+        Asked("POST", "/api/panels", {"text": "Generate four images of the same dentist: a, b, c and d."}),
+        Asked("DELETE", "/api/jobs/1"),
+        Asked("POST", "/join", f"token={TOKEN}".encode(), status=303),
+        Asked("POST", "/leave"),
     ),
     "annotate": (
         Asked("POST", "/api/rankings", {"instance": "INSTANCE", "order": [1, 0, 3, 2], "request": "request-1"}),
@@ -110,6 +117,8 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/api/admin/rankings.jsonl", None, ADMIN_TOKEN),
         Asked("GET", "/api/admin/audit.jsonl", None, ADMIN_TOKEN),
         Asked("GET", f"/join/{TOKEN}"),
+        Asked("POST", "/join", f"token={TOKEN}".encode(), status=303),
+        Asked("POST", "/leave"),
     ),
 }  # fmt: skip
 FACTS: dict[str, dict[str, tuple[Asked, Callable[[Any], str]]]] = {

@@ -1,7 +1,10 @@
 """Files of 1 to 64 MiB in their worst form, for every reader of the project.
 
-A reader may take 20 seconds of a processor and 3 for each MiB, since its time may grow as the file does, and a GiB of
-memory and 20 times the file's bytes.
+A reader may take 20 seconds of a processor and 3 for each MiB, and a GiB of memory and 20 times the file's bytes. These
+bounds are looser than those of a server, where a request costs its caller little and others wait: whoever reads a file
+has chosen it and waits alone. A good file of that size is work too. A MiB of short JSON lines takes two seconds, and
+libraries that are imported at the first weights or the first table count for the memory. The bounds exclude what grows
+faster than the file.
 """
 
 from __future__ import annotations

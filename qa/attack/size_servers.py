@@ -36,17 +36,21 @@ from qa.attack.images import png
 from qa.attack.servers import PUBLIC, REQUESTS, Asked, Running, built, running, sent
 from qa.attack.shapes import IMAGES, JSON, MIB, below_a_limit, inside, repeated, size
 
+from pacorl.io.decoder import DECODERS
 from pacorl.io.images import MAX_PIXELS
+from pacorl.serve.schema import Limits
 from pacorl.studio import models
 
 INPUTS = 80
 """For each server, at share 1."""
 ANSWERED, COMPUTED = 2.0, 10.0
 MARGIN, TIMES = 64 * MIB, 20
-BYTES_PER_PIXEL = 20
-"""Of the largest honest image: 4 in the server's picture and 3 in what it was read from, the rest in the decoder."""
-PIXELS = {"judge": MAX_PIXELS, "studio": models.MAX_PIXELS, "annotate": 0}
-"""That a server says it takes at a time."""
+BYTES_PER_PIXEL = 4
+"""Of a decoded image: Pillow has four bytes for a pixel of three colours."""
+HELD = {"judge": Limits().held_pixels, "studio": DECODERS * models.MAX_PIXELS, "annotate": 0}
+"""Pixels of the images that a server holds at a time, its budget."""
+DECODED = {"judge": DECODERS * MAX_PIXELS, "studio": DECODERS * models.MAX_PIXELS, "annotate": 0}
+"""Pixels that the decoders have at a time, beside the server's: one image each."""
 PATIENCE = 240.0
 """Seconds by the clock, after which the honest client or the hostile one waits for a server that does nothing."""
 PAUSE = 0.2
@@ -376,7 +380,8 @@ class Watch:
             self.peaks[child] = max(self.peaks.get(child, 0), memory(child, "VmHWM"))
         grown = memory(pid, "VmHWM") - self.resident
         grown += sum(max(0, peak - self.base.get(child, 0)) for child, peak in self.peaks.items())
-        most = max(TIMES * hostile.bytes, BYTES_PER_PIXEL * PIXELS[self.server.name]) + MARGIN
+        pixels = HELD[self.server.name] + DECODED[self.server.name]
+        most = max(TIMES * hostile.bytes, BYTES_PER_PIXEL * pixels) + MARGIN
         if grown > most:
             raise Fault("memory", f"{grown // MIB:,} MiB more, and {most // MIB:,} are allowed")
         computed = self.now().computed - self.started.computed - self.rounds * self.cost

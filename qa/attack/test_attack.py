@@ -158,7 +158,7 @@ def test_a_trap_that_runs_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", size_servers.PIXELS)
+@pytest.mark.parametrize("name", size_servers.HELD)
 def test_others_are_answered_while_a_server_is_sent_megabytes(name: str) -> None:
     assert size_servers.attacked(name, range(4), seed=1).faults == []
 
@@ -167,7 +167,8 @@ def test_others_are_answered_while_a_server_is_sent_megabytes(name: str) -> None
 def test_the_watch_over_a_server_sees_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(size_servers.REQUESTS, "clumsy", (Asked("GET", "/health"),))
     monkeypatch.setitem(size_servers.HONEST, "clumsy", Asked("GET", "/health"))
-    monkeypatch.setitem(size_servers.PIXELS, "clumsy", 0)
+    monkeypatch.setitem(size_servers.HELD, "clumsy", 0)
+    monkeypatch.setitem(size_servers.DECODED, "clumsy", 0)
     expected = {
         ("fine", b""): "fine",
         ("blocks", b"1"): "fine",

@@ -381,6 +381,16 @@ def test_a_missing_part_is_left_out_and_not_0() -> None:
     assert [row[1] for row in values] == pytest.approx([0.0, 0.05 / std, -0.05 / std])
 
 
+def test_a_panel_needs_its_part_of_every_reward() -> None:
+    """As a panel that a smaller set lacks: a reward without parts has a value there all the same."""
+    parts = [[[0.2, NAN], [0.3, 0.3], [0.1, 0.2]], [[1.0, 1.0]] * 3]
+    found = advantages(
+        by_panel([SETS, [1.0] * 3], parts, [0] * 3), weights=[1.0, 1.0], aggregate="weighted_sum", credit="panel"
+    )
+    std = statistics.pstdev(SETS)
+    assert [row[1] for row in panel_values(found)] == pytest.approx([0.0, 0.05 / std, -0.05 / std])
+
+
 def test_a_missing_score_leaves_all_its_panels_out() -> None:
     parts = [[NAN, 0.4], [0.3, 0.3], [0.1, 0.2]]
     rewards = by_panel([[NAN, 1.0, 0.3]], [parts], [0] * 3)

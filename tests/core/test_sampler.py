@@ -24,6 +24,13 @@ def test_every_second_child_mirrors_its_elder_sibling(child: int, level: int, no
     assert Tree(1, (2, 2)).noise_of(child, level) == (child, 1.0)
 
 
+def test_an_only_child_mirrors_nobody() -> None:
+    """Two noises, whose only children branch at the next step alone."""
+    tree = Tree(2, (1, 2), antithetic=True)
+    assert [tree.noise_of(child, 0) for child in (0, 2)] == [(0, 1.0), (2, 1.0)]
+    assert tree.noise_of(3, 1) == (2, -1.0)
+
+
 def test_a_tree_branches_at_the_first_step_unless_it_is_said() -> None:
     assert TreeOptions().resolve(4, steps=2) == Tree(4, (1, 1))
     assert TreeOptions(seeds=1).resolve(4, steps=2) == Tree(1, (4, 1))

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import toy_ranks
 import worlds
 from toy_world import toy_config, toy_world
@@ -16,7 +15,6 @@ from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
 
 
-@pytest.mark.slow
 def test_two_ranks_stop_together_keep_their_generators_and_see_the_scores_of_both(tmp_path: Path) -> None:
     worlds.run(toy_ranks.draw_and_resume, tmp_path, world=2)
     zero, one = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))

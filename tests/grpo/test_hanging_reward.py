@@ -18,6 +18,7 @@ from toy_world import toy_config
 from pacorl.grpo.ledger import read_ledger
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
+from pacorl.rewards.reward import RewardError
 from pacorl.runtime.processes import Interrupted
 from pacorl.types import Prompt
 
@@ -153,3 +154,10 @@ def test_rewards_that_take_turns_with_the_generator_are_bounded_too(
 ) -> None:
     with pytest.raises(Interrupted, match=r"^reward brightness \(batch 2: .* stopped after epoch 0, and saved"):
         run(tmp_path, hanging(hangs_in=START + 2), "memory=low", "model.quantize=none", "reward_timeout=0.5")
+
+
+def test_a_reward_that_hangs_at_its_trial_image_is_refused(tmp_path: Path, hanging: Callable[..., Brightness]) -> None:
+    """Nothing is to be saved yet, and a new start would hang again."""
+    said = r"^reward brightness \(trial image\) has not returned for 0\.2 s; mend it, or raise reward_timeout$"
+    with pytest.raises(RewardError, match=said):
+        run(tmp_path, hanging(hangs_in=1), "reward_timeout=0.2")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pending_runs
@@ -29,13 +30,14 @@ from pacorl.grpo import epoch, pending
 from pacorl.grpo.checkpoint import SEAL
 from pacorl.grpo.ledger import JUDGE_COUNTS
 from pacorl.grpo.rollout import Draw, draw_samples
+from pacorl.grpo.rows import Row
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.files import digests
 from pacorl.io.outage import Answers, UnreachableError
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Rollout
+from pacorl.types import Prompt, Rollout, Samples
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -404,6 +406,23 @@ def test_only_a_run_that_was_answered_before_is_to_be_started_again(tmp_path: Pa
         with pytest.raises(ConnectionError, match="no judge at") as new:
             train_policy(toy_config(tmp_path / "new", *again))
     assert (resumed.value.exit_code, getattr(new.value, "exit_code", 1)) == (75, 1)
+
+
+@pytest.mark.parametrize(("numbers", "fits"), [([0, 1, 2, 3], True), ([0, 9, 2, 3], False), ([0, 1, 2, 9], False)])
+def test_samples_are_taken_if_those_of_every_update_are_of_the_epoch_s_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], fits: bool
+) -> None:
+    drawn = iter([[0, 1], [2, 3]])
+    monkeypatch.setattr(pending, "load_file", lambda path: {})
+    monkeypatch.setattr(
+        pending,
+        "unpacked",
+        lambda *_: Samples([SimpleNamespace(row_B=next(drawn))]),  # type: ignore[list-item]
+    )
+    kept = pending.PendingEpoch(tmp_path, Runtime(), {})
+    kept._mark = {"complete": True, "processes": 1}
+    rows = [Row(Prompt(0, ""), number) for number in numbers]
+    assert (kept.recall([rows[:2], rows[2:]]) is not None) == fits
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pacorl
-from pacorl.io.children import SAFE_PATH, start_python
+from pacorl.io.children import INHERITED, SAFE_PATH, start_python
 
 SOURCE = Path(pacorl.__file__).parent
 HOME = "io/children.py"
@@ -78,6 +78,10 @@ def test_types_and_exceptions_of_subprocess_are_allowed() -> None:
     assert starts("process: subprocess.Popen[bytes]\ntry: pass\nexcept subprocess.TimeoutExpired: pass") == []
     assert starts("subprocess.run([program])", is_program=True) == []
     assert starts("subprocess.run([sys.executable])", is_program=True)
+
+
+def test_a_confined_child_inherits_what_its_system_needs() -> None:
+    assert ("SYSTEMROOT" in INHERITED) == (sys.platform == "win32")
 
 
 # --- traps in the working directory --------------------------------------------------------------------------------

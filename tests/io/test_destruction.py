@@ -25,9 +25,12 @@ FUNCTIONS = {
     "shutil": {"rmtree", "copy", "copy2", "copyfile", "copytree", "move"},
     "os": {"open", "remove", "unlink", "rename", "replace", "rmdir", "removedirs", "link", "symlink", "truncate"},
     "sqlite3": {"connect"},
+    "torch": {"save"},
 }
 SAVERS = {"save_file", "save_pretrained", "save_model", "save_checkpoint", "ParquetWriter", "SummaryWriter"}
 """Functions of libraries that write files."""
+DOWNLOADS = {"snapshot_download", "hf_hub_download"}
+"""Functions that write into a given `local_dir`; without one they fill the hub's cache."""
 OPENERS = {"open", "ZipFile"}
 """Functions and methods that write files if their mode has a letter of WRITING."""
 WRITING = set("wax+")
@@ -78,7 +81,7 @@ ALLOWED = {
     ("dataset/export.py", "_remove_earlier"): (["unlink"], "files with the content that the last export wrote"),
     ("dataset/export.py", "write_parquet"): (["ParquetWriter"], ASIDE),
     ("dataset/published.py", "PublishedData.download"): (
-        ["rename", "unlink"],
+        ["rename", "snapshot_download", "unlink"],
         "its own hidden folder, and a file in it",
     ),
     ("cli/check.py", "calibrate"): (["Image.save"], "the package's own `Calibration.save`, by `write_atomic`"),
@@ -126,6 +129,8 @@ def kind_of(call: ast.Call) -> str:
     if name in SAVERS or (of and name in METHODS):
         return name
     if name in OPENERS and is_writing(call):
+        return name
+    if name in DOWNLOADS and any(keyword.arg == "local_dir" for keyword in call.keywords):
         return name
     # Texts have a `replace` of two arguments, and dataclasses one of names.
     if of and name == "replace" and len(arguments) == 1 and call.args:
@@ -202,6 +207,8 @@ def test_the_list_names_modules_that_are_there() -> None:
         ("model.save_pretrained(out)", "save_pretrained"),
         ("os.open(path, flags)", "os.open"),
         ("save_file(tensors, path)", "save_file"),
+        ("torch.save(tensors, path)", "torch.save"),
+        ("snapshot_download(source, local_dir=out)", "snapshot_download"),
     ],
 )
 def test_a_new_call_is_named_with_its_line_and_the_fix(code: str, kind: str) -> None:
@@ -219,7 +226,15 @@ def test_a_second_call_in_a_listed_function_is_one_too_many() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["text.replace('a', 'b')", "replace(plan, seed=1)", "path.open()", "Image.open(path)", "self.save()", "f.save()"],
+    [
+        "text.replace('a', 'b')",
+        "replace(plan, seed=1)",
+        "path.open()",
+        "Image.open(path)",
+        "self.save()",
+        "f.save()",
+        "snapshot_download(x)",
+    ],
 )
 def test_reading_and_texts_are_free(code: str) -> None:
     assert not list(calls(ast.parse(code)))

@@ -70,7 +70,7 @@ TWO_PROCESSES = [
 ]
 """Forms that are also compared on two processes."""
 
-DRAWN, DRAWN_IN_CAMPAIGN = 12, 300
+DRAWN, DRAWN_IN_CAMPAIGN, DRAWN_ON_TWO_PROCESSES = 12, 300, 10
 """Configs that hypothesis draws."""
 
 SAMPLES, WEIGHTS = 1e-10, 1e-5
@@ -98,7 +98,9 @@ def table() -> str:
     for name, overrides in CASES.items():
         config = "<br>".join(f"`{override}`" for override in overrides)
         lines.append(f"| {name} | {config} | {_yes(name in RESUMED)} | {_yes(name in TWO_PROCESSES)} |")
-    lines.append(f"| {DRAWN} configs drawn by hypothesis | | | |")
+    lines.append(f"| {DRAWN} configs drawn by hypothesis | | some | |")
+    lines.append(f"| {DRAWN_IN_CAMPAIGN} more in `make campaign` | | some | |")
+    lines.append(f"| {DRAWN_ON_TWO_PROCESSES} more in `make campaign` | | | yes |")
     return "\n".join(lines)
 
 

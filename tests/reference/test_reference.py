@@ -10,11 +10,21 @@ import engine_forms as forms
 import pytest
 import torch
 import worlds
-from forms_table import CASES, DRAWN, DRAWN_IN_CAMPAIGN, PAGE, RESUMED, TWO_PROCESSES, written
-from hypothesis import HealthCheck, assume, given, settings
+from forms_table import (
+    CASES,
+    DRAWN,
+    DRAWN_IN_CAMPAIGN,
+    DRAWN_ON_TWO_PROCESSES,
+    PAGE,
+    RESUMED,
+    TWO_PROCESSES,
+    written,
+)
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
+from pacorl.grpo.rows import check_division
 
 
 def differences(overrides: Sequence[str], folder: Path, *, stop_after: int = 0) -> list[str]:
@@ -32,14 +42,14 @@ def test_a_resumed_run_equals_plain_loops(name: str, tmp_path: Path) -> None:
     assert differences(CASES[name], tmp_path, stop_after=1) == []
 
 
-def train_cases(folder: Path, names: Sequence[str]) -> None:
+def train_all(folder: Path, configs: Sequence[Sequence[str]]) -> None:
     """Several runs in one world of processes, which takes longer to start than to run."""
-    for number, name in enumerate(names):
-        forms.train_in_process(folder / f"run-{number}", CASES[name], folder / f"observed-{number}")
+    for number, overrides in enumerate(configs):
+        forms.train_in_process(folder / f"run-{number}", overrides, folder / f"observed-{number}")
 
 
 def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
-    worlds.run(train_cases, tmp_path, TWO_PROCESSES, world=2)
+    worlds.run(train_all, tmp_path, [CASES[name] for name in TWO_PROCESSES], world=2)
     for number, name in enumerate(TWO_PROCESSES):
         observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
         expected = forms.reference(CASES[name], tmp_path / f"reference-{number}")
@@ -48,7 +58,7 @@ def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_panel_credit_on_two_shards_equals_plain_loops(tmp_path: Path) -> None:
-    worlds.run(train_cases, tmp_path, ["panel credit"], world=2, extra=worlds.fsdp2())
+    worlds.run(train_all, tmp_path, [CASES["panel credit"]], world=2, extra=worlds.fsdp2())
     observed = torch.load(tmp_path / "observed-0", weights_only=True)
     expected = forms.reference(CASES["panel credit"], tmp_path / "reference")
     assert forms.differences(observed, expected, all_rows=False) == []
@@ -162,9 +172,9 @@ QUICK = settings(max_examples=DRAWN, deadline=None, derandomize=True, suppress_h
 
 @pytest.mark.slow
 @QUICK
-@given(configs())
-def test_drawn_settings_equal_plain_loops(overrides: list[str]) -> None:
-    check(overrides)
+@given(configs(), st.integers(0, 1))
+def test_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
+    check(overrides, stop_after=stop_after)
 
 
 @pytest.mark.campaign
@@ -172,3 +182,32 @@ def test_drawn_settings_equal_plain_loops(overrides: list[str]) -> None:
 @given(configs(), st.integers(0, 1))
 def test_many_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
     check(overrides, stop_after=stop_after)
+
+
+def fitting_configs(folder: Path, *, count: int, processes: int) -> list[list[str]]:
+    """Draw configs that are valid and whose samples divide among the processes."""
+    found: list[list[str]] = []
+
+    @settings(QUICK, max_examples=20 * count, phases=[Phase.generate], database=None)
+    @given(configs())
+    def collect(overrides: list[str]) -> None:
+        assume(len(found) < count)
+        try:
+            check_division(forms.config_of(overrides, folder), world=processes)
+        except ValueError:
+            assume(False)
+        found.append(overrides)
+
+    collect()
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.campaign
+def test_drawn_settings_on_two_processes_equal_plain_loops(tmp_path: Path) -> None:
+    drawn = fitting_configs(tmp_path / "none", count=DRAWN_ON_TWO_PROCESSES, processes=2)
+    worlds.run(train_all, tmp_path, drawn, world=2)
+    for number, overrides in enumerate(drawn):
+        observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
+        expected = forms.reference(overrides, tmp_path / f"reference-{number}")
+        assert forms.differences(observed, expected, all_rows=False) == [], overrides

@@ -27,7 +27,7 @@ from PIL import Image, ImageDraw, ImageFont
 from pacorl.config.reward_section import RewardConfig
 from pacorl.core.grid import join, split
 from pacorl.io import outage
-from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards import build_rewards, check_rewards, ocr
 from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.jpeg import JpegSize
@@ -117,6 +117,20 @@ def test_ocr_without_an_engine_says_what_to_install() -> None:
         pytest.skip(f"{_readers()} can read here")
     with pytest.raises(ValueError, match=r"pip install 'pacorl\[ocr\]'.*tesseract-ocr"):
         Ocr().load()
+
+
+def test_ocr_scores_by_any_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that reads as many letters of a sign as the image is bright."""
+
+    def read(image: Image.Image) -> str:
+        return "OPEN NOW"[: int(np.asarray(image)[0, 0, 0]) // 30]
+
+    monkeypatch.setattr(ocr, "open_reader", lambda engine, *, language: read)
+    images = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (60, 240, 0, 150)]
+    prompts = [Prompt(id=number, text='A sign reading "OPEN NOW".') for number in range(4)]
+    reward = Ocr()
+    assert reward(prompts, images) == pytest.approx([2 / 7, 1.0, 0.0, 4 / 7])
+    check_reward(reward, prompts, images)
 
 
 @pytest.mark.slow
@@ -221,6 +235,7 @@ def test_a_service_scores(service: Service, prompts: list[Prompt], sheets: list[
     assert HttpScorer(service.url, batch=3)(prompts[::-1], sheets[::-1])[::-1] == expected
     shown = service.asked[-1]["prompts"][-1]  # type: ignore[index]
     assert set(shown) == {"id", "text", "theme", "grid", "panels", "criteria"}
+    check_reward(HttpScorer(service.url, batch=8), prompts, sheets)
 
 
 def test_sources_and_key_are_sent(
@@ -537,7 +552,7 @@ def test_dreamsim_is_called_as_its_readme_says(
         for prompt, sheet in zip(prompts, sheets, strict=True)
     ]
     assert found == pytest.approx(expected, abs=1e-6)
-    assert reward(prompts[::-1], sheets[::-1]) == found[::-1]
+    check_reward(reward, prompts, sheets)
     assert asked == [{"pretrained": True, "device": "cpu", "dreamsim_type": "dino_vitb16"}], "loaded once"
 
 

@@ -625,6 +625,19 @@ def test_uploads_are_judged(server):
     assert [one["id"] for one in left] == ids[1:]
 
 
+def test_the_images_of_a_judgement_have_one_budget(server, monkeypatch):
+    """They are opened at a time, so their pixels are added up before that."""
+    client, studio = server
+    enter(client)
+    ids = [client.post("/api/uploads", content=png(64)).json()["id"] for _ in range(3)]
+    monkeypatch.setattr("pacorl.studio.server.MAX_JUDGED_PIXELS", 3 * 64**2 - 1)
+    answer = client.post("/api/judgements", json={"uploads": ids})
+    assert answer.status_code == 422
+    assert "the images have 12,288 pixels together; at most 12,287 are judged" in answer.json()["error"]
+    assert studio.jobs.find("2") is None
+    assert client.post("/api/judgements", json={"uploads": ids[:2]}).status_code == 200
+
+
 def test_a_browser_sees_its_own_images_and_jobs_alone(server):
     client, studio = server
     seen = []

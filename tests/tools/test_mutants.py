@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tools.mutants import ROOT, SOURCE, Mutant, read_mutants
+from tools.mutants import MARK, ROOT, ROW, SOURCE, Mutant, live_functions, read_mutants
+
+import pacorl
+from pacorl.core.sampler import Tree
 
 FILES = {
     "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'campaign', 'vllm']\n",
@@ -51,6 +56,35 @@ def test_a_mutant_that_no_longer_applies_is_named() -> None:
         mutant.changes("def f(a, b):\n    return a + b + (a + b)\n")
     with pytest.raises(ValueError, match=r"mutant sign changes no function of src/pacorl/sums\.py"):
         mutant.changes("def f(a, b):\n    return a  # a + b\n")
+
+
+def test_functions_that_the_garbage_collector_passes_over_are_found() -> None:
+    """As everything is that pytest collected, by conftest.py."""
+    code = Tree.leaves.__code__
+    assert gc.get_freeze_count()
+    found = live_functions(Path(pacorl.__file__).parent)
+    assert found["core/sampler.py", code.co_qualname, code.co_firstlineno] == [Tree.leaves]
+    assert gc.get_freeze_count()
+
+
+def slow_tests(path: Path) -> set[str]:
+    """Test functions of a file that are marked slow as a whole."""
+    slow = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            marks = {ast.unparse(decorator) for decorator in node.decorator_list}
+            if "pytest.mark.slow" in marks:
+                slow.add(node.name)
+    return slow
+
+
+def test_the_table_names_fast_tests() -> None:
+    """A bug that only slow tests see is not seen by the tool, which runs fast tests alone."""
+    _, _, written = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8").partition(MARK)
+    rows = [row for row in map(ROW.fullmatch, written.splitlines()) if row]
+    assert len(rows) > 300
+    slow = {file: slow_tests(ROOT / "tests" / file) for file in {row[2] for row in rows}}
+    assert [row[1] for row in rows if row[3] in slow[row[2]]] == []
 
 
 def test_names_are_told_apart(tmp_path: Path) -> None:

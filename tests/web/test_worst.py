@@ -19,8 +19,8 @@ MIB = 2**20
 CPU_SECONDS = 5
 """Most that one request may take. 2 MiB of zeros took 17 while each was reported, and 60 MiB are sent here."""
 ANSWER_BYTES = 1000
-WAIT_SECONDS = 10
-"""Most that /health may take. An idle machine takes less than two; without limits a busy one took 40."""
+WAIT_SECONDS = 2
+"""Most that /health may take, other processes' share of the machine aside."""
 CHAT, CONSISTENCY = "/v1/chat/completions", "/v1/consistency"
 KNOWN = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

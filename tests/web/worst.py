@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from qa.attack.size_servers import Moment
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120
@@ -32,7 +33,7 @@ class Seen:
     healthy: int
     """Answers of /health between the first byte of the request and the last of its answer."""
     slowest: float
-    """Seconds of the slowest answer of /health."""
+    """Seconds of the slowest answer of /health, as on a machine with nothing else to do (`Moment.waited`)."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Server:
 
     def while_others_ask(self, path: str, body: bytes, headers: dict[str, str]) -> Seen:
         """Send a request while another thread polls /health."""
-        cpu, peak, others = self.cpu_seconds(), self.peak_bytes(), Others(self.port)
+        cpu, peak, others = self.cpu_seconds(), self.peak_bytes(), Others(self)
         with others:
             status, answer = self.post(path, body, headers)
         return Seen(
@@ -63,6 +64,10 @@ class Server:
             healthy=len(others.seconds),
             slowest=max(others.seconds),
         )
+
+    def now(self) -> Moment:
+        """What this server and the machine have used up."""
+        return Moment.of(self.process.pid)
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -77,7 +82,7 @@ class Server:
 class Others:
     """Callers of /health, one after the other, while the block runs and once more."""
 
-    port: int
+    server: Server
     seconds: list[float] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
@@ -92,11 +97,11 @@ class Others:
 
     def _ask(self) -> None:
         while True:
-            start, last = time.monotonic(), self._ended.is_set()
-            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            start, last = self.server.now(), self._ended.is_set()
+            with closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)) as connection:
                 connection.request("GET", "/health")
                 assert connection.getresponse().status == 200
-            self.seconds.append(time.monotonic() - start)
+            self.seconds.append(self.server.now().waited(start))
             if last:
                 return
             self._ended.wait(0.02)

@@ -19,6 +19,7 @@ from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import OdeForm
 from pacorl.grpo.rows import check_mixed_sizes
+from pacorl.grpo.scoring import time_limit
 from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
 from pacorl.judge import JUDGES, open_judge
 from pacorl.judge.judge import BackendOptions, Judge, close_judge
@@ -401,6 +402,7 @@ def build_run_rewards(
     size: tuple[int, int],
     resumed: bool = False,
     by_panel: bool = False,
+    timeout: float = math.inf,
 ) -> Mapping[str, Reward]:
     """Build the rewards in the config's order, and score a trial image with each, before the first epoch.
 
@@ -414,6 +416,7 @@ def build_run_rewards(
         size: height and width of the trial images.
         resumed: whether services have answered this run before, so that an outage is waited out.
         by_panel: whether the parts of the scores are used.
+        timeout: seconds that a reward may score its trial image for, unless its requests have limits.
     """
     built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {}
@@ -427,8 +430,10 @@ def build_run_rewards(
             reward.keep_answers(Answers())
 
     # Judges are left out: connecting or loading has tested them.
-    judgeless = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
-    smoke_test(judgeless, tried, size=Size(*size), by_panel=by_panel)
+    for key, reward in rewards.items():
+        if not hasattr(reward, "judge"):
+            seconds = time_limit(reward, timeout)
+            smoke_test({key: reward}, tried, size=Size(*size), by_panel=by_panel, timeout=seconds)
     return rewards
 
 

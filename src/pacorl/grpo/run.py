@@ -234,6 +234,7 @@ class Run(LoraRun):
             size=config.sampling.size,
             resumed=resumed,
             by_panel=self.by_panel,
+            timeout=config.reward_timeout,
         )
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
@@ -244,6 +245,7 @@ class Run(LoraRun):
             tried=self.evaluation_prompts,
             size=config.evaluation.size,
             resumed=resumed,
+            timeout=config.reward_timeout,
         )
 
     def _build_records(self, start: Path | None, changes: Changes) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment by which a program written in Python, and every Python that it starts, behaves as `python -P`."""
-INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "SYSTEMROOT")
-"""Environment variables of a confined child; some Python installations do not start without the last two."""
+INHERITED = ("PATH", "LANG", "SYSTEMROOT" if sys.platform == "win32" else "LD_LIBRARY_PATH")
+"""Environment variables of a confined child; some Python installations do not start without the last one."""
 NEEDED = ("pacorl", "PIL")
 """Packages that a confined child imports, perhaps from outside of the interpreter's own folders (PYTHONPATH)."""
 CONFINED = (

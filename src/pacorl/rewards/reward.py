@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from PIL.Image import Image, fromarray
 
+from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
 from pacorl.types import Prompt, RewardTable, Size, Verdict
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
@@ -206,7 +208,14 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     )
 
 
-def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size, by_panel: bool = False) -> None:
+def smoke_test(
+    rewards: Mapping[str, Reward],
+    prompts: Sequence[Prompt],
+    *,
+    size: Size,
+    by_panel: bool = False,
+    timeout: float = math.inf,
+) -> None:
     """Make every reward ready and have it score one grid image of noise, before anything is generated.
 
     Args:
@@ -214,9 +223,11 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
         prompts: to choose the image's from.
         size: of the image.
         by_panel: whether to check the parts of the scores too.
+        timeout: seconds that a reward may score for, its loading aside.
 
     Raises:
-        RewardError: if a reward raises, returns a wrong number of scores, an invalid score or part, or none.
+        RewardError: if a reward raises, does not return, returns a wrong number of scores, an invalid score or part, or
+            none.
     """
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial image equally each time.
@@ -224,13 +235,28 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
             reward.load()
-        if by_panel:
-            scores = [result.score for result in panel_scores_of(name, reward, [prompt], [noise])]
-        else:
-            scores = scores_of(name, reward, [prompt], [noise])
-        if scores == [None]:
+        trial = partial(_trial_score, name, reward, prompt, noise, by_panel=by_panel)
+        if _in_time(name, trial, timeout) is None:
             why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
+
+
+def _trial_score(name: str, reward: Reward, prompt: Prompt, image: Image, *, by_panel: bool) -> float | None:
+    if by_panel:
+        return panel_scores_of(name, reward, [prompt], [image])[0].score
+    return scores_of(name, reward, [prompt], [image])[0]
+
+
+def _in_time(name: str, act: Callable[[], float | None], seconds: float) -> float | None:
+    """Call on a thread, which is abandoned at the limit. Raises RewardError then."""
+    workers = Workers(1, name="trial")
+    try:
+        return LimitedCall(workers, act, name=f"reward {name} (trial image)", seconds=seconds).result()
+    except CallTimeout as fault:
+        # A new run has nothing to save, and would hang again.
+        raise RewardError(str(fault)) from None
+    finally:
+        workers.close()
 
 
 # --- helpers of rewards ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ history's folder, uploads stay in memory, and the page loads no content from oth
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from pydantic import Field
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.generate.panels import write_panels
+from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
 from pacorl.studio import models
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
@@ -548,6 +550,12 @@ def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
 
     # The job keeps the images: removing an upload while the job waits does not change its judgement.
     uploads = [_upload(state, name, browser) for name in form.uploads]
+    # The job opens all of them at a time.
+    pixels = sum(math.prod(upload.size) for upload in uploads)
+    if pixels > MAX_JUDGED_PIXELS:
+        raise ValueError(
+            f"the images have {pixels:,} pixels together; at most {MAX_JUDGED_PIXELS:,} are judged, so add smaller ones"
+        )
     criteria = [text.strip() for text in form.criteria if text.strip()]
 
     def work(job: Job) -> dict[str, Any]:

@@ -132,6 +132,8 @@ def test_images_are_stitched_row_by_row_and_whole() -> None:
     centres = [stitched.getpixel(point) for point in ((20, 20), (60, 20), (20, 60), (60, 60))]
     assert centres == [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)]
     assert stitched.getpixel((20, 5)) == (255, 255, 255), "an image is stretched or cut"
+    pair = stitch([Image.new("RGB", (20, 40), colour) for colour in colours[:2]], Size(80, 80))
+    assert [pair.getpixel(point) for point in ((20, 40), (60, 40))] == centres[:2], "two stand side by side"
 
 
 @pytest.mark.parametrize("kind", TAKERS)
