@@ -172,8 +172,8 @@ class EditRewardCompass(EditPairsBench):
     def notes(self) -> Sequence[str]:
         missing = [name for name, about in COMPASS_DIMENSIONS.items() if about not in self.judge.abouts]
         notes = [
-            "Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, which "
-            "two P(Yes) hardly are. Intervals are 95 %, bootstrapped over instructions."
+            "Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
+            "which two P(Yes) hardly are. Intervals are 95 %, bootstrapped over instructions."
         ]
         if missing:
             notes.append(f"The wording has no question about {', '.join(missing)}, so there is no figure of all pairs.")
