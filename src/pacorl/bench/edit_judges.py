@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.bench.rating import UnratedError, ask_scores, read_rubric
 from pacorl.core import questions as wordings
@@ -29,8 +29,8 @@ About = Literal["followed", "consistent", "quality"]
 FORMS = ("PVC-Judge's YAML", "EditScore's vie_prompts.py", "a rubric of semantics, quality and scale")
 
 INSTRUCTION = "{{ instruction }}"
-IMAGES = {("input_image", None): 0, ("edited_images", 0): 1, ("edited_images", 1): 2}
-"""Image of a block (source, index) → its index in a comparison."""
+IMAGES = {"input_image": 0, "edited_images 0": 1, "edited_images 1": 2}
+"""Source and index of a block's image → its index in a comparison."""
 AFTER_IMAGE = "\n"
 """Text between an image and the text that follows, in PVC-Judge's training."""
 CHOICES = {
@@ -49,19 +49,6 @@ class Comparison:
     """The source, then both edits."""
     instruction: str
     about: About
-
-
-class EditJudge(Protocol):
-    """Judge of comparisons."""
-
-    abouts: tuple[About, ...]
-    """Dimensions that it judges."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """Inputs of its answers, as JSON."""
-
-    def compare(self, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-        """Return `scores` of both edits, or an `error`, per comparison."""
 
 
 @dataclass(frozen=True)
@@ -207,10 +194,14 @@ def _block(entry: Any) -> str | int:
         # Its authors render blocks with Jinja, which drops one line break at the end.
         return str(entry["text"]).removesuffix("\n")
     image = entry.get("image") if isinstance(entry, dict) else None
-    shown = IMAGES.get((image.get("source"), image.get("index"))) if isinstance(image, dict) else None
-    if shown is None:
+    source = f"{image.get('source')} {image.get('index', '')}".strip() if isinstance(image, dict) else ""
+    if source not in IMAGES:
         raise ValueError(f"'user_prompt' holds {str(entry)[:60]}, neither a text nor an image of a pair of edits")
-    return shown
+    return IMAGES[source]
+
+
+EditJudge = YesNo | Rated | PairChoice
+"""Judge of comparisons: `compare` returns `scores` of both edits, or an `error`, for each."""
 
 
 def edit_judge(judge: PacoReward, wording: Path | None) -> EditJudge:

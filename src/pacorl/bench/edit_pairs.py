@@ -52,6 +52,7 @@ COMPASS_COLUMNS = ("source_image", "prompt", "winner", "loser", "dimension", "la
 COMPASS_SCHEMA = f"a row of EditReward-Compass has {', '.join(COMPASS_COLUMNS)}"
 COMPASS_DIMENSIONS: dict[str, About] = {"IA": "followed", "VC": "consistent", "VQ": "quality"}
 LABELS = ("preference", "tie")
+LIGHTER = "make it a little lighter"
 TIE = 1e-5
 """Largest difference of two equal scores, as in the released evaluation of EditReward-Compass."""
 
@@ -276,25 +277,13 @@ def _dataset(
 # --- entries -----------------------------------------------------------------------------------------------------
 
 
-def _drawn_images(folder: Path, number: int, colour: str) -> tuple[str, str, str]:
-    """Write a source, an edit in its colour and one in another; return their names."""
-    names = (f"{number}_in.png", f"{number}_good.png", f"{number}_bad.png")
-    for name, image in zip(names, (faded(colour, 0.0), faded(colour, 0.1), faded("black", 0.5)), strict=True):
-        write_atomic(folder / name, png_bytes(image))
-    return names
-
-
 def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three pairs of two tasks; the preferred edit has the source's colour."""
     rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        source, good, bad = _drawn_images(folder, number, colour)
+    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
         task = ("color_alteration", "tone_transfer")[number % 2]
-        row = {"key": f"{task}_pair_{number}", "instruction": "make it a little lighter", "task": task}
-        edits = [good, bad] if number else [bad, good]
-        rows.append(
-            {**row, "source_image": source, "edited_images": edits, "winner": f"Image {'A' if number else 'B'}"}
-        )
+        row = {"key": f"{task}_pair_{number}", "instruction": LIGHTER, "task": task, "winner": "Image B"}
+        rows.append({**row, "source_image": source, "edited_images": [bad, good]})
     write_jsonl(folder / "rows.jsonl", rows)
     return folder / "rows.jsonl", EditPairOptions(judge="colour")
 
@@ -302,12 +291,22 @@ def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
 def _compass_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three preferences in two dimensions."""
     rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        source, good, bad = _drawn_images(folder, number, colour)
-        row = {"source_image": source, "winner": good, "loser": bad, "prompt": "make it a little lighter"}
+    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
+        row = {"source_image": source, "winner": good, "loser": bad, "prompt": LIGHTER}
         rows.append({**row, "dimension": ("IA", "VC")[number % 2], "label": "preference"})
     write_json(folder / "rows.json", rows)
     return folder / "rows.json", EditPairOptions(judge="colour")
+
+
+def _drawn_images(folder: Path) -> list[list[str]]:
+    """Write three sources, each with an edit in its colour and one in another; return their names."""
+    drawn = []
+    for colour in ("red", "green", "blue"):
+        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
+        for name, image in images.items():
+            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
+        drawn.append([f"{colour}_{name}.png" for name in images])
+    return drawn
 
 
 VC_REWARD_BENCH = BenchmarkSpec(

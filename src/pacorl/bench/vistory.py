@@ -270,7 +270,7 @@ def _generate(data: Dataset[Story, Path], options: VistoryOptions, out: Path, sh
 
     source = image_source(options, edits=False)
     most = POLICIES[source.generator["kind"]].policy.max_references
-    jobs = []
+    jobs: list[ImageJob] = []
     for story in data.items.values():
         for shot in story.shots:
             prompt = Prompt(
