@@ -142,6 +142,26 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """Request for an answer in words: texts and images in the published order of a judge."""
+
+    content: tuple[str | Image, ...]
+    """Texts and images of the user's turn."""
+    system: str = ""
+    """System prompt; empty for none."""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the turn, in order."""
+        return tuple(part for part in self.content if not isinstance(part, str))
+
+    @property
+    def text(self) -> str:
+        """All texts, one below the other."""
+        return "\n".join([self.system, *(part for part in self.content if isinstance(part, str))])
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """A judge's answer: a probability, or the reason why there is none. A failure is *missing*, never 0."""
 

@@ -19,7 +19,7 @@ from pacorl.io.net import TransientError
 from pacorl.io.outage import Answers, UnreachableError
 from pacorl.judge.http import HttpOptions, batch, open_http
 from pacorl.judge.http.http_judge import HttpJudge
-from pacorl.judge.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, verdict_body
+from pacorl.judge.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, turn_body, verdict_body
 from pacorl.judge.judge import Counters, JudgeRefusedError
 from pacorl.types import Question, Verdict
 
@@ -612,3 +612,21 @@ def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:
     assert verdict.p_yes == pytest.approx(sum(orders) / 2)
     assert verdict.order_gap == pytest.approx(abs(orders[0] - orders[1]))
     assert orders[0] != orders[1]
+
+
+def test_a_turn_is_sent_in_the_order_of_its_texts_and_images() -> None:
+    image = EncodedImage("data:image/png;base64,AA==", "digest")
+    body = turn_body("judge", ["Before: ", image, "\n", "after?"], max_tokens=7, system="You compare.")
+    assert body["messages"] == [
+        {"role": "system", "content": "You compare."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Before: "},
+                {"type": "image_url", "image_url": {"url": image.url}},
+                {"type": "text", "text": "\n"},
+                {"type": "text", "text": "after?"},
+            ],
+        },
+    ]
+    assert body["max_tokens"] == 7

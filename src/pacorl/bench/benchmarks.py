@@ -132,8 +132,11 @@ BENCHMARKS: Table[BenchmarkSpec[Any, Any]] = Table(
     {
         "consistency-rank": "pacorl.bench.consistency_rank:SPEC",
         "edit-reward-bench": "pacorl.bench.edit_reward_bench:SPEC",
+        "vc-reward-bench": "pacorl.bench.edit_pairs:VC_REWARD_BENCH",
+        "edit-reward-compass": "pacorl.bench.edit_pairs:EDIT_REWARD_COMPASS",
         "t2is": "pacorl.bench.t2is:SPEC",
         "gedit": "pacorl.bench.gedit:SPEC",
+        "vistory": "pacorl.bench.vistory:SPEC",
     },
     group="pacorl.benchmarks",
 )

@@ -160,6 +160,17 @@ class Rows:
                 start += len(batch)
 
 
+class ListedRows(Rows):
+    """Rows of a document that is read whole; images are paths in `folder`."""
+
+    def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(folder, [])
+        self._rows = rows
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        return self._rows[number]
+
+
 def _parquet_batches(file: Path) -> Iterator[list[dict[str, Any]]]:
     with parquet_file(file) as table:
         for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):

@@ -6,6 +6,7 @@ SC (semantic consistency) and PQ (perceptual quality) are each the lower of two 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.documents import object_within, parse_yaml, read_text
+from pacorl.io.documents import blamed_on, object_within, parse_yaml, read_text
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
+EDITSCORE_TEXTS = (
+    "_context_no_delimit_reasoning_first",
+    "_prompts_0shot_two_image_edit_rule",
+    "_prompts_0shot_tie_rule_SC",
+    "_prompts_0shot_rule_PQ",
+)
+"""Constants of EditScore's `vie_prompts.py`: the answer's form, the task, then both criteria."""
+EDITSCORE_SCALE = 25
 ATTEMPTS = 3
 """Number of questions before an unusable answer is given up."""
 
@@ -47,9 +56,13 @@ class Rubric:
 
 
 def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Read `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is not usable."""
+    """Read `semantics` (with {instruction}), `quality` and `scale`, or EditScore's `vie_prompts.py` as published.
+
+    Raises:
+        ValueError: one is not usable.
+    """
     content = read_text(path)
-    document = parse_yaml(content, name=str(path))
+    document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
     for name in ("semantics", "quality"):
         if not isinstance(texts.get(name), str) or not texts[name].strip():
@@ -64,6 +77,36 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
 
 
+def _of_editscore(content: str, path: Path) -> dict[str, Any]:
+    """Join the texts of EditScore's module as its package does, on the scale that its judges were trained on.
+
+    The module is parsed and never run.
+    """
+    texts: dict[str, str] = {}
+    with blamed_on(path):
+        for node in _parsed(content).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                    texts[name] = text
+        missing = [name for name in EDITSCORE_TEXTS if name not in texts]
+        if missing:
+            raise ValueError(f"no text {missing[0]}; give vie_prompts.py of the package editscore")
+    context, rule, semantics, quality = [texts[name] for name in EDITSCORE_TEXTS]
+    scale = str(EDITSCORE_SCALE)
+    return {
+        "semantics": "\n".join([context, rule, semantics.replace("10", scale)]).replace("<instruction>", INSTRUCTION),
+        "quality": "\n".join([context, quality.replace("10", scale)]),
+        "scale": EDITSCORE_SCALE,
+    }
+
+
+def _parsed(content: str) -> ast.Module:
+    try:
+        return ast.parse(content)
+    except SyntaxError as error:
+        raise ValueError(f"not a Python module ({error.msg}, line {error.lineno})") from None
+
+
 def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> dict[str, Any]:
     """Ask for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
 
@@ -72,8 +115,8 @@ def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instructi
     """
     # Not `format`: a rubric shows the requested JSON, braces and all.
     text = rubric.semantics.replace(INSTRUCTION, instruction)
-    semantics, why_semantics = _ask(judge, Question((before, after), text), rubric.scale)
-    quality, why_quality = _ask(judge, Question((after,), rubric.quality), rubric.scale)
+    semantics, why_semantics = ask_scores(judge, Question((before, after), text), rubric.scale)
+    quality, why_quality = ask_scores(judge, Question((after,), rubric.quality), rubric.scale)
     return {"semantics": semantics, "quality": quality, "reasons": [why_semantics, why_quality]}
 
 
@@ -84,7 +127,8 @@ def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
     return semantic, perceptual, sqrt(semantic * perceptual)
 
 
-def _ask(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
+def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
+    """Ask for two scores, on VIEScore's scale of 0 to 10, and their reason; raises UnratedError with the last fault."""
     text = question.text
     fault = ""
     for _ in range(ATTEMPTS):

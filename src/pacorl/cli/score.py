@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, check_report, echo, echo_errors, print_json
-from pacorl.config.options import STRONGEST, FrugalJudge, option
+from pacorl.config.options import LARGEST, STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
     from pacorl.judge.scores import Scores
@@ -45,6 +45,8 @@ class QuestionOptions:
     theme: str = option("", "What all images are to share.")
     criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
     grid: str = option("", "Cut the one image into ROWSxCOLS panels, e.g. 2x2.")
+    video: Path | None = option(None, "A folder of frames, or an animated GIF or WebP, instead of images.")
+    frames: int = option(16, "Frames of the video, evenly spread.", least=2, most=LARGEST)
     rank: bool = option(False, "Rank the images after the first by how well they fit the first.")
     symmetric: bool = option(False, "Ask in both orders and take the mean.")
     reasons: bool = option(False, "Have the judge explain every pair.")
@@ -72,7 +74,7 @@ class ReportOptions:
 
 
 def score(
-    images: list[str] = typer.Argument(help="Two images or more, files or URLs; with --grid, one."),
+    images: list[str] = typer.Argument([], help="Two images or more, files or URLs; with --grid, one."),
     *,
     judge: ScoreJudge,
     ask: QuestionOptions,
@@ -80,18 +82,28 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.io.imports import frozen_imports
-    from pacorl.judge import JUDGES, backend_of, check_judge
+    from pacorl.judge import JUDGES, backend_of, check_judge, video
     from pacorl.judge import score_set as scoring
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import table, write_page
     from pacorl.runtime.cores import use_cores
 
+    if not images and not ask.video:
+        raise typer.BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
     check_report(output.report)
     use_cores()
 
     # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
+    pairs = None
+    if ask.video:
+        if images or ask.grid or ask.rank:
+            raise ValueError("--video replaces the images; leave out the images, --grid and --rank")
+        names, opened = video.read_frames(ask.video, ask.frames)
+        refused, advice = dict[str, str](), ""
+        pairs = video.frame_pairs(len(opened))
+    else:
+        names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
     if JUDGES[backend_of(judge.judge)].in_process:
@@ -109,6 +121,7 @@ def score(
             names=names,
             questions=questions,
             ranking=ask.rank,
+            pairs=pairs,
             symmetric=ask.symmetric,
             reasons=ask.reasons,
         )
@@ -116,9 +129,10 @@ def score(
 
     # Output.
     if output.as_json:
-        print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
+        of_video = video.over_time(scores) if ask.video else {}
+        print_json({"judge": name, "note": note} | scores.to_dict() | of_video | {"left_out": refused})
     else:
-        echo(table(scores))
+        echo(video.video_table(scores) if ask.video else table(scores))
     echo_errors(*refused.values())
     if output.report:
         write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)
@@ -127,19 +141,23 @@ def score(
     # The exit code.
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
-    below = _below_least(scores, output.least) + _below_least_mean(scores, output.least_mean)
+    below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_least_mean(
+        scores, output.least_mean
+    )
     if below:
         echo_errors(*below)
         raise typer.Exit(BELOW)
 
 
-def _below_least(scores: Scores, least: float | None) -> list[str]:
+def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list[str]:
     """Report a score below `--min`."""
     if least is None:
         return []
     from pacorl.judge.check import failing, panel_scores
+    from pacorl.judge.video import frame_scores
 
-    failed = failing(panel_scores(scores, [[0]] if scores.ranking else []), least)
+    panels = frame_scores(scores) if is_video else panel_scores(scores, [[0]] if scores.ranking else [])
+    failed = failing(panels, least)
     lowest = next((panel for panel in failed if panel.score is not None), None)
     if lowest is None:
         return []
@@ -147,6 +165,8 @@ def _below_least(scores: Scores, least: float | None) -> list[str]:
         return [f"the pair has P(Yes) {lowest.score:.4f}, below --min {least:g}"]
     name = scores.names[lowest.panel]
     compared = "the reference" if scores.ranking else "the others"
+    if is_video:
+        compared = "the first frame" if lowest.group else "its neighbours"
     return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
 
 

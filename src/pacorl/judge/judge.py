@@ -17,7 +17,7 @@ from pydantic import model_validator
 from pacorl.config.base import Positive, Section
 from pacorl.io.files import digest
 from pacorl.models.quantize import NONE, Quantization
-from pacorl.types import Question, Verdict
+from pacorl.types import Chat, Question, Verdict
 
 WORDS = (("Yes",), ("No",))
 """The spellings of Yes and of No that count by default."""
@@ -42,6 +42,14 @@ class Judge(Protocol):
 
     def explain(self, question: Question) -> str:
         """Answer in words."""
+
+
+@runtime_checkable
+class ChatJudge(Judge, Protocol):
+    """A judge that answers whole turns, with a system prompt and texts between the images."""
+
+    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
+        """Answer in words. Raises RuntimeError if there is no answer."""
 
 
 @dataclass(slots=True)

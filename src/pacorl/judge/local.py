@@ -33,7 +33,7 @@ from pacorl.judge.sharing import SharedForward, can_share, packed
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import check_quantization, quantize_model
 from pacorl.tiny import CHECKPOINTS
-from pacorl.types import Question, Verdict
+from pacorl.types import Chat, Question, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -195,13 +195,17 @@ class LocalJudge:
 
         Raises RuntimeError if an image is outside the judge's domain, or the text holds a control token.
         """
-        reason = text_fault(question.text)
+        return self.reply(Chat((*question.images, question.text)), max_new_tokens=max_new_tokens)
+
+    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
+        """Answer a whole turn in words, as `explain` does."""
+        reason = text_fault(chat.text)
         if self.domain and not reason:
-            reason = self.domain.reason(question.images)
+            reason = self.domain.reason(chat.images)
         if reason:
             raise RuntimeError(f"no reasons: {reason}")
 
-        (prompt,) = self.prompting.chat_prompts([question])
+        prompt = self.prompting.chat_prompt(chat)
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 

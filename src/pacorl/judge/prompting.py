@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pacorl.io.images import as_rgb
 from pacorl.judge.sharing import TokenRun, packed
-from pacorl.types import Question, Size
+from pacorl.types import Chat, Question, Size
 
 TEXTS = 4096
 """Size of the caches of rendered texts and tokens, a few kilobytes each."""
@@ -99,6 +99,21 @@ class Prompting:
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
         return self.chat_text([{"role": "user", "content": content}])
+
+    def chat_prompt(self, chat: Chat) -> ChatPrompt:
+        """Render a system prompt and one user turn of texts and images."""
+        images: list[DistinctImage] = []
+        content: list[dict[str, str]] = []
+        for part in chat.content:
+            if isinstance(part, str):
+                content.append({"type": "text", "text": part})
+            else:
+                content.append({"type": "image"})
+                images.append(DistinctImage.of(part, name=f"image {len(images) + 1} of the request"))
+        turns = [{"role": "user", "content": content}]
+        if chat.system:
+            turns.insert(0, {"role": "system", "content": [{"type": "text", "text": chat.system}]})
+        return ChatPrompt(self.chat_text(turns), tuple(images))
 
     def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
         """Render turns in the chat template, up to the beginning of the answer."""

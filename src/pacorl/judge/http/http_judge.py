@@ -27,16 +27,16 @@ from pacorl.judge.http.messages import (
     ImageFormat,
     Json,
     UnansweredError,
-    chat_body,
     check_model,
     question_key,
     read_p_yes,
     read_text,
+    turn_body,
     verdict_body,
 )
 from pacorl.judge.judge import VARIANTS, WORDS, Counters, JudgeFacts
 from pacorl.judge.pairwise import mean_of_orders, with_turned
-from pacorl.types import Question, Verdict
+from pacorl.types import Chat, Question, Verdict
 
 
 class HttpJudge:
@@ -126,7 +126,11 @@ class HttpJudge:
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if the server gives no answer."""
-        return self._loop.run(self._explain(question, max_new_tokens))
+        return self.reply(Chat((*question.images, question.text)), max_new_tokens=max_new_tokens)
+
+    def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
+        """Answer a whole turn in words. Raises RuntimeError if the server gives no answer."""
+        return self._loop.run(self._reply(chat, max_new_tokens))
 
     def check(self, *, patience: float = 0.0) -> list[Endpoint]:
         """Shake hands with every endpoint by `EndpointPool.check`, and return the endpoints."""
@@ -167,12 +171,18 @@ class HttpJudge:
 
         return await self.answers.of(question_key(images, text), ask) if self.answers else await ask()
 
-    async def _explain(self, question: Question, max_new_tokens: int) -> str:
-        images = [await encoded(image, question, n, self.image_format) for n, image in enumerate(question.images, 1)]
-        # Greedy: the same question gets the same reasons.
-        body = chat_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
+    async def _reply(self, chat: Chat, max_new_tokens: int) -> str:
+        question = Question(chat.images, chat.text)
+        content: list[EncodedImage | str] = []
+        for part in chat.content:
+            if isinstance(part, str):
+                content.append(part)
+            else:
+                content.append(await encoded(part, question, len(content) + 1, self.image_format))
+        # Greedy: the same request gets the same answer.
+        body = turn_body(self.model, content, max_tokens=max_new_tokens, system=chat.system) | {"temperature": 0}
         try:
-            reason = text_fault(question.text)
+            reason = text_fault(chat.text)
             if reason:
                 raise UnansweredError(reason)
             return await self.pool.ask(lambda _: body, lambda answer, _: read_text(answer, self.model))

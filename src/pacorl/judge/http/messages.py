@@ -81,8 +81,22 @@ def question_key(images: Sequence[EncodedImage], text: str) -> str:
 
 def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
     """Build a request of one user turn: the images, then the text, without thinking."""
-    content = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+    return turn_body(model, [*images, text], max_tokens=max_tokens)
+
+
+def turn_body(
+    model: str, content: Sequence[EncodedImage | str], *, max_tokens: int, system: str = ""
+) -> dict[str, Any]:
+    """Build a request of one user turn of images and texts, without thinking."""
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+        else:
+            parts.append({"type": "image_url", "image_url": {"url": part.url}})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     return {"model": model, "messages": messages, "max_tokens": max_tokens} | thinking
 

@@ -1,0 +1,116 @@
+"""Scores of a video's frames over time: each frame beside its neighbours, and beside the first frame.
+
+Neighbours show a sudden change, and the first frame shows a slow drift. n frames take 2n − 3 pairs instead of n²/2.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image, UnidentifiedImageError
+
+from pacorl.io.files import read_bytes
+from pacorl.io.images import MAX_BYTES, MAX_PIXELS, ImageError, as_rgb, open_image
+from pacorl.judge.check import PanelScore, panel_score
+from pacorl.judge.scores import p_yes_text, summary
+from pacorl.records.characters import images_in
+from pacorl.records.prompts import evenly_spread
+
+if TYPE_CHECKING:
+    from pacorl.judge.pairwise import Pair
+    from pacorl.judge.scores import Scores
+
+ANIMATIONS = ("GIF", "WEBP", "PNG")
+"""Formats of several frames that Pillow reads."""
+
+
+def read_frames(source: Path, count: int) -> tuple[tuple[str, ...], tuple[Image.Image, ...]]:
+    """Read evenly spread frames of a folder of images, by name, or of an animation.
+
+    Returns:
+        The names and the images of at most `count` frames.
+
+    Raises:
+        ImageError: the file is no animation, or has a damaged or too large frame.
+        ValueError: there are fewer than two frames.
+    """
+    if source.is_dir():
+        paths = evenly_spread(images_in(source), count)
+        frames = {str(path): open_image(path) for path in paths}
+    else:
+        frames = _frames_of(source, count)
+    if len(frames) < 2:
+        raise ValueError(f"{source} has {len(frames)} frames; a video needs two or more")
+    return tuple(frames), tuple(frames.values())
+
+
+def _frames_of(source: Path, count: int) -> dict[str, Image.Image]:
+    """Read frames of an animation, named by number from 1."""
+    frames = {}
+    data = read_bytes(source, limit=MAX_BYTES)
+    try:
+        with Image.open(io.BytesIO(data), formats=ANIMATIONS) as animation:
+            if animation.width * animation.height > MAX_PIXELS:
+                raise ImageError(f"{source}: a frame has more than {MAX_PIXELS} pixels")
+            numbers = range(getattr(animation, "n_frames", 1))
+            for number in evenly_spread(numbers, count):
+                animation.seek(number)
+                name = f"{source}[{number + 1}]"
+                frames[name] = as_rgb(animation.copy(), name)
+    except UnidentifiedImageError:
+        raise ImageError(
+            f"{source}: not a GIF, WebP or PNG animation; extract its frames, e.g. "
+            f"`ffmpeg -i {source.name} -vf fps=2 frames/%04d.png`, and give the folder"
+        ) from None
+    except (OSError, EOFError, SyntaxError) as error:
+        raise ImageError(f"{source}: frame {len(frames) + 1} cannot be read ({error})") from None
+    return frames
+
+
+def frame_pairs(count: int) -> list[Pair]:
+    """Pair each frame with the previous one, and with the first one."""
+    return [(number - 1, number) for number in range(1, count)] + [(0, number) for number in range(2, count)]
+
+
+def frame_scores(scores: Scores) -> list[PanelScore]:
+    """Score each frame after the first by the gate's rule: the lower of its medians with both groups.
+
+    The groups are its neighbours, and the first frame.
+    """
+    count = len(scores.names)
+    scored = []
+    for frame in range(1, count):
+        neighbours = [other for other in (frame - 1, frame + 1) if other < count]
+        scored.append(panel_score(scores, frame, [neighbours, [0]]))
+    return scored
+
+
+def over_time(scores: Scores) -> dict[str, Any]:
+    """Return the JSON of a video: both scores of each frame after the first, and the lowest pair."""
+    p_yes = {(pair.first, pair.second): pair.p_yes for pair in scores.pairs}
+    frames = []
+    for number in range(1, len(scores.names)):
+        both = {"with_previous": p_yes[number - 1, number], "with_first": p_yes[0, number]}
+        frames.append({"frame": scores.names[number], **both})
+    present = [pair for pair in scores.ranked if pair.p_yes is not None]
+    lowest = None
+    if present:
+        pair = present[-1]
+        lowest = {"frames": [scores.names[pair.first], scores.names[pair.second]], "p_yes": pair.p_yes}
+    return {"over_time": frames, "lowest_pair": lowest}
+
+
+def video_table(scores: Scores) -> str:
+    """Format the scores over time for a terminal."""
+    document = over_time(scores)
+    lines = ["previous   first  frame"]
+    for frame in document["over_time"]:
+        previous = p_yes_text(frame["with_previous"])
+        lines.append(f"{previous:>8} {p_yes_text(frame['with_first']):>7}  {frame['frame']}")
+    lowest = document["lowest_pair"]
+    if lowest:
+        first, second = lowest["frames"]
+        lines.append(f"Lowest pair: {first} and {second}, {p_yes_text(lowest['p_yes'])}.")
+    return "\n".join([*lines, *summary(scores)])
