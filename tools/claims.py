@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -364,15 +365,20 @@ def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     parts = [INTRODUCTION]
     for claim in claims:
         results = read_results(claim, root)
-        parts.append(f"## {claim.title}\n\n{claim.claim.strip()}\n\nThe paper: {claim.paper.strip()}\n")
+        parts += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
         parts.append(predictions_table(claim, results))
         if results:
             parts.append(arms_table(claim, results))
         if claim.needs:
-            parts.append(f"It cannot run yet: {claim.needs.strip()}\n")
+            parts.append(paragraph(f"It cannot run yet: {claim.needs}"))
         if claim.notes:
-            parts.append(f"{claim.notes.strip()}\n")
+            parts.append(paragraph(claim.notes))
     return "\n".join(parts)
+
+
+def paragraph(text: str) -> str:
+    """Wrap a text to the width of the other pages."""
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def predictions_table(claim: Claim, results: Mapping[tuple[str, int], Result]) -> str:
