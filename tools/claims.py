@@ -1,9 +1,9 @@
 """Predictions about the paper's claims, and their runs: `make claims`.
 
-    python -m tools.claims                                    # the price table, then every missing atom
+    python -m tools.claims                                    # the price table, every missing atom, the page
     python -m tools.claims --only alpha --minutes 20 --commit # atoms of one claim, each JSON committed alone
     python -m tools.claims --quick                            # one tiny atom per claim in a temporary folder
-    python -m tools.claims render                             # docs/claims.md
+    python -m tools.claims render                             # the page alone, docs/claims.md
 
 `claims/NAME.yaml` is a `Claim`, committed before its first run. An atom is one arm with one seed: a process on one
 thread in a worktree of the claim's revision, with at most CPU_MINUTES. Its numbers go to
@@ -191,18 +191,22 @@ def read_results(claim: Claim, root: Path = ROOT) -> dict[tuple[str, int], Resul
 # --- running ---------------------------------------------------------------------------------------------------
 
 
+def price_of(claim: Claim, results: Mapping[tuple[str, int], Result]) -> float:
+    """CPU minutes of an atom: the file's price, or the mean of the finished atoms if they took longer."""
+    measured = fmean(result.seconds for result in results.values()) / 60 if results else 0.0
+    return max(claim.price, measured)
+
+
 def prices(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Tabulate the atoms of each claim and the CPU minutes that are left."""
-    lines = [f"{'claim':12} {'arms':>5} {'seeds':>5} {'done':>9} {'each':>6} {'measured':>9} {'left, CPU min':>14}"]
+    lines = [f"{'claim':12} {'arms':>5} {'seeds':>5} {'done':>9} {'each':>6} {'left, CPU min':>14}"]
     for claim in claims:
         results = read_results(claim, root)
         atoms = len(claim.arms) * len(claim.seeds)
-        measured = f"{fmean(result.seconds for result in results.values()) / 60:.1f}" if results else "–"
-        left = "cannot run" if claim.needs else f"{(atoms - len(results)) * claim.price:.0f}"
-        lines.append(
-            f"{claim.name:12} {len(claim.arms):5} {len(claim.seeds):5} {len(results):4}/{atoms:4} {claim.price:6.1f} "
-            f"{measured:>9} {left:>14}"
-        )
+        price = price_of(claim, results)
+        left = "cannot run" if claim.needs else f"{(atoms - len(results)) * price:.0f}"
+        done = f"{len(results)}/{atoms}"
+        lines.append(f"{claim.name:12} {len(claim.arms):5} {len(claim.seeds):5} {done:>9} {price:6.1f} {left:>14}")
     return "\n".join(lines)
 
 
@@ -212,14 +216,15 @@ def run_missing(claims: Sequence[Claim], *, minutes: float, commit: bool, root: 
     for claim in claims:
         results = read_results(claim, root)
         missing = [(arm, seed) for seed in claim.seeds for arm in claim.arms if (arm, seed) not in results]
-        if claim.needs or not missing or spent + claim.price > minutes:
+        price = price_of(claim, results)
+        if claim.needs or not missing or spent + price > minutes:
             continue
         if git(root, "status", "--porcelain", "--", f"{CLAIMS / claim.name}.yaml"):
             raise ValueError(f"{CLAIMS / claim.name}.yaml is not committed: predictions precede runs; commit it first")
 
         with worktree(claim.revision, root) as tree:
             for arm, seed in missing:
-                if spent + claim.price > minutes:
+                if spent + price > minutes:
                     break
                 before = cpu_seconds()
                 try:
@@ -470,7 +475,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.quick:
             return min(1, run_quick(claims))
         print(prices(claims), flush=True)
-        return min(1, run_missing(claims, minutes=options.minutes, commit=options.commit))
+        failed = run_missing(claims, minutes=options.minutes, commit=options.commit)
+        write_atomic(ROOT / PAGE, render(read_claims()))
+        return min(1, failed)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

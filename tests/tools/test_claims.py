@@ -146,6 +146,16 @@ def test_an_atom_is_stopped_at_its_limit(root: Path, monkeypatch: pytest.MonkeyP
         claims.run_atom(claim, "a", 0, root)
 
 
+def test_a_price_below_the_measured_one_is_corrected(root: Path) -> None:
+    [claim] = read_claims(root)
+    assert claims.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "0/4", "0.1", "0"]
+    slow = Result(claim=claim.hash, revision="", seconds=180, machine="", metrics={"score": 1.0})
+    claims.save(claim, "a", 0, slow, commit=False, root=root)
+    assert claims.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "1/4", "3.0", "9"]
+    assert run_missing([claim], minutes=2.9, commit=False, root=root) == 0
+    assert list(read_results(claim, root)) == [("a", 0)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
