@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 from PIL import Image
+from tools.claims import read_claims
 
 import pacorl
 from pacorl.io.processor import load_processor
@@ -67,6 +69,22 @@ def test_reasons_carry_the_evidence_and_test_pairs_have_a_new_palette(
             assert [image.read_bytes() for image in pair.images] == [image.read_bytes() for image in short.images]
             if not pair.consistent:
                 assert short.reasons.rstrip(".") in pair.reasons
+
+
+def test_a_generator_s_run_has_the_metrics_of_its_claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    atom = benchmark("generator_atom", monkeypatch)
+    run = {name: [0.5, 0.6, 0.7, 0.6] for name in atom.GRADES} | {"cpu_seconds": [0, 10, 20, 30]}
+    log = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "evaluation"}, *({"kind": "epoch", "reward/ratio": 1.0 + epoch} for epoch in range(12))]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    metrics = atom.flat(run) | atom.ratio(log)
+    assert metrics["rise_2"] == pytest.approx(0.2)
+    assert metrics["prompt_match_rise"] == pytest.approx(0.1)
+    assert (metrics["cpu_seconds"], metrics["ratio_first"], metrics["ratio_last"]) == (30, 3.0, 10.0)
+    for claim in read_claims(only=["resolution", "log_taming"]):
+        assert set(claim.metrics.values()) <= set(metrics)
 
 
 def test_the_gate_s_sets_are_scored_by_the_rule_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
