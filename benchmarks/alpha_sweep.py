@@ -7,6 +7,9 @@ a question that it was never taught. Each run is
 `pacorl train-reward configs/reward/tiny.yaml` with one α and one seed, on the same pairs of training characters;
 measured is the decision on pairs of test characters. A finished run is not run again.
 
+Reasons of `tiny:train` are so short that 1/n is about 0.09. With `--length 10|40|160` they carry the evidence in about
+so many tokens, and test pairs have a palette that no training pair shows (`evidence.py`); `--seed` runs one seed.
+
 Writes results.json, table.md and alpha_sweep.svg into --out. The paper finds α = 0.1 best for a 7B judge and reports no
 table (arXiv 2512.04784, §3.2).
 """
@@ -21,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from evidence import LENGTHS, write_pairs
 from markupsafe import Markup
 
 from pacorl.config.base import load
@@ -55,10 +59,17 @@ def main() -> None:
     quiet_loading()
     use_cores()
     alphas, seeds, steps = options.alphas, range(options.seeds), options.steps
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
     if options.quick:
         alphas, seeds, steps = ("uniform", "0.1", "1"), range(1), max(1, steps // 4)
-    test = drawn(f"tiny:test:{options.test_pairs}", options.out)
-    train = drawn(f"tiny:train:{options.pairs}", options.out)
+    if options.length:
+        data = options.out / "data"
+        test = write_pairs(data / "test", split="test", count=options.test_pairs, length=options.length)
+        train = write_pairs(data / "train", split="train", count=options.pairs, length=options.length)
+    else:
+        test = drawn(f"tiny:test:{options.test_pairs}", options.out)
+        train = drawn(f"tiny:train:{options.pairs}", options.out)
     results = []
     for seed in seeds:
         for alpha in alphas:
@@ -76,6 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--alphas", nargs="+", choices=ALPHAS, default=ALPHAS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--length", type=int, choices=LENGTHS, help="tokens of reasons that carry the evidence")
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps of 16 pairs")
     parser.add_argument("--pairs", type=int, default=800, help="training pairs")
     parser.add_argument("--test-pairs", type=int, default=240)

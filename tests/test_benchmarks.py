@@ -3,16 +3,25 @@
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from PIL import Image
+from tools.claims import read_claims
 
+import pacorl
+from pacorl.io.processor import load_processor
+from pacorl.records.comparisons import load_comparisons
+from pacorl.types import Comparison
+
+TINY_JUDGE = Path(pacorl.__file__).parent / "tiny" / "checkpoints" / "judge"
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -36,6 +45,46 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
             names = {alias.name for alias in node.names}
             absent = names - {*dir(importlib.import_module(node.module))}
             assert [name for name in absent if not importlib.util.find_spec(f"{node.module}.{name}")] == []
+
+
+def test_reasons_carry_the_evidence_and_test_pairs_have_a_new_palette(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    evidence = benchmark("evidence", monkeypatch)
+    tokenizer = load_processor(str(TINY_JUDGE)).tokenizer
+    answers: dict[tuple[str, int], list[Comparison]] = {}
+    for split, length in product(("train", "test"), evidence.LENGTHS):
+        folder = tmp_path / f"{split}-{length}"
+        file = evidence.write_pairs(folder, split=split, count=6, length=length)
+        answers[split, length] = load_comparisons(file)
+
+    for (split, length), pairs in answers.items():
+        assert [pair.consistent for pair in pairs] == [True, False] * 3
+        for pair, short in zip(pairs, answers[split, 10], strict=True):
+            sentences = pair.reasons.split(". ")
+            assert len(sentences) == len(set(sentences))
+            tokens = len(tokenizer(f"{'Yes' if pair.consistent else 'No'}. {pair.reasons}").input_ids) + 1
+            assert 0.85 * length <= tokens <= 1.35 * length
+            assert (evidence.NEW in pair.group) == (split == "test")
+            assert [image.read_bytes() for image in pair.images] == [image.read_bytes() for image in short.images]
+            if not pair.consistent:
+                assert short.reasons.rstrip(".") in pair.reasons
+
+
+def test_a_generator_s_run_has_the_metrics_of_its_claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    atom = benchmark("generator_atom", monkeypatch)
+    run = {name: [0.5, 0.6, 0.7, 0.6] for name in atom.GRADES} | {"cpu_seconds": [0, 10, 20, 30]}
+    log = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "evaluation"}, *({"kind": "epoch", "reward/ratio": 1.0 + epoch} for epoch in range(12))]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    metrics = atom.flat(run) | atom.ratio(log)
+    assert metrics["rise_2"] == pytest.approx(0.2)
+    assert metrics["prompt_match_rise"] == pytest.approx(0.1)
+    assert (metrics["cpu_seconds"], metrics["ratio_first"], metrics["ratio_last"]) == (30, 3.0, 10.0)
+    for claim in read_claims(only=["resolution", "log_taming"]):
+        assert set(claim.metrics.values()) <= set(metrics)
 
 
 def test_the_gate_s_sets_are_scored_by_the_rule_of_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
