@@ -55,13 +55,19 @@ def pooled_ratio(form: Mapping[int, float], base: Mapping[int, float], *, seed: 
     return {"ratio": float(total[0] / total[1]), "low": float(low), "high": float(high)}
 
 
-def detectable(form: Mapping[int, float], base: Mapping[int, float], seeds: int) -> float | None:
-    """Estimate the largest ratio below 1 that `seeds` paired seeds would tell from 1 in four of five trials.
+def detectable(form: Mapping[int, float], base: Mapping[int, float], seeds: int = 0) -> float | None:
+    """Estimate the largest ratio below 1 that paired seeds would tell from 1 in four of five trials.
 
     It is by a paired t test of logarithms at the 5 % level, with the spread between the seeds that are given. None for
     fewer than two.
+
+    Args:
+        form: seed → spent.
+        base: The same, of the form that it is compared with.
+        seeds: Number of seeds of the trials; 0 for as many as are given.
     """
     pairs = sorted(set(form) & set(base))
+    seeds = seeds or len(pairs)
     if len(pairs) < 2:
         return None
     logarithms = [math.log(form[each] / base[each]) for each in pairs]

@@ -72,7 +72,7 @@ def main() -> None:
         for form in chosen:
             learn(form, forms[form], seed, options)
     runs = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
-    rows = summary(runs, options.base, len(options.seeds))
+    rows = summary(runs, options.base)
     print(json.dumps({"rows": rows, "runs": runs}, indent=2) if options.json else table(rows, options.base))
 
 
@@ -163,7 +163,7 @@ def grades(trainer: PolicyTrainer) -> dict[str, float]:
 # --- the table -------------------------------------------------------------------------------------------------
 
 
-def summary(runs: Sequence[Run], base: str, seeds: int) -> list[dict[str, Any]]:
+def summary(runs: Sequence[Run], base: str) -> list[dict[str, Any]]:
     """Compare each form with the base: one row per form."""
     by_form: dict[str, list[Run]] = {}
     for run in runs:
@@ -179,7 +179,9 @@ def summary(runs: Sequence[Run], base: str, seeds: int) -> list[dict[str, Any]]:
         for rise in RISES:
             for unit in UNITS:
                 spent = until_learned(several, rise, unit)
-                compared = compare(spent, until_learned(by_form.get(base, []), rise, unit), seeds)
+                compared = {}
+                if form != base and base in by_form:
+                    compared = compare(spent, until_learned(by_form[base], rise, unit))
                 row[f"{rise:.2f} {unit}"] = {"mean": fmean(spent.values())} | compared
             row[f"{rise:.2f} missed"] = missed(several, rise)
         rows.append(row)
@@ -200,11 +202,11 @@ def missed(runs: Sequence[Run], rise: float) -> int:
     return sum(crossing(run["epochs"], run["attribute_agreement"], rise) is None for run in runs)
 
 
-def compare(form: Mapping[int, float], base: Mapping[int, float], seeds: int) -> dict[str, Any]:
+def compare(form: Mapping[int, float], base: Mapping[int, float]) -> dict[str, Any]:
     """Divide by the base, if it has seeds in common."""
     if not set(form) & set(base):
         return {}
-    return pooled_ratio(form, base) | {"detectable": detectable(form, base, seeds)}
+    return pooled_ratio(form, base) | {"detectable": detectable(form, base)}
 
 
 def table(rows: Sequence[dict[str, Any]], base: str) -> str:
@@ -216,7 +218,11 @@ def table(rows: Sequence[dict[str, Any]], base: str) -> str:
         short = ", ".join(str(row[f"{rise:.2f} missed"]) for rise in RISES)
         lines.append(f"| {row['form']} | {len(row['seeds'])} | {' | '.join(cells)} | {short} |")
 
-    lines += ["", f"In brackets: by {base}, with a 95 % interval over seeds; detectable is what a test would see.", ""]
+    lines += [
+        "",
+        f"In brackets: by {base}, with a 95 % interval over seeds; detectable: what so many seeds would show.",
+        "",
+    ]
     lines += ["| form | epochs | " + " | ".join(GRADES) + " |", "|---" * (len(GRADES) + 2) + "|"]
     for row in rows:
         changes = " | ".join(f"{row[name]:+.3f}" for name in GRADES)

@@ -178,7 +178,7 @@ def test_a_run_that_has_not_learned_counts_with_its_budget(monkeypatch: pytest.M
         spent = {"epochs": [0, 3, 6], "judged": [0, 216, 432], "cpu_seconds": [0.0, 10.0, 20.0]}
         runs.append({"form": form, "seed": 3} | grades | spent)
 
-    quick, panel = learning.summary(runs, "quickstart", 6)
+    quick, panel = learning.summary(runs, "quickstart")
     assert quick["0.15 missed"] == 0
     assert quick["0.15 judged"]["mean"] == pytest.approx(216 + 216 * 0.15 / 0.4)
     assert panel["0.15 missed"] == 1
