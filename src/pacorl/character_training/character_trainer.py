@@ -81,6 +81,7 @@ class CharacterTrainer(LoraRun):
     """
 
     remedy: ClassVar[str] = "Lower optimizer.lr, or look at the images"
+    """Advice about gradients that are not finite."""
     config: CharacterConfig
 
     def __init__(self, config: CharacterConfig, *, resume: Resume = False, allow_changes: bool = False) -> None:
@@ -98,6 +99,7 @@ class CharacterTrainer(LoraRun):
         self.resume = resume
         self.allow_changes = allow_changes
         self.size = Size(*config.size)
+        """Size of the training pictures."""
         self.pictures = read_pictures(config)
         """Images and captions."""
         check_trackers(config.trackers)
@@ -107,6 +109,7 @@ class CharacterTrainer(LoraRun):
         config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
 
         self.runtime = Runtime()
+        """This process, which trains alone."""
         if self.runtime.world > 1:
             raise ValueError(
                 f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from PIL.Image import Image, fromarray
 
-from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
 from pacorl.types import Prompt, RewardTable, Size, Verdict
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
@@ -249,6 +248,9 @@ def _trial_score(name: str, reward: Reward, prompt: Prompt, image: Image, *, by_
 
 def _in_time(name: str, act: Callable[[], float | None], seconds: float) -> float | None:
     """Call on a thread, which is abandoned at the limit. Raises RewardError then."""
+    # Only now: it imports accelerate, and checks of a config take a moment without.
+    from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
+
     workers = Workers(1, name="trial")
     try:
         return LimitedCall(workers, act, name=f"reward {name} (trial image)", seconds=seconds).result()

@@ -160,6 +160,7 @@ class TrueGuidance(PolicyOptions):
     """Options of kinds with diffusers' `true_cfg_scale`."""
 
     cfg_scale: ClassVar[str] = "true_cfg_scale"
+    """Option with the scale of guidance."""
     true_cfg_scale: float = Field(1.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "

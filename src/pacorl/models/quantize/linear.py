@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -29,9 +29,7 @@ class QuantizedLinear(nn.Linear):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.quantizer = quantizer
-        codes, scale = (
-            _packed_on_meta(quantizer, weight.shape, weight.dtype) if weight.is_meta else quantizer.pack(weight)
-        )
+        codes, scale = quantizer.pack(weight)
         self.weight = nn.Parameter(codes, False)
         self.scale = nn.Parameter(scale, False)
         self.register_parameter("bias", bias)
@@ -49,12 +47,6 @@ class QuantizedLinear(nn.Linear):
             input, self.bias, self.unpack, self.weight, self.scale
         )
         return product
-
-
-@lru_cache(maxsize=256)
-def _packed_on_meta(quantizer: Quantizer, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Pack a weight of the meta device. Layers of one shape share the result: a plan has thousands of them."""
-    return quantizer.pack(torch.empty(shape, dtype=dtype, device="meta"))
 
 
 class StreamedLinear(QuantizedLinear):
