@@ -5,25 +5,21 @@ Neighbours show a sudden change, and the first frame shows a slow drift. n frame
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, UnidentifiedImageError
-
-from pacorl.io.files import read_bytes
-from pacorl.io.images import MAX_BYTES, MAX_PIXELS, ImageError, as_rgb, open_image
+from pacorl.io.animations import read_animation
+from pacorl.io.images import open_image
 from pacorl.judge.check import PanelScore, panel_score
 from pacorl.judge.scores import p_yes_text, summary
 from pacorl.records.characters import images_in
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from pacorl.judge.pairwise import Pair
     from pacorl.judge.scores import Scores
-
-ANIMATIONS = ("GIF", "WEBP", "PNG")
-"""Formats of several frames that Pillow reads."""
 
 
 def read_frames(source: Path, count: int) -> tuple[tuple[str, ...], tuple[Image.Image, ...]]:
@@ -40,33 +36,10 @@ def read_frames(source: Path, count: int) -> tuple[tuple[str, ...], tuple[Image.
         paths = evenly_spread(images_in(source), count)
         frames = {str(path): open_image(path) for path in paths}
     else:
-        frames = _frames_of(source, count)
+        frames = read_animation(source, lambda numbers: evenly_spread(numbers, count))
     if len(frames) < 2:
         raise ValueError(f"{source} has {len(frames)} frames; a video needs two or more")
     return tuple(frames), tuple(frames.values())
-
-
-def _frames_of(source: Path, count: int) -> dict[str, Image.Image]:
-    """Read frames of an animation, named by number from 1."""
-    frames = {}
-    data = read_bytes(source, limit=MAX_BYTES)
-    try:
-        with Image.open(io.BytesIO(data), formats=ANIMATIONS) as animation:
-            if animation.width * animation.height > MAX_PIXELS:
-                raise ImageError(f"{source}: a frame has more than {MAX_PIXELS} pixels")
-            numbers = range(getattr(animation, "n_frames", 1))
-            for number in evenly_spread(numbers, count):
-                animation.seek(number)
-                name = f"{source}[{number + 1}]"
-                frames[name] = as_rgb(animation.copy(), name)
-    except UnidentifiedImageError:
-        raise ImageError(
-            f"{source}: not a GIF, WebP or PNG animation; extract its frames, e.g. "
-            f"`ffmpeg -i {source.name} -vf fps=2 frames/%04d.png`, and give the folder"
-        ) from None
-    except (OSError, EOFError, SyntaxError) as error:
-        raise ImageError(f"{source}: frame {len(frames) + 1} cannot be read ({error})") from None
-    return frames
 
 
 def frame_pairs(count: int) -> list[Pair]:
