@@ -14,7 +14,7 @@ S = mean over pairs of ⟨gᵢ, gⱼ⟩, and the noise is the mean of |gᵢ|² l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -86,10 +86,10 @@ class CreditFinding:
 def measure_credit(
     config: PolicyConfig,
     draw: Draw,
-    rewards: dict[str, Reward],
+    rewards: Mapping[str, Reward],
     prompts: Sequence[Prompt],
     *,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda groups: None,
 ) -> CreditFinding:
     """Draw one group of samples per prompt, judge them, and compare the credits.
 
@@ -98,7 +98,7 @@ def measure_credit(
         draw: parameters of its rollouts.
         rewards: by name.
         prompts: one group each; a prompt may be repeated.
-        advance: called after each group.
+        advance: called with the number of groups so far.
 
     Raises:
         ValueError: for prompts without panels or an aggregate without a slope, or if no group has all its scores.
@@ -122,7 +122,7 @@ def measure_credit(
         own_P, rest_P = _redrawn(config, of_group, rewards, prompt)
         own += own_P
         rest += rest_P
-        advance()
+        advance(number + 1)
     if not gradients["set"] or not own:
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 
@@ -139,7 +139,7 @@ def measure_credit(
 
 @torch.no_grad()
 def _redrawn(
-    config: PolicyConfig, draw: Draw, rewards: dict[str, Reward], prompt: Prompt
+    config: PolicyConfig, draw: Draw, rewards: Mapping[str, Reward], prompt: Prompt
 ) -> tuple[list[float], list[float]]:
     """Replace each panel's tokens by a sibling's: changes of the parts with the panel, and of the others."""
     # All samples branch from one latent, so that a sibling's panel is another draw of the same noise.
@@ -163,7 +163,7 @@ def _redrawn(
     return own, rest
 
 
-def _scores(config: PolicyConfig, trunk: Trunk, rewards: dict[str, Reward], x_BNC: Tensor) -> Tensor:
+def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
     """Score finished sets: (B, 1 + P), the weighted score and its part of each panel; NaN if one is missing."""
     with Scorer(rewards, overlap=False, by_panel=True) as scorer:
         scorer.submit(trunk.finish(trunk.rows, x_BNC))
@@ -180,7 +180,7 @@ def _scores(config: PolicyConfig, trunk: Trunk, rewards: dict[str, Reward], x_BN
 
 
 def _gradients(
-    config: PolicyConfig, draw: Draw, rewards: dict[str, Reward], prompt: Prompt
+    config: PolicyConfig, draw: Draw, rewards: Mapping[str, Reward], prompt: Prompt
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
     rows = _group(draw.sampler, prompt)

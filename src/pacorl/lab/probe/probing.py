@@ -621,8 +621,13 @@ def probe(
             advance(drawn, total)
         cost = epoch_cost(models, work, images=drawn)
         if options.credit:
-            credit = measure_credit(config, models.draw(configured), dict(models.rewards), models.credited)
-            advance(total, total)
+            credit = measure_credit(
+                config,
+                models.draw(configured),
+                models.rewards,
+                models.credited,
+                advance=lambda groups: advance(drawn + groups * config.group_size, total),
+            )
 
     notes = _notes(design, findings[0])
     seconds = {"probe": time.perf_counter() - started, **models.seconds}
