@@ -57,8 +57,13 @@ def check_outcomes(results: Results, faults: Sequence[str], *, shift: int) -> No
     assert [record["part"] for record in results.records() if "figure" in record] == NAMES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shift", [0, 1])
+HALVES = pytest.mark.parametrize(
+    "shift", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.campaign)]
+)
+"""The parts of even number have the fault, and those of odd number."""
+
+
+@HALVES
 def test_a_kill_costs_one_part(shift: int, tmp_path: Path) -> None:
     out, faults = tmp_path / "day.jsonl", ("kill", "pass")
     done = day(out, *injected(faults, shift=shift))
@@ -67,8 +72,7 @@ def test_a_kill_costs_one_part(shift: int, tmp_path: Path) -> None:
     assert "ended by signal 9" in out.with_suffix(".md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shift", [0, 1])
+@HALVES
 @pytest.mark.parametrize("fault", ["hang", "oom"])
 def test_a_hang_and_an_error_cost_one_part(fault: str, shift: int, tmp_path: Path) -> None:
     out = tmp_path / "day.jsonl"
@@ -189,11 +193,11 @@ TITLES = {
     "product": "Figures",
 }
 """Part → title of the table with its records; of all other parts it is Forms."""
-LONG = ("form-compiled", "form-compiled-int8")
+LONG = ("form-compiled", "form-compiled-int8", "product")
 
 
 def parts_of_a_day() -> Iterator[Any]:
-    """All parts; compiling takes minutes."""
+    """All parts; compiling and the whole product take minutes."""
     for name in NAMES:
         yield pytest.param(name, marks=pytest.mark.campaign if name in LONG else pytest.mark.slow)
 

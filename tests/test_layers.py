@@ -109,6 +109,7 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_packages_import_lower_layers_only() -> None:
     faults = []
     for path in modules():
@@ -118,6 +119,7 @@ def test_packages_import_lower_layers_only() -> None:
     assert faults == []
 
 
+@pytest.mark.slow
 def test_no_two_files_import_each_other() -> None:
     sources = {name_of(path): path.read_text(encoding="utf-8") for path in modules()}
     assert cycle(imports_by_module(sources)) == []

@@ -83,6 +83,7 @@ def own_of_others(path: Path, guarded: Guarded) -> bool:
     return str(path.relative_to(SOURCE)) in guarded.own_files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUARDED)
 def test_an_entry_is_known_in_its_own_file_alone(name: str) -> None:
     guarded = GUARDED[name]

@@ -58,7 +58,7 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")  # of PEFT, while it writes the good files
 def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) -> None:
@@ -131,8 +131,13 @@ def test_what_is_written_through_a_link_is_seen(tmp_path: Path, monkeypatch: pyt
     assert kinds["temporary"] == "fine"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["traps", "variables", "ends"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("traps", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.campaign) for name in ("variables", "ends")),
+    ],
+)
 def test_a_command_in_an_odd_environment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "HEAVY", {"url": environment.HEAVY["url"]} if name == "traps" else {})
     monkeypatch.setattr(environment, "SERVERS", {})
@@ -157,8 +162,13 @@ def test_a_trap_that_runs_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert environment.run(tmp_path) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", size_servers.HELD)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "judge" else pytest.mark.campaign)
+        for name in size_servers.HELD
+    ],
+)
 def test_others_are_answered_while_a_server_is_sent_megabytes(name: str) -> None:
     assert size_servers.attacked(name, range(4), seed=1).faults == []
 

@@ -117,7 +117,8 @@ def whole_run(forks: Forks, story: str) -> tuple[Outcome, dict[str, Any]]:
 
 @pytest.mark.parametrize("story", RESUMED)
 @pytest.mark.parametrize(
-    "sample", [pytest.param(6, marks=pytest.mark.slow, id="six"), pytest.param(0, marks=pytest.mark.campaign, id="all")]
+    "sample",
+    [pytest.param(3, marks=pytest.mark.slow, id="three"), pytest.param(0, marks=pytest.mark.campaign, id="all")],
 )
 def test_a_kill_before_every_operation(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]

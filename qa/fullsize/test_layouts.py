@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from launching import accelerate_line
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign
 
 
-@pytest.mark.parametrize("layout", [pytest.param("ddp", marks=pytest.mark.campaign), "fsdp2"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 def test_a_layout_s_loop(layout: str, tmp_path: Path) -> None:
     """Loading, an epoch, an evaluation, a checkpoint, and going on from it, in two processes.
 

@@ -35,7 +35,8 @@ def test_a_small_card_s_loop_and_its_peak(recipe: str, tmp_path: Path) -> None:
     assert plan_policy(load(PolicyConfig, CONFIGS / f"{recipe}.yaml", [])).peak_bytes == pytest.approx(peak, rel=WITHIN)
 
 
-@pytest.mark.parametrize(("memory", "gib"), [pytest.param("low", 14.5, marks=pytest.mark.campaign), ("lowest", 2.5)])
+@pytest.mark.campaign
+@pytest.mark.parametrize(("memory", "gib"), [("low", 14.5), ("lowest", 2.5)])
 def test_sets_by_flux_fit_small_cards(memory: str, gib: float, tmp_path: Path) -> None:
     deep = deep_sets(tmp_path, memory=memory)
     peak = max(deep(lambda phases, phase=phase: phases[phase].peak) for phase in deep.traces[0])

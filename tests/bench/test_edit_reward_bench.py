@@ -56,6 +56,7 @@ def macro(rows: list[dict[str, Any]], scores: dict[str, dict[str, float]], dimen
     return sum(shares) / len(shares)
 
 
+@pytest.mark.slow
 def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny", variants=True)
     done = CliRunner().invoke(

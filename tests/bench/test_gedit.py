@@ -166,6 +166,7 @@ def test_an_edit_that_nobody_rates_is_missing_and_no_zero(gedit_folder: Path, ed
     assert len(rater.texts) == 8
 
 
+@pytest.mark.slow
 def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_path: Path) -> None:
     (edits / "fullset" / "subject-add" / "en" / "k0.png").unlink()
     with Rater().running() as rater:

@@ -92,6 +92,7 @@ def test_a_file_that_is_no_image_is_refused_by_name(no_weights, tmp_path):
     assert f"{letter}: not an image" in refused("--image", letter, "--instruction", "Give it a hat.")
 
 
+@pytest.mark.slow
 def test_sets_with_scores_page_and_json(tmp_path):
     options = (*SET, *SMALL, "--best-of", "2", "--keep-all", "--seed", "4", "--out", tmp_path / "out", "--json")
     result = run(*options, "--report", tmp_path / "page.html", "--pdf", tmp_path / "sets.pdf")
@@ -240,6 +241,7 @@ def test_a_character_s_images_are_references(hero, checkpoint, tmp_path):
         assert json.loads(image.info["references"]) == ["front.png"]
 
 
+@pytest.mark.slow
 def test_more_images_than_the_model_takes(hero, checkpoint, tmp_path, no_weights):
     for number in range(5):
         Image.new("RGB", (64, 64)).save(hero / f"{number}.png")

@@ -29,6 +29,7 @@ def test_the_commands_open_no_heavy_door() -> None:
     assert found.stdout == "\n"
 
 
+@pytest.mark.slow
 def test_a_fault_is_one_line_and_debug_shows_where() -> None:
     words = ("train-policy", "absent.yaml", "--dry-run")
     plain, debug = run(*words), run("--debug", *words)

@@ -60,8 +60,13 @@ def test_the_options_are_found() -> None:
     assert len(NUMBERS) > 60
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(value, marks=pytest.mark.slow if value in ("two", "nan") else pytest.mark.campaign)
+        for value in NO_NUMBERS
+    ],
+)
 def test_every_number_has_limits(
     value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

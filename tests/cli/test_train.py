@@ -42,6 +42,7 @@ def test_a_bad_dataset_is_one_line(
     )
 
 
+@pytest.mark.slow
 def test_what_a_run_imports_is_never_looked_through_for_garbage(tmp_path: Path) -> None:
     gc.unfreeze()  # what an earlier test has frozen
     recipe = RECIPE.parents[1] / "tiny.yaml"

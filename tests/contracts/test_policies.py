@@ -55,6 +55,14 @@ FEW_ROLES = pytest.mark.parametrize(
     ],
 )
 """The same, of which the fast tests have a set and an edit alone, of two families."""
+PLANNED_ROLES = pytest.mark.parametrize(
+    ROLES.args[0],
+    [
+        pytest.param(*role.values, id=role.id, marks=pytest.mark.slow if role.id in FAST else pytest.mark.campaign)
+        for role in ROLES.args[1]
+    ],
+)
+"""The same for plans, which take seconds."""
 AREA = Size(96, 96)
 STEPS = 3
 
@@ -152,6 +160,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bo
     check_latents(policy, job.prompt, AREA)
 
 
+@pytest.mark.slow
 @FEW_ROLES
 def test_it_keeps_the_contract(kind: str, job: Job) -> None:
     """Images of its pipeline, two prompts of unequal length in one batch, a text that is cut."""
@@ -282,6 +291,7 @@ def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) ->
     assert Size(image.height, image.width) == job.size
 
 
+@pytest.mark.slow
 @FEW_ROLES
 def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path) -> None:
     """By its folder alone; with an adapter it generates something else, and without it what it did before."""
@@ -390,6 +400,7 @@ def _overrides(kind: str, job: Job, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @FEW_ROLES
 def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, tmp_path: Path) -> None:
     def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
@@ -406,8 +417,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     assert any(value.any() for name, value in state.items() if ".lora_B." in name), "nothing was trained"
 
 
-@pytest.mark.slow
-@FEW_ROLES
+@PLANNED_ROLES
 def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
     run = [
         *_overrides(kind, job, tmp_path),

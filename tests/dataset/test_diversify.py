@@ -219,9 +219,9 @@ def test_unknown_embedder_is_named():
         embedder("word2vec")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("method", SELECTIONS)
-@pytest.mark.parametrize("number", [40_000, pytest.param(100_000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("number", [40_000, 100_000])
 def test_many_vectors_take_little_memory(method, number):
     """The peak of the process: all similarities of 40,000 vectors would take 6 GB."""
     import resource

@@ -11,12 +11,10 @@ import worlds
 
 from pacorl.core.objectives import RATIO_DEVIATION
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign
 
 
-@pytest.mark.parametrize(
-    "extra", [pytest.param({}, id="ddp", marks=pytest.mark.campaign), pytest.param(worlds.fsdp2(), id="fsdp2")]
-)
+@pytest.mark.parametrize("extra", [pytest.param({}, id="ddp"), pytest.param(worlds.fsdp2(), id="fsdp2")])
 def test_the_ratio_before_the_first_update_is_one(tmp_path: Path, extra: dict[str, str]) -> None:
     worlds.run(compiled.sample_and_train, tmp_path / "out", world=2, extra=extra)
     ranks = torch.load(tmp_path / "out", weights_only=True)

@@ -118,7 +118,8 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(
     check_resumed(tmp_path, start, engine=engine)
 
 
-@pytest.mark.parametrize("place", [pytest.param("decode", marks=pytest.mark.campaign), "reward"])
+@pytest.mark.campaign
+@pytest.mark.parametrize("place", ["decode", "reward"])
 def test_a_rank_that_others_wait_for_is_reported_and_a_signal_saves(tmp_path: Path, start: Start, place: str) -> None:
     """Its main thread is stuck, or waits for a thread that is; its heartbeats go on."""
     (tmp_path / "reward.py").write_text(REWARD)

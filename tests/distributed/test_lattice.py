@@ -37,7 +37,7 @@ def test_the_page_has_the_rows_of_the_toy_world_and_one_cell_differs() -> None:
     assert differing == [("kontext: grpo_clip", "batches of 2")]  # docs/verify.md says why
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_processes_batches_and_stops(tmp_path: Path) -> None:
     names = ("2 processes", "batches of 2", "stopped")
     rows = lattice.lattice(("toy: grpo_clip", "toy: tree"), names, tmp_path)

@@ -23,6 +23,7 @@ def test_two_processes_train_an_epoch(launcher: str, tmp_path: Path) -> None:
     assert_trained_by_two(out)
 
 
+@pytest.mark.campaign
 def test_two_machines_train_an_epoch(tmp_path: Path) -> None:
     out = tmp_path / "run"
     both = launched_on_two_machines(out=out)

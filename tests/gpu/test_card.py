@@ -205,8 +205,13 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     assert len(epochs(tmp_path / "run")) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "memory=low"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param("model.dtype=bfloat16", marks=pytest.mark.campaign),
+        pytest.param("memory=low", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])

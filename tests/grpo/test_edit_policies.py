@@ -145,6 +145,7 @@ def test_qwen_without_guidance_says_so_once_before_it_samples(
     assert "is sampled without guidance, because true_cfg_scale is 1" in record.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["qwen_edit"], indirect=True)
 def test_training_without_guidance_says_so_once(recipe: Path, caplog: pytest.LogCaptureFixture) -> None:
     PolicyTrainer(load(PolicyConfig, recipe, ["model.true_cfg_scale=1"]))

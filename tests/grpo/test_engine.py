@@ -162,6 +162,7 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
     assert len(found[0]) == 8
 
 
+@pytest.mark.slow
 def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.old = None

@@ -124,6 +124,7 @@ class Whole:
         return [1.0] * len(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_path: Path) -> None:
     overrides = [PANEL, f"objective.name={objective}", "epochs=2", "sampling.sde_steps=[0,1]"]
@@ -140,6 +141,7 @@ def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> None:
     epochs = {}
     with toy_world():

@@ -187,7 +187,7 @@ def test_a_judge_that_comes_back_in_time_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["refused", "503", "hangs"])
+@pytest.mark.parametrize("way", ["refused", "503", pytest.param("hangs", marks=pytest.mark.campaign)])
 def test_a_run_that_gives_up_resumes_with_the_missing_questions(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -199,8 +199,8 @@ def test_a_run_that_gives_up_resumes_with_the_missing_questions(
     "more",
     [
         ["sampling.sde_steps=[0,1]", "sampling.tree.seeds=1"],
-        ["judge.overlap=false"],
-        ["objective.name=awm"],
+        pytest.param(["judge.overlap=false"], marks=pytest.mark.campaign),
+        pytest.param(["objective.name=awm"], marks=pytest.mark.campaign),
         ["objective.name=diffusion_nft"],
     ],
 )

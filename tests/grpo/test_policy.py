@@ -65,6 +65,7 @@ def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> N
     assert metrics(first) != metrics(other)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +195,7 @@ def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
         train_policy(config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_run([*small, "epochs=2"])
@@ -263,6 +265,7 @@ def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
         train_policy(tiny_run([*small, "epochs=2", "adapter.rank=8"]), resume=True, allow_changes=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
     first = train_policy(tiny_run(small))

@@ -117,8 +117,17 @@ def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: 
     assert ours["prompts"] == {**theirs["prompts"], "evaluation_limit": {"t2is": 16, "edit": 8}[name]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+PLANNED = ("flux_t2is_1gpu", "klein_edit_16gb")
+"""By `make test`; the campaign plans all."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in PLANNED else pytest.mark.campaign)
+        for path in sorted(FOLDER.glob("*.yaml"))
+    ],
+)
 def test_every_config_can_be_planned(path: Path) -> None:
     """As `--dry-run` does, wherever the weights are."""
     run = configs.load(PolicyConfig, path)

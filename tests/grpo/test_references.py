@@ -67,8 +67,14 @@ def lines(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["klein", "kontext", "qwen_edit_plus"], indirect=True)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("klein", marks=pytest.mark.slow),
+        *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("kontext", "qwen_edit_plus")),
+    ],
+    indirect=True,
+)
 def test_a_run_is_on_policy_and_a_resumed_run_is_the_same(recipe: Path) -> None:
     """Sampling and training read the references alike: the ratio before the first update is exactly 1."""
     result = CliRunner().invoke(app, ["train-policy", str(recipe)])

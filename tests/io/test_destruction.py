@@ -183,6 +183,7 @@ def modules() -> dict[str, Path]:
     return package | {path.relative_to(ROOT).as_posix(): path for path in others}
 
 
+@pytest.mark.slow
 def test_files_are_deleted_and_replaced_where_it_is_known_whose_they_are() -> None:
     faults = [fault for name, path in modules().items() for fault in faults_of(name, path.read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)

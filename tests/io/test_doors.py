@@ -46,6 +46,7 @@ def side_doors(source: str) -> list[str]:
     return faults
 
 
+@pytest.mark.slow
 def test_documents_images_and_files_go_through_io() -> None:
     found = []
     for path in modules():

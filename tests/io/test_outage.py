@@ -46,6 +46,7 @@ class Service:
         return await retried(attempt, tries=tries, outage=self.outage)
 
 
+@pytest.mark.slow
 def test_one_question_at_a_time_probes_and_all_are_answered_when_it_is_over() -> None:
     service = Service()
 

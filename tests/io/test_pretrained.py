@@ -185,6 +185,7 @@ EXCEPTIONS = {
 """Module → its loads beside `pretrained`."""
 
 
+@pytest.mark.slow
 def test_checkpoints_are_loaded_by_one_function() -> None:
     trees = modules()
     # PEFT's config is JSON, and names no code.

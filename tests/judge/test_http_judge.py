@@ -321,6 +321,7 @@ def test_a_judge_that_was_given_up_is_tried_by_one_question_at_a_time(
         assert_all_right(judge)
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_still_starting_is_waited_for() -> None:
     with FakeServer().running() as gone:
         url = gone.url
@@ -337,6 +338,7 @@ def test_a_judge_that_is_still_starting_is_waited_for() -> None:
             assert_all_right(judge)
 
 
+@pytest.mark.slow
 def test_a_judge_whose_answers_are_kept_is_waited_for_and_others_are_not() -> None:
     with FakeServer().running() as gone:
         url = gone.url

@@ -59,6 +59,7 @@ def test_there_are_as_many_behaviours_as_were_tried_by_hand() -> None:
     assert len(BEHAVIOURS) + len(SLOW) + 1 >= 84
 
 
+@pytest.mark.slow
 def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) -> None:
     outcome: dict[str, str] = {}
     fake = FakeServer()

@@ -210,6 +210,7 @@ def test_a_signal_that_is_not_met_saves_and_ends(ended: list[Any], caplog: pytes
     )
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_met_does_not(ended: list[Any]) -> None:
     machine = Runtime()
     with machine.signals(save=lambda: ended.append("save") or "saved"):

@@ -21,6 +21,7 @@ def test_every_stage_has_a_command() -> None:
         assert f" {stage} " in result.output
 
 
+@pytest.mark.slow
 def test_edits_are_drawn_by_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["edits", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -40,6 +40,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 def test_every_mutant_changes_a_function() -> None:
     faults = []
     for mutant in read_mutants(ROOT / "tools" / "mutants.yaml"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from toy_world import ToyJudge, toy_config, toy_world
 
 from pacorl.grpo.trainer import train_policy
@@ -29,6 +30,7 @@ def evaluations(run: Path) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == "evaluation"]
 
 
+@pytest.mark.slow
 def test_a_policy_learns_what_the_judge_rewards(tmp_path: Path) -> None:
     with toy_world():
         before, after = evaluations(train_policy(toy_config(tmp_path / "run", *LEARNING)))

@@ -397,6 +397,7 @@ with listening("127.0.0.1", 0) as (listener, url):
 """
 
 
+@pytest.mark.slow
 def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
     """A token is part of a link's path."""
     socket_request = b"Upgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nConnection: Upgrade"

@@ -55,8 +55,14 @@ def test_training_at_guidance_takes_one_forward(tmp_path: Path) -> None:
     assert any("no image is held out" in note for note in plain.warnings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "character/tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "character/klein_12gb" else pytest.mark.campaign)
+        for name in RECIPES
+        if name != "character/tiny"
+    ],
+)
 def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path) -> None:
     hero = make_hero(tmp_path / "zorp", pictures=5)
     plan = plan_character(CharacterConfig.from_yaml(name, f"character={hero}"))

@@ -41,7 +41,7 @@ def of(plan: Plan, component: str) -> tuple[float, tuple[str, ...]]:
     return row.bytes / 2**30, row.phases
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", PEAK_GIB)
 def test_a_recipe_fits_its_card(name: str) -> None:
     document = json.loads(planned(name).to_json())
@@ -105,6 +105,7 @@ def test_generating_with_flux_fits_small_cards() -> None:
     assert normal["peak_gib"] > 32
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_generating_asks_for_no_prompt_and_names_what_is_absent() -> None:
     assert dry_run()["verdict"] == "verdict: all that it needs is here"
     assert dry_run("--memory", "low")["peak_gib"] <= dry_run()["peak_gib"]

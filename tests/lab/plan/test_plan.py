@@ -206,6 +206,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 # --- the published models --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyConfig()
     policy = components.policy_on_meta(config, config.generator.parts)

@@ -50,6 +50,7 @@ def undated(document: dict[str, object]) -> str:
     return json.dumps({key: value for key, value in document.items() if key not in {"seconds", "cost"}})
 
 
+@pytest.mark.slow
 def test_the_seed_decides_everything_but_the_clock(toy: Config, found: Findings) -> None:
     again = probe(toy(*FEW), ProbeOptions(epochs=2))
     other = probe(toy(*FEW, "seed=7"), ProbeOptions(epochs=2))

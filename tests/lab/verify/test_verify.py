@@ -311,6 +311,7 @@ def epochs_of(run: Path) -> list[dict[str, Any]]:
     return read_jsonl(run / "ledger.jsonl")
 
 
+@pytest.mark.slow
 def test_equal_runs_write_equal_records_and_other_seeds_others(run: Path, tmp_path: Path) -> None:
     twin = train_policy(toy_config(tmp_path / "twin", *SETTINGS))
     assert epochs_of(twin) == epochs_of(run)
@@ -638,6 +639,7 @@ def names_of(comparison: Comparison) -> list[str]:
     return [quantity.name for quantity in comparison.quantities]
 
 
+@pytest.mark.slow
 def test_an_evaluation_comes_out_again_and_no_judge_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [*SETTINGS, "evaluation.samples_per_prompt=3", "prompts.evaluation=tiny:dev:2", HELD_OUT]
     run = train_policy(toy_config(tmp_path / "run", *settings, "best_by=''"))

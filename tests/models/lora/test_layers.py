@@ -91,6 +91,7 @@ def test_a_model_in_bf16_multiplies_in_bf16_alone(flux16: FluxPolicy) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_adapter_is_cast_once_per_step(flux16: FluxPolicy) -> None:
     cache = ConditioningCache(flux16)
 
@@ -229,6 +230,7 @@ def stacked(transformer: nn.Module) -> FusedLora:
     return fused
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_in_bf16_base_and_adapter_are_one_product_to_the_bit(flux16: FluxPolicy) -> None:
     cache, transformer = ConditioningCache(flux16), flux16.transformer

@@ -518,6 +518,7 @@ def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     assert content.decode() == (running.folder / "rankings.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_tells_control_questions_apart(running):
     client, names = Client(running.url, running.tokens["ann"]), set()
     state = client.task()

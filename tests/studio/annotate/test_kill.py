@@ -39,7 +39,7 @@ def slots_of(instance, name):
     ("count", "kills"),
     [
         pytest.param(30, 1, id="short"),
-        pytest.param(100, 2, id="800 rankings", marks=pytest.mark.slow),
+        pytest.param(100, 2, id="800 rankings", marks=pytest.mark.campaign),
         pytest.param(5000, 30, id="5000 rankings each", marks=pytest.mark.campaign),
     ],
 )
