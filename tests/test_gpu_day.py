@@ -73,7 +73,7 @@ def test_a_kill_costs_one_part(shift: int, tmp_path: Path) -> None:
 
 
 @HALVES
-@pytest.mark.parametrize("fault", ["hang", "oom"])
+@pytest.mark.parametrize("fault", [pytest.param("hang", marks=pytest.mark.campaign), "oom"])
 def test_a_hang_and_an_error_cost_one_part(fault: str, shift: int, tmp_path: Path) -> None:
     out = tmp_path / "day.jsonl"
     limit = ["--limit", "3"] if fault == "hang" else []
@@ -81,6 +81,7 @@ def test_a_hang_and_an_error_cost_one_part(fault: str, shift: int, tmp_path: Pat
     check_outcomes(Results(out), (fault, "pass"), shift=shift)
 
 
+@pytest.mark.slow
 def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) -> None:
     out = tmp_path / "day.jsonl"
     first = ["--parts", "rates", "form-bf16", "--inject", "rates=kill", "form-bf16=pass"]
@@ -229,7 +230,7 @@ def test_every_part_runs_on_the_tiny_shapes(name: str) -> None:
         assert len([record for record in records if record.get("run", {}).get("kind") == "epoch"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_part_s_records_are_in_the_results_and_on_the_page(tmp_path: Path) -> None:
     out = tmp_path / "day.jsonl"
     done = day(out, "--repeats", "1", "--parts", "rates")

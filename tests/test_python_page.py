@@ -49,6 +49,7 @@ def _example(name: str) -> str:
     return textwrap.dedent((inspect.getdoc(getattr(pacorl, name)) or "").partition("Example:\n")[2])
 
 
+@pytest.mark.slow
 def test_the_package_imports_nothing_heavy() -> None:
     code = (
         "import sys, pacorl\n"

@@ -101,7 +101,7 @@ QUICK = ("split", "score", "annotate", "history", "taste")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in links.TABLE]
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.campaign) for name in links.TABLE]
 )
 @pytest.mark.filterwarnings("ignore")
 def test_no_command_writes_through_a_link(name: str, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_kill_before_every_operation(
 
 @pytest.mark.parametrize("story", RESUMED)
 @pytest.mark.parametrize(
-    "cuts", [pytest.param(2, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.campaign)]
+    "cuts", [pytest.param(1, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.campaign)]
 )
 def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measured: Callable[[str], None]) -> None:
     draw = random.Random(cuts)
@@ -174,7 +174,7 @@ def test_a_power_cut_after_the_end_takes_nothing(
 
 @pytest.mark.parametrize("story", [*RESUMED, "generate", "score"])
 @pytest.mark.parametrize(
-    "sample", [pytest.param(2, marks=pytest.mark.slow, id="two"), pytest.param(0, marks=pytest.mark.campaign, id="all")]
+    "sample", [pytest.param(1, marks=pytest.mark.slow, id="one"), pytest.param(0, marks=pytest.mark.campaign, id="all")]
 )
 def test_a_disk_that_is_full_before_any_write(
     forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]

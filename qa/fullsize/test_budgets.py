@@ -15,7 +15,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.components import PROCESS
 from pacorl.lab.plan.plan import plan_policy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.campaign
 WITHIN = 0.05
 PAGE = Path(__file__).parents[2] / "docs" / "budgets.md"
 
@@ -42,7 +42,6 @@ def test_an_image_takes_what_is_promised(traced: dict[str, Deep[Trace]]) -> None
         assert value <= FORMS[form][1], form
 
 
-@pytest.mark.campaign
 def test_the_page_of_budgets_is_of_today(tmp_path: Path) -> None:
     """All generators, and an image without gradient checkpointing."""
     traced = traced_generators(tmp_path)

@@ -148,6 +148,7 @@ def test_a_form_of_image_tools_is_refused(form: str, base: Path, made: Any, tmp_
 # --- a judge's LoRA as the judge -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lora_as_the_judge_is_its_base_with_it(
     base: Path,
     made: Any,

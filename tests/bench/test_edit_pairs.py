@@ -91,6 +91,7 @@ def values_of(*words: str) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 def test_vc_reward_is_what_naive_loops_give(tmp_path: Path) -> None:
     rows = vc_rows()
     write_parquet(tmp_path / "bench" / "data" / "train-00000-of-00002.parquet", rows[:3])
@@ -123,6 +124,7 @@ def compass_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_compass_is_what_naive_loops_give(tmp_path: Path) -> None:
     rows = compass_rows(tmp_path)
     values = values_of("edit-reward-compass", str(tmp_path / "reward_eval.json"), "--out", str(tmp_path / "run"))

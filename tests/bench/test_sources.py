@@ -78,6 +78,7 @@ class Undecided:
         return ""
 
 
+@pytest.mark.slow
 def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_sources, "_load", lambda options, kind, *, separate: by_batch)
     spec, counts = BENCHMARKS["t2is"], []

@@ -177,6 +177,7 @@ def test_images_of_others_and_no_alignment(t2is_folder: Path, tmp_path: Path) ->
     assert _mean(cells["Identity"]) == 0.5
 
 
+@pytest.mark.slow
 def test_a_missing_image_is_named(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
     (images / "0002_0001_0003.png").unlink()

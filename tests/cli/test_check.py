@@ -43,6 +43,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_sound_set_passes_and_a_broken_one_ends_with_code_4(folder: Path, tmp_path: Path) -> None:
     sound = [folder / f"{number}.png" for number in range(1, 6)]
     result = run("check", *sound, "--character", folder / "hero", "--min", 0.5, "--report", tmp_path / "page.html")
@@ -58,6 +59,7 @@ def test_a_sound_set_passes_and_a_broken_one_ends_with_code_4(folder: Path, tmp_
     assert document["calibrated"] is False
 
 
+@pytest.mark.slow
 def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, tmp_path: Path) -> None:
     pair = (folder / "1.png", folder / "2.png")
     result = run("check", *pair)
@@ -82,6 +84,7 @@ def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     assert 'class="reliability"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_rankings_label_their_best_and_worst(folder: Path, tmp_path: Path) -> None:
     lines = ["reference,candidates,group"]
     for number in range(1, 6):

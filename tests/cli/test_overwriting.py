@@ -66,6 +66,7 @@ def test_files_of_a_user_are_named_and_stay(folder: Path, words: list[str], name
     assert content(folder) == before
 
 
+@pytest.mark.slow
 def test_what_generate_made_it_replaces(folder: Path) -> None:
     small = [*SET, "--model", "tiny", "--size", "64x64", "--steps", "1", "--out", "new", "--pdf", "new/a.pdf"]
     for seed in ("1", "2"):

@@ -65,6 +65,7 @@ def printed_directly(source: str) -> list[str]:
     return [f"line {call.lineno}: {name}" for call in calls if (name := ast.unparse(call.func)) in PRINTERS]
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_past_the_check() -> None:
     found = []
     for path in sorted(SOURCE.rglob("*.py")):

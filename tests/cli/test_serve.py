@@ -56,6 +56,7 @@ def test_the_built_in_server_gets_judges_and_limits(calls: CALLS, judge_folder: 
     assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_judge_that_declines_is_announced(calls: CALLS, judge_folder: Path) -> None:
     result = run("serve", "tiny")
     announced = "tiny declines images of anything but the tiny world of drawn characters"

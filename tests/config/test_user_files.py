@@ -101,6 +101,7 @@ def mine(tmp_path: Path) -> Path:
 # --- files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_objective_an_aggregate_and_an_sde_of_a_file_train(mine: Path, tmp_path: Path) -> None:
     names = [f"objective={{name: {mine}:REINFORCE, baseline: 0.1}}", f"advantages.aggregate={mine}:BEST"]
     with toy_world():

@@ -38,6 +38,7 @@ def ranked(dataset):
     return folder
 
 
+@pytest.mark.slow
 def test_nothing_leaks_between_splits(ranked):
     export(ranked, shares=SHARES)
     rows = {split: read_jsonl(ranked / f"export/comparisons_{split}.jsonl") for split in ("train", "test")}
@@ -47,6 +48,7 @@ def test_nothing_leaks_between_splits(ranked):
         assert not train & test
 
 
+@pytest.mark.slow
 def test_sharegpt_holds_every_pair_and_its_images(ranked):
     counts = export(ranked, shares=SHARES)
     info = json.loads((ranked / "export/dataset_info.json").read_text())
@@ -68,12 +70,14 @@ def test_export_twice_is_the_same(ranked):
     assert {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_what_an_export_would(ranked):
     planned = export(ranked, shares=SHARES, dry_run=True)
     assert not (ranked / "pairs.jsonl").exists()
     assert export(ranked, shares=SHARES) == planned
 
 
+@pytest.mark.slow
 def test_exports_are_what_a_judge_learns_from(ranked):
     pairs = label(ranked).pairs
     explained = {"key": pairs[0].key, "consistent": pairs[0].consistent, "status": "explained", "reasons": "Both red."}
@@ -101,6 +105,7 @@ def test_the_benchmark_of_an_export_is_one_that_runs(ranked):
     assert all(item.prompt and item.criteria for item in items)
 
 
+@pytest.mark.slow
 def test_sharegpt_round_trip(ranked, tmp_path):
     export(ranked, shares=SHARES, formats=["sharegpt"])
     other = tmp_path / "other"
@@ -316,6 +321,7 @@ def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
     }[kind]
 
 
+@pytest.mark.slow
 def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
     source, other = published(ranked, "sharegpt"), tmp_path / "other"
     counts = import_folder(other, source, kind="sharegpt", name="theirs")
@@ -330,6 +336,7 @@ def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_two_sources_of_one_name_do_not_replace_each_other(ranked, tmp_path):
     source, other = published(ranked, "sharegpt"), tmp_path / "other"
     import_folder(other, source, kind="sharegpt")

@@ -79,6 +79,7 @@ def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_pat
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path) -> None:
     source = mine(line(0), "1/0.png,0/2.png | 1/1.png,,", line(2))
     import_folder(tmp_path, source, kind="rankings")

@@ -55,6 +55,7 @@ def test_a_panel_s_prompt_has_the_theme_its_text_and_its_characters_references(p
     assert [len(panel.references) for panel in panel_prompts(prompt, "klein", 3, previous=True)] == [2, 2, 0]
 
 
+@pytest.mark.slow
 def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generator, prompt: Prompt) -> None:
     (made,) = generate_sets(generator, prompt, seed=7, separate=True, size=SIZE, steps=1)
     assert made.image.size == (3 * 48, 32)
@@ -64,6 +65,7 @@ def test_each_panel_is_the_image_that_its_prompt_makes_alone(generator: Generato
     assert (made.prompt, made.recipe.size, made.recipe.separate, made.recipe.previous) == (prompt, SIZE, True, False)
 
 
+@pytest.mark.slow
 def test_each_panel_may_see_the_one_before(
     generator: Generator, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def ranked(prompts: Any, images: Any) -> list[Any]:
     return [Judged(1.0 - number / 2) for number in range(len(images))]
 
 
+@pytest.mark.slow
 def test_files_pages_and_json_are_those_of_a_set(generator: Generator, prompt: Prompt, tmp_path: Path) -> None:
     made = generate_sets(generator, prompt, separate=True, previous=True, size=SIZE, steps=1)
     (saved,) = save(made, tmp_path / "out")

@@ -83,6 +83,7 @@ def apart(first: Image.Image, second: Image.Image) -> int:
     return max(high for _, high in ImageChops.difference(first, second).getextrema())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_picture_and_another_another(painter, prompts):
     first, second = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
     again, _ = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
@@ -108,6 +109,7 @@ def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
     assert apart(made.image, image) <= 1
 
 
+@pytest.mark.slow
 def test_the_best_of_several_is_the_judges(painter, prompts):
     judge = Brightness()
     ranked = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS, keep_all=True)
@@ -135,6 +137,7 @@ def test_criteria_are_asked_for_where_wanted(painter, prompts):
     assert made.judged.score == pytest.approx(score_of(made.image, prompts[0]))
 
 
+@pytest.mark.slow
 def test_one_generator_makes_sets_and_edits(prompts, tmp_path):
     """FLUX.2-klein: a prompt with a source is an edit, judged as one; the next may be a set."""
     source = tmp_path / "a.png"
@@ -267,6 +270,7 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
 
 
+@pytest.mark.slow
 def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
     """diffusers' file alone, as `load_lora_weights` takes it."""
     alone = tmp_path / "only.safetensors"
@@ -358,6 +362,7 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         assert other.image.tobytes() != made.image.tobytes(), left_out
 
 
+@pytest.mark.slow
 def test_a_recipe_says_that_the_model_was_packed(prompts, tmp_path):
     for memory, form in (("normal", None), ("lowest", "int8")):
         generator = Generator.from_pretrained("tiny", memory=memory)
@@ -365,6 +370,7 @@ def test_a_recipe_says_that_the_model_was_packed(prompts, tmp_path):
         assert (to_dict(saved)["quantize"], png_texts(saved.path).get("quantize")) == (form, form)
 
 
+@pytest.mark.slow
 def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp_path):
     empty = Generator.from_pretrained("tiny", true_cfg_scale=2, negative_prompt="")
     for generator, expected in ((empty, ""), (painter, None)):
@@ -411,6 +417,7 @@ def editor() -> Generator:
     return Generator(KONTEXT.over(pipeline, max_sequence_length=48), model="tiny-kontext", kind="kontext")
 
 
+@pytest.mark.slow
 def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     sources = []
     for name, colour, shape in (("tall", "red", (48, 96)), ("wide", "blue", (96, 48))):

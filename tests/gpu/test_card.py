@@ -123,7 +123,7 @@ def ratio_cases() -> Iterator[Any]:
     for form in ("bf16", "fused", "int8", "w8a8", "fp8", "nf4"):
         yield pytest.param("cpu", form, 3, False, marks=pytest.mark.slow)
     yield pytest.param("cpu", "bf16", 1, True, marks=pytest.mark.slow)
-    yield pytest.param("cpu", "streamed", 8, True, marks=pytest.mark.slow)
+    yield pytest.param("cpu", "streamed", 8, True, marks=pytest.mark.campaign)
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def test_without_a_card_nothing_is_computed_twice(training: PolicyTrainer) -> No
     assert not training.transformer.is_gradient_checkpointing
 
 
+@pytest.mark.slow
 def test_the_count_is_no_less_than_what_a_backward_keeps(training: PolicyTrainer) -> None:
     one, two = conditioning(training, 1), conditioning(training, 2)
 

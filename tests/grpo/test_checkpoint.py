@@ -89,6 +89,7 @@ def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "copy2", dying(shutil.copy2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
@@ -283,6 +284,7 @@ def refused(before: dict[str, Any], config: Section, free: Sequence[str]) -> boo
     return bool(frozen_changes(changes_to(config, before), free=free))
 
 
+@pytest.mark.slow
 def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
     walked: set[str] = set()
     for document in CONFIGS:

@@ -133,6 +133,7 @@ def test_a_text_is_encoded_once_whatever_the_size(training: PolicyTrainer) -> No
     assert {prompt.text for prompt in training.train_prompts} <= set(encoded)
 
 
+@pytest.mark.slow
 def test_a_shared_start_is_computed_once_per_group_across_batches(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ def test_an_endpoint_objective_resumes_with_its_sampling_weights(
     assert epoch["grad_norm"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
     config = tiny_run(
@@ -276,6 +278,7 @@ def spotty(prompts, images):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "cause"),
     [

@@ -149,6 +149,7 @@ def test_the_first_signal_ends_the_wait_for_a_reward(
     assert same(tmp_path / "run", whole("true"))
 
 
+@pytest.mark.slow
 def test_rewards_that_take_turns_with_the_generator_are_bounded_too(
     tmp_path: Path, hanging: Callable[..., Brightness]
 ) -> None:

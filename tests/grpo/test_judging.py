@@ -43,6 +43,7 @@ def test_a_judge_of_this_process_asks_in_both_orders_where_the_config_says_so() 
     assert both.order_gap == pytest.approx(abs(there.p_yes - back.p_yes), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_judge_of_this_process_adds_up_spellings_where_the_config_says_so() -> None:
     tokenizer = local().processor.tokenizer
     known = tuple(
@@ -88,6 +89,7 @@ def noise_grids() -> list[Image.Image]:
     return grids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "http"])
 def test_noise_is_never_missing_in_a_reward(backend: str, declining_server: str) -> None:
     options = {

@@ -80,7 +80,7 @@ def kill_and_resume(folder: Path, settings: Sequence[str], *, kills: int, seed: 
     return turn
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_three_kills(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, SETTINGS, kills=3, seed=0)
 

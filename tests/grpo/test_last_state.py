@@ -57,6 +57,7 @@ def test_it_is_the_checkpoint_that_the_run_would_have_written_whatever_came_afte
             assert found[name] == value, name
 
 
+@pytest.mark.slow
 def test_a_state_that_a_checkpoint_holds_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = PolicyTrainer(toy_config(tmp_path / "run", "epochs=1"))
     written: list[int] = []

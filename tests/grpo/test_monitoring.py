@@ -48,6 +48,7 @@ def dark_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyPolicy, "decode", dark)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
     plain = train_policy(tiny_run([*small, "evaluation.every=0"]))
@@ -63,6 +64,7 @@ def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own:
     assert epoch["loss"] == metrics(plain)[1]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
     folder = train_policy(tiny_run([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
@@ -89,6 +91,7 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
     assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
     config = tiny_run([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])

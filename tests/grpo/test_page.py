@@ -17,6 +17,7 @@ from pacorl.tiny.characters import character_prompts
 from pacorl.types import Size
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Three epochs, evaluated before and after: pages at 0, at every second epoch, and at the end."""

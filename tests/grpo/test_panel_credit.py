@@ -160,6 +160,7 @@ def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> Non
     assert sum(rows[0]["panel_match"]) == pytest.approx(score[2])
 
 
+@pytest.mark.slow
 def test_a_function_may_have_parts(tmp_path: Path) -> None:
     settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
     with toy_world():
@@ -183,6 +184,7 @@ def test_a_run_whose_rewards_have_no_parts_warns_once(
     assert caplog.text.count("no reward's scores have parts") == warnings
 
 
+@pytest.mark.slow
 def test_a_file_s_parts_reach_the_ledger_and_are_tried_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
 

@@ -324,10 +324,10 @@ def test_a_second_outage_loses_nothing_either(tmp_path: Path, whole: Whole) -> N
         pytest.param(
             "a byte", "update-00001.safetensors is damaged: it is not what was written", marks=pytest.mark.slow
         ),
-        pytest.param("a file", "update-00001.safetensors is missing", marks=pytest.mark.slow),
-        pytest.param("the mark", "pending.json", marks=pytest.mark.slow),
+        pytest.param("a file", "update-00001.safetensors is missing", marks=pytest.mark.campaign),
+        pytest.param("the mark", "pending.json", marks=pytest.mark.campaign),
         pytest.param(
-            "another checkpoint", "is not of the checkpoint that the run goes on from", marks=pytest.mark.slow
+            "another checkpoint", "is not of the checkpoint that the run goes on from", marks=pytest.mark.campaign
         ),
     ],
 )
@@ -425,7 +425,7 @@ def test_samples_are_taken_if_those_of_every_update_are_of_the_epoch_s_rows(
     assert (kept.recall([rows[:2], rows[2:]]) is not None) == fits
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_ranks_keep_their_samples_and_share_the_answers(tmp_path: Path, whole: Whole) -> None:
     """Another number of processes samples again, and asks nothing twice."""
     expected, questions = whole

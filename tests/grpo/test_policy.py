@@ -187,6 +187,7 @@ def test_epochs_share_neither_noise_nor_prompts(
     assert sorted(sampled[0] + sampled[1]) == sorted(4 * list(range(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
     config = tiny_run(small)
@@ -217,6 +218,7 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
     assert metrics(config.out)[-1]["epoch"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
@@ -257,6 +259,7 @@ def test_what_cannot_run_is_refused(small: list[str], override: str, message: st
         train_policy(tiny_run([*small, override]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
     config = tiny_run([*small, "save_every=1"])

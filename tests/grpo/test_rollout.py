@@ -67,6 +67,7 @@ def rows(count: int = 4, group: int = 2) -> list[Row]:
     return [Row(PROMPTS[number // group], number) for number in range(count)]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
     together = drawn(policy, rows(), epoch=3)
     alone = drawn(policy, rows()[2:3], epoch=3)
@@ -247,6 +248,7 @@ def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Su
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     cache = ConditioningCache(policy)
@@ -270,6 +272,7 @@ def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
     assert (sigmas_of(policy, shifted, prompt)[1:-1] > sigmas_of(policy, own, prompt)[1:-1]).all()
 
 
+@pytest.mark.slow
 def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
     sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False, tree=OWN)
     cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)

@@ -116,6 +116,7 @@ def test_a_power_cut_after_a_checkpoint_takes_nothing_that_it_counts(
     assert disk.lost() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_resumed_run_says_in_its_log_what_changed(small: list[str]) -> None:
     config = tiny_run(small)

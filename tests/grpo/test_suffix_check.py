@@ -58,6 +58,7 @@ def test_it_is_made_every_so_many_epochs_and_changes_nothing_else(tmp_path: Path
     assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
 
 
+@pytest.mark.slow
 def test_it_makes_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two processes would make one more of them than the other, and wait for it."""
     decode, graphs = ToyPolicy.decode, []
@@ -72,6 +73,7 @@ def test_it_makes_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(graphs)
 
 
+@pytest.mark.slow
 def test_a_full_suffix_is_not_checked(tmp_path: Path) -> None:
     run = train_policy(toy_config(tmp_path / "run", "epochs=1", "sampling.suffix.check_every=1"))
     assert SUFFIX_CORRELATION not in line(run)[0]

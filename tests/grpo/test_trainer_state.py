@@ -109,6 +109,7 @@ def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_man
     assert [line["epoch"] for line in lines] == [0, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_the_middle_of_an_epoch_at_its_last_step(tmp_path: Path) -> None:
     with toy_world():
         config = toy_config(tmp_path / "run", *RED, "epochs=9", "max_steps=3", "evaluation.every=0")
@@ -210,6 +211,7 @@ def test_both_judges_of_a_run_are_closed() -> None:
     assert judges.held_out.closed  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_each_change_with_both_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tmp_path / "run"
     trainer(run, "epochs=1").train()
@@ -222,6 +224,7 @@ def test_a_resumed_run_says_each_change_with_both_values(tmp_path: Path, caplog:
     assert metrics(run, "changes")[0]["changes"] == {"epochs": [1, 2], "keep_checkpoints": [3, 1]}
 
 
+@pytest.mark.slow
 def test_under_a_cosine_a_resumed_run_keeps_its_length(tmp_path: Path) -> None:
     """Twice the epochs would lift the rate from its end to its middle."""
     run, cosine = tmp_path / "run", "optimizer.schedule=cosine"

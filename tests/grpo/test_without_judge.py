@@ -128,6 +128,7 @@ def first_evaluation(overrides: list[str]) -> dict[str, float]:
         training.close()
 
 
+@pytest.mark.slow
 def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: list[str]) -> None:
     found = first_evaluation([*smaller, f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match}]"])
     assert loads == ["tiny"]
@@ -144,6 +145,7 @@ def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: l
     assert "p_yes" not in found
 
 
+@pytest.mark.slow
 def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list[str], loads: list[str]) -> None:
     unreachable = UNREACHABLE.replace("judge=", "evaluation.judge=")
     found = first_evaluation([*smaller, unreachable, f"evaluation.rewards=[{JPEG}]"])

@@ -46,6 +46,7 @@ def starts(source: str, *, is_program: bool = False) -> list[str]:
     return faults
 
 
+@pytest.mark.slow
 def test_python_is_started_in_one_module() -> None:
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
@@ -111,6 +112,7 @@ def test_neither_does_a_program_with_the_safe_path(trap: Path) -> None:
     assert trap.exists()  # the trap works
 
 
+@pytest.mark.slow
 def test_neither_does_the_console_script(trap: Path) -> None:
     script = Path(sys.executable).with_name("pacorl")
     if not script.is_file():

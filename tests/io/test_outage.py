@@ -114,6 +114,7 @@ def test_a_question_that_hangs_while_others_are_answered_is_no_outage() -> None:
     assert tries == 1
 
 
+@pytest.mark.slow
 def test_a_short_silence_is_not_announced_and_a_long_one_twice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -199,6 +199,7 @@ def test_checkpoints_are_loaded_by_one_function() -> None:
     assert found == EXCEPTIONS
 
 
+@pytest.mark.slow
 def test_torch_loads_tensors_alone() -> None:
     (call,) = (
         node

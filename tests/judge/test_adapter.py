@@ -59,6 +59,7 @@ def rewritten(adapter: Path, folder: Path, *, keys: tuple[str, str] = ("", ""), 
     return folder
 
 
+@pytest.mark.slow
 def test_an_adapter_answers_as_in_peft(processor: ImageTextProcessor, adapter: Path) -> None:
     asked = pairs(6)
     in_peft = PeftModel.from_pretrained(base(processor), adapter)

@@ -127,6 +127,7 @@ def test_a_calibration_of_another_judge_is_noted() -> None:
         assert ("The calibration is of the judge tiny" in PacoReward(judge, name=name).note) is noted
 
 
+@pytest.mark.slow
 def test_the_judge_of_a_config_and_of_a_script_is_calibrated(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     curve = Curve(3.0, 0.25)

@@ -439,6 +439,7 @@ def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     assert (found[0]["reasons_nll"] == 0) == (target == "token")
 
 
+@pytest.mark.slow
 def test_what_is_trained(model: Any) -> None:
     def trained(*overrides: str) -> set[str]:
         options = load(JudgeConfig, None, overrides).tuning

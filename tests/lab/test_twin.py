@@ -20,6 +20,7 @@ SLOW = ["flux", "kontext", "qwen_edit"]
 FEW_KINDS = pytest.mark.parametrize("kind", ["klein", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 
 
+@pytest.mark.slow
 @FEW_KINDS
 def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
     spec, folder = POLICIES[kind], tmp_path / kind

@@ -67,6 +67,7 @@ def close(found: Sequence[float | None], expected: Sequence[float]) -> None:
     assert np.std(expected) > 1e-4, "all images score alike, so nothing is shown"
 
 
+@pytest.mark.slow
 def test_clip_t(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
     scale = float(reference.model.logit_scale.detach().exp())
     expected = [
@@ -76,6 +77,7 @@ def test_clip_t(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sh
     close(PanelClipText(str(tiny_clip))(prompts, sheets), expected)
 
 
+@pytest.mark.slow
 def test_clip_i(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
     expected = []
     for prompt, sheet in zip(prompts, sheets, strict=True):
@@ -93,6 +95,7 @@ def test_parts_are_shares_of_the_mean(tiny_clip: Path, prompts: list[Prompt], sh
             assert one.score == pytest.approx(sum(part or 0.0 for part in one.part_P) / panels_of_part)
 
 
+@pytest.mark.slow
 def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
     expected = [reference(sheet, prompt.text)[0] / 26 for prompt, sheet in zip(prompts, sheets, strict=True)]
     close(PickScore(str(tiny_clip))(prompts, sheets), expected)
@@ -103,6 +106,7 @@ def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt]
     close(PickScore(str(tiny_clip), panels=True)(prompts, sheets), panels)
 
 
+@pytest.mark.slow
 def test_aesthetic(
     tiny_clip: Path, head: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]
 ) -> None:

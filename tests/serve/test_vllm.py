@@ -221,6 +221,7 @@ def test_a_server_that_fails_takes_its_workers_along(
         assert_gone(tmp_path, processes=2)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
     script = (

@@ -239,7 +239,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_trainer_stops_and_saves_if_its_studio_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", TEACHES, str(tmp_path)], stdin=subprocess.PIPE) as studio:
         deadline = time.monotonic() + 240

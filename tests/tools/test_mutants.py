@@ -59,6 +59,7 @@ def test_a_mutant_that_no_longer_applies_is_named() -> None:
         mutant.changes("def f(a, b):\n    return a  # a + b\n")
 
 
+@pytest.mark.slow
 def test_functions_that_the_garbage_collector_passes_over_are_found() -> None:
     """As everything is that pytest collected, by conftest.py."""
     code = Tree.leaves.__code__

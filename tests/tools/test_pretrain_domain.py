@@ -32,6 +32,7 @@ def vae() -> AutoencoderKL:
     return AutoencoderKL.from_pretrained(TINY_FLUX / "vae", torch_dtype=torch.float32)
 
 
+@pytest.mark.slow
 def test_textures_come_again_with_their_seed() -> None:
     first, again, other = (draw_textures(5, seed=seed) for seed in (3, 3, 4))
     assert [image.tobytes() for image in first] == [image.tobytes() for image in again]

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_dead_link_and_an_undocumented_name_fail_the_build_and_nothing_else_does(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     for path in ROOT.iterdir():

@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -250,9 +251,9 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         ValueError: if candidates or references have no column.
     """
     fix = f"the first line names the columns, e.g. {EXAMPLE}"
-    repeated = [name for name in header if name and header.count(name) > 1]
-    if repeated:
-        raise ValueError(f"two columns are called {repeated[0]!r}; {fix}")
+    for name, count in Counter(header).items():
+        if name and count > 1:
+            raise ValueError(f"two columns are called {name!r}; {fix}")
     if "reference" not in header:
         raise ValueError(f"no column is called 'reference', there are {', '.join(header)}; {fix}")
 

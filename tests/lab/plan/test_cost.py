@@ -85,6 +85,7 @@ def test_questions_about_references_are_counted(tmp_path: Path) -> None:
     assert cost(*settings, f"prompts.train={tmp_path / 'none.jsonl'}").questions == 12
 
 
+@pytest.mark.slow
 def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
     counted = cost(*LARGE)
     assert counted.judges_here

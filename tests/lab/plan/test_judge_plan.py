@@ -52,6 +52,7 @@ def tiny(tmp_path: Path, *overrides: str) -> list[str]:
 # --- all is here -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) -> None:
     result = dry_run("tiny.yaml", *tiny(tmp_path))
     assert result.exit_code == 0, result.output
@@ -66,6 +67,7 @@ def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) ->
 # --- absent ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_released_judge_s_recipe_is_planned_without_data_and_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +115,7 @@ def test_an_existing_file_of_another_form_is_at_fault_and_not_absent(tmp_path: P
     assert "no such source; give a .jsonl of comparisons" in of_notes
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -> None:
     folder = tmp_path / "PaCo-Dataset"
     folder.mkdir()
@@ -132,6 +135,7 @@ def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -
     assert remedy() == f"{folder / 'train.json'}: 2 image(s) missing; unpack them into its folder"
 
 
+@pytest.mark.slow
 def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> None:
     for file in TINY_JUDGE.iterdir():
         if file.suffix != ".safetensors":

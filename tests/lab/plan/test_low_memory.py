@@ -51,7 +51,7 @@ def test_a_recipe_fits_its_card(name: str) -> None:
     assert document["host_gib"] < (36 if "12gb" in name else 32)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_seven_processes_of_flux_share_what_they_load() -> None:
     document = json.loads(planned("flux_t2is", world=7).to_json())
     assert 22 + 7 < document["host_gib"] <= 40

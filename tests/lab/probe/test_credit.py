@@ -66,6 +66,7 @@ def test_a_score_that_changes_elsewhere_is_not_local(toy: Config) -> None:
     assert found.advice == "set"
 
 
+@pytest.mark.slow
 def test_groups_have_noise_of_their_own_and_the_weights_no_gradient(toy: Config) -> None:
     config = toy(*FEW)
     found = measured(config, Red(shift=0), groups=5)

@@ -92,6 +92,7 @@ def rewritten(run: Path, change: Callable[[Record], None]) -> None:
 # --- without computing again ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_fits_its_ledger(run: Path) -> None:
     report = audit(run)
     assert report.fine, report.findings
@@ -388,6 +389,7 @@ def test_an_epoch_comes_out_again_and_no_judge_is_asked(
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run was written to"
 
 
+@pytest.mark.slow
 def test_a_function_s_scores_are_replayed(tmp_path: Path) -> None:
     def red(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         return [image.getpixel((0, 0))[0] / 255 for image in images]

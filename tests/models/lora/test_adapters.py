@@ -72,6 +72,7 @@ def test_a_new_adapter_is_drawn_as_the_released_recipes_do() -> None:
     assert float((down.abs() > 3 / 8).double().mean()) == pytest.approx(0.0027, abs=0.002)
 
 
+@pytest.mark.slow
 def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) -> None:
     base = output(flux, fresh(flux))
     new = fresh(flux)
@@ -156,6 +157,7 @@ def test_a_target_that_matches_nothing_is_refused(flux: FluxPolicy) -> None:
         add_lora(fresh(flux), rank=4, alpha=4, targets=["attn.to_q", "img_mlp.net.2"])
 
 
+@pytest.mark.slow
 def test_the_image_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp_path: Path) -> None:
     """What training generates with, and what diffusers' own pipeline generates after loading the export."""
     transformer = trained(fresh(flux))
@@ -209,6 +211,7 @@ def released(folder: Path, transformer: nn.Module, **changes: object) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_released_form_is_a_start(flux: FluxPolicy, tmp_path: Path) -> None:
     from peft import PeftModel
 

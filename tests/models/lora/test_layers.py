@@ -79,6 +79,7 @@ class Operations(TorchDispatchMode):
         return sum(n for (name, dtypes), n in self.counted.items() if name in names and dtype in dtypes)
 
 
+@pytest.mark.slow
 def test_a_model_in_bf16_multiplies_in_bf16_alone(flux16: FluxPolicy) -> None:
     cache = ConditioningCache(flux16)
     products = ("mm", "addmm", "bmm")
@@ -132,6 +133,7 @@ def test_what_changes_the_adapter_changes_the_next_forward(flux16: FluxPolicy) -
     assert torch.equal(velocity(flux16, cache), start)
 
 
+@pytest.mark.slow
 def test_a_step_that_writes_past_the_count_of_versions_is_seen(flux16: FluxPolicy) -> None:
     """DeepSpeed's optimizer writes to `.data`."""
     cache, transformer = ConditioningCache(flux16), flux16.transformer
@@ -265,6 +267,7 @@ def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
         assert stack.untyped_storage().data_ptr() == first.copy.untyped_storage().data_ptr()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
     """A stack that replaced a weight on a card would leave memory there that fits nothing."""

@@ -134,6 +134,7 @@ def test_decoding_is_the_pipeline_s(klein: KleinPolicy) -> None:
     assert klein.decode(x, size) == klein.pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 
+@pytest.mark.slow
 def test_every_source_decides_the_velocity(klein: KleinPolicy, tmp_path: Path) -> None:
     paths = [source_image(tmp_path / f"{seed}.png", height=64, width=64, seed=seed) for seed in range(3)]
     size = Size(64, 64)
@@ -211,6 +212,7 @@ def test_a_hub_name_says_its_kind(name: str) -> None:
     assert kind_of(name) == KLEIN.kind
 
 
+@pytest.mark.slow
 def test_the_published_architecture_has_the_published_number_of_parameters() -> None:
     """4 B of FLUX.2-klein, 4.0 B of Qwen3-4B, and the adapter's layers: 12 of a double-stream block, 2 of a single."""
     models = {

@@ -71,6 +71,7 @@ def test_without_noise_the_loop_is_the_pipeline(
     assert latents.std() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_plus_is_its_pipeline_with_one_source_or_more(
     plus: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -168,6 +169,7 @@ def test_what_cannot_be_generated_is_refused(qwen: QwenEditPolicy, plus: QwenEdi
         plus.size_of(Prompt(0, "a", sources=(strip,) * 4), Size(96, 96))
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_it_is_the_same(qwen: QwenEditPolicy, tmp_path: Path) -> None:
     qwen.pipeline.save_pretrained(tmp_path / "qwen")
     loaded = QWEN_EDIT.from_pretrained(tmp_path / "qwen", true_cfg_scale=4.0)

@@ -181,6 +181,7 @@ def test_a_run_learns_what_a_run_in_low_memory_learns(tmp_path: Path) -> None:
     assert any(weight.any() for name, weight in low.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
     policy, plain = (FLUX.from_pretrained("tiny", max_sequence_length=48, stream=stream) for stream in (True, False))
     for name in policy.encoders:
