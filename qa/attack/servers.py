@@ -28,7 +28,8 @@ from qa.attack.harness import BYTES, SECONDS, Outcome, Tally
 from qa.attack.images import png
 from qa.attack.serving import ADMIN_TOKEN, TOKEN
 
-from pacorl.tiny.characters import EDITS
+from pacorl.io.images import png_bytes
+from pacorl.tiny.characters import EDITS, draw, set_of
 
 INPUTS = 1000
 """For each server, at share 1."""
@@ -37,7 +38,11 @@ PATIENCE = 0.3
 WHOLE = ("value", "path", "method", "no_key")
 """Damages that leave a request whole, so that it must be answered."""
 PUBLIC = ("/health", "/page/base.css", "/page/app.js", "/", "/admin")
-PICTURE = "data:image/png;base64," + base64.b64encode(png(28, 28)).decode()
+PNG = "data:image/png;base64,"
+PICTURE = PNG + base64.b64encode(png(28, 28)).decode()
+SCENE = set_of(("red", "round", "crown", "night"), 1, random.Random(1))[0]
+HERO = PNG + base64.b64encode(png_bytes(draw(SCENE, 64))).decode()
+"""An image that the tiny judge knows: the controls of a check hold with it."""
 CHAT = {
     "model": "judge", "max_tokens": 1, "temperature": 1, "logprobs": True, "top_logprobs": 5, "seed": 1,
     "messages": [{"role": "user", "content": [
@@ -70,7 +75,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
     "judge": (
         Asked("POST", "/v1/chat/completions", CHAT),
         Asked("POST", "/v1/consistency", {"model": "judge", "images": [PICTURE, PICTURE], "criteria": {"c": "same"}}),
-        Asked("POST", "/v1/check", {"panels": [PICTURE], "references": {"hero": [PICTURE]}, "least": 0.5}),
+        Asked("POST", "/v1/check", {"panels": [HERO], "references": {"hero": [HERO]}, "least": 0.5}),
         Asked("POST", "/tokenize", {"model": "judge", "prompt": "Yes", "add_special_tokens": False}),
         Asked("GET", "/v1/models"),
         Asked("GET", "/metrics"),
