@@ -173,7 +173,7 @@ class LimitConfig(Section):
 
 
 class MonitorConfig(Section):
-    """Monitor of reward hacking (docs/rewards.md); its limits are three times the changes of a healthy run."""
+    """Monitor of reward hacking (docs/rewards.md); its limits are far above the changes of healthy runs."""
 
     duplicates: LimitConfig = LimitConfig(at=0.2)
     """Rise of the share of pairs of panels that are copies."""
