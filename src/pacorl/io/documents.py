@@ -242,21 +242,30 @@ def _refused(constant: str) -> None:
 
 def _check_values(document: Any, *, half_pairs: bool = False) -> None:
     """Raise ValueError if a document is nested too deeply, or holds a number or text that cannot be used."""
-    level: list[tuple[str, Any]] = [("", [document])]
-    for depth in range(MAX_DEPTH + 1):
-        inner = []
-        for path, values in level:
-            for key, value in values.items() if isinstance(values, dict) else enumerate(values):
-                if isinstance(value, dict | list):
-                    inner.append((f"{path}.{key}" if depth else "", value))
-                fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
-                if fault:
-                    at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
-                    raise ValueError(at.encode(errors="backslashreplace").decode() + fault)  # a key may be the fault
-        if not inner:
-            return
-        level = inner
-    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    # Depth first, with one iterator per level: a list of all containers would take more memory than the document.
+    walks: list[Iterator[tuple[Any, Any]]] = [iter([("", document)])]
+    path: list[Any] = []
+    while walks:
+        step = next(walks[-1], None)
+        if step is None:
+            walks.pop()
+            if path:
+                path.pop()
+            continue
+
+        key, value = step
+        if isinstance(value, dict | list):
+            if len(walks) > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+            if value:
+                walks.append(iter(value.items() if isinstance(value, dict) else enumerate(value)))
+                path.append(key)
+            value = None
+        fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
+        if fault:
+            # The document itself has no name, and a key may be the fault.
+            at = ".".join(map(str, [*path[1:], key])) + ": " if path else ""
+            raise ValueError(at.encode(errors="backslashreplace").decode() + fault)
 
 
 def _fault_of(value: Any, *, half_pairs: bool) -> str:

@@ -231,7 +231,6 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
     if not isinstance(image, Mapping) or not image.get("bytes"):
         raise ValueError(f"{location}: the image has no bytes")
     data = image["bytes"]
-    open_image(data, name=f"{location}, its image")
 
     # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes.
     suffix = ".img"
@@ -240,6 +239,7 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
             suffix = file_type
     source = folder / f"{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
     if not source.exists():
+        open_image(data, name=f"{location}, its image")  # raises
         write_atomic(source, data)
     return Prompt(
         id=number,
