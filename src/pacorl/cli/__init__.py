@@ -90,6 +90,10 @@ def main() -> None:
 def run(command: Commands, name: str) -> None:
     """Run a command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
+    # A stream that is closed at the start is None to Python, and libraries ask it whether it is a terminal.
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
