@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss, sigma_at
+from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss
 from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.core.devices import check_card_used
@@ -139,7 +139,23 @@ class CharacterTrainer(LoraRun):
             self._open_records(start)
             try:
                 with self.bars:
-                    self._run_steps()
+                    # Train, evaluate and save; an evaluation that a stop interrupted is made up for.
+                    every = self.config.evaluate_every
+                    self.bars.epoch(self.epoch, note="")
+                    if self.step % every == 0 or self.step == self.total_steps:
+                        self._evaluate_once()
+
+                    while self.step < self.total_steps:
+                        before = self.step
+                        self.train_step()
+                        is_whole = self.step % every == 0 or self.step == self.total_steps
+                        if self.step > before and is_whole:
+                            mean = sum(self.losses) / len(self.losses)
+                            self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
+                            self.losses = []
+                            self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
+                            self._evaluate_once()
+                        self.runtime.check_stop()
             except Interrupted:
                 self.save()
                 raise Interrupted(f"stopped after step {self.step}, and saved; go on with --resume auto") from None
@@ -257,22 +273,6 @@ class CharacterTrainer(LoraRun):
 
     # --- training ----------------------------------------------------------------------------------------------
 
-    def _run_steps(self) -> None:
-        """Train, evaluate and save; an evaluation that a stop interrupted is made up for."""
-        every = self.config.evaluate_every
-        self.bars.epoch(self.epoch, note="")
-        if self.step % every == 0 or self.step == self.total_steps:
-            self._evaluate_once()
-
-        while self.step < self.total_steps:
-            before = self.step
-            self.train_step()
-            is_whole = self.step % every == 0 or self.step == self.total_steps
-            if self.step > before and is_whole:
-                self._finish_epoch()
-                self._evaluate_once()
-            self.runtime.check_stop()
-
     def train_step(self) -> None:
         """Take one optimizer step on images of the character and of its class."""
         options = self.config.optimizer
@@ -305,7 +305,7 @@ class CharacterTrainer(LoraRun):
 
     def _losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
         device = self.runtime.device
-        sigma_B = torch.stack([sigma_at(self.sigmas, time) for time in times])
+        sigma_B = torch.stack([self.sigmas[min(int(time * LEVELS), LEVELS - 1)] for time in times])
         return flow_matching_loss(
             self.policy,
             to_device(torch.cat([example.latents for example in examples]), device),
@@ -314,12 +314,6 @@ class CharacterTrainer(LoraRun):
             self.cache.batch([example.prompt for example in examples], self.size),
             size=self.size,
         )
-
-    def _finish_epoch(self) -> None:
-        mean = sum(self.losses) / len(self.losses)
-        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
-        self.losses = []
-        self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
 
     # --- evaluation --------------------------------------------------------------------------------------------
 

@@ -117,14 +117,11 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             return cast(Spec, replace(cast(Any, entry), **{self.key: name}))
         if options.model_fields[self.key].default == name:
             return entry
-        return cast(Spec, replace(cast(Any, entry), options=_renamed(options, self.key, name)))
+        # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
+        from pydantic import create_model
 
-
-def _renamed(options: Any, key: str, name: str) -> Any:
-    """A subclass of an options model whose `key` is `name`, as a config and its dump have it."""
-    from pydantic import create_model
-
-    field: Any = {key: (Literal[name], name)}
-    return create_model(
-        options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
-    )
+        field: Any = {self.key: (Literal[name], name)}
+        named = create_model(
+            options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
+        )
+        return cast(Spec, replace(cast(Any, entry), options=named))

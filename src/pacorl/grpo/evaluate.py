@@ -199,7 +199,21 @@ def _measure(
     prompts = [prompt for prompt, _ in jobs]
 
     def limited(name: str, reward: Reward, act: Callable[[], Outcome]) -> Outcome:
-        return _limited_call(run, name, reward, act, images=len(images), workers=workers).result()
+        count = len(images)
+        context = torch_context()
+        batches = max(1, math.ceil(count / run.config.evaluation.batch))
+
+        def act_in_context() -> Outcome:
+            with context():
+                return act()
+
+        return LimitedCall(
+            workers,
+            act_in_context,
+            name=f"reward {name} (evaluation of {count} images)",
+            seconds=time_limit(reward, batches * run.config.reward_timeout),
+            check_stop=run.runtime.check_signal,
+        ).result()
 
     def scores(name: str, reward: Reward) -> list[float | None]:
         return limited(name, reward, partial(_finite, name, reward, prompts, images))
@@ -240,26 +254,6 @@ def _measure(
             )
         )
     return measured
-
-
-def _limited_call(
-    run: Run, name: str, reward: Reward, act: Callable[[], Outcome], *, images: int, workers: Workers
-) -> LimitedCall[Outcome]:
-    """Create a call of a reward for all images of this rank, with a time limit per batch."""
-    context = torch_context()
-    batches = max(1, math.ceil(images / run.config.evaluation.batch))
-
-    def act_in_context() -> Outcome:
-        with context():
-            return act()
-
-    return LimitedCall(
-        workers,
-        act_in_context,
-        name=f"reward {name} (evaluation of {images} images)",
-        seconds=time_limit(reward, batches * run.config.reward_timeout),
-        check_stop=run.runtime.check_signal,
-    )
 
 
 # --- comparisons -----------------------------------------------------------------------------------------------

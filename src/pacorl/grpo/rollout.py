@@ -97,7 +97,18 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
         yield rollout
 
     # At the end, since a copy at each step would wait for the GPU.
-    into.nodes += [nodes_on_cpu(batch) for batch in nodes]
+    into.nodes += [
+        replace(
+            batch,
+            latents_VNC=batch.latents_VNC.cpu(),
+            next_latents_ENC=batch.next_latents_ENC.cpu(),
+            node_B=batch.node_B.cpu(),
+            child_B=batch.child_B.cpu(),
+            log_prob_B=batch.log_prob_B.cpu(),
+            mean_VNC=None if batch.mean_VNC is None else batch.mean_VNC.cpu(),
+        )
+        for batch in nodes
+    ]
 
 
 def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
@@ -106,19 +117,6 @@ def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
     for _ in draw_samples(draw, rows, samples):
         pass
     return samples
-
-
-def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
-    """Copy a batch of nodes to host memory."""
-    return replace(
-        nodes,
-        latents_VNC=nodes.latents_VNC.cpu(),
-        next_latents_ENC=nodes.next_latents_ENC.cpu(),
-        node_B=nodes.node_B.cpu(),
-        child_B=nodes.child_B.cpu(),
-        log_prob_B=nodes.log_prob_B.cpu(),
-        mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC.cpu(),
-    )
 
 
 class Trunk:

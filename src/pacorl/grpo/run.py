@@ -384,7 +384,11 @@ class Run(LoraRun):
                 except SharedFault as error:
                     if isinstance(error.fault, Interrupted):
                         self._save_stopped(error.fault)
-                    self._save_failed(error.fault)
+                    checkpoint = self.save()
+                    if not isinstance(error.fault, UnreachableError):
+                        raise error.fault from None
+                    saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
+                    raise UnreachableError(f"{error.fault}, and go on with --resume auto: {saved}") from None
         finally:
             self._guarded = False
 
@@ -392,13 +396,6 @@ class Run(LoraRun):
         self.pending.keep(self.save())
         cause = f"{stop}; " if isinstance(stop, CallTimeout) else ""
         raise Interrupted(f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
-
-    def _save_failed(self, fault: Exception) -> NoReturn:
-        checkpoint = self.save()
-        if not isinstance(fault, UnreachableError):
-            raise fault from None
-        saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
-        raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
 
     # --- an epoch's services -----------------------------------------------------------------------------------
 
@@ -603,15 +600,6 @@ class Run(LoraRun):
                 f"{tolerance:.1e}: training does not replay sampling exactly; set sampling.batch to 1 or model.dtype "
                 "to float32, or raise objective.clip_range",
             )
-
-    def warn_of_empty(self, empty: int, updates: int) -> None:
-        """Warn if updates were skipped because no sample was left."""
-        self.warn_once(
-            "empty",
-            f"epoch {self.epoch + 1}: {empty} of {updates} optimizer steps were skipped, since "
-            f"selection.min_std {self.config.selection.min_std:g} dropped all of their groups; lower it, or take fewer "
-            "optimizer.updates_per_epoch",
-        )
 
     # --- derived from the state --------------------------------------------------------------------------------
 

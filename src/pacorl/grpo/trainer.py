@@ -201,9 +201,18 @@ class PolicyTrainer(Run):
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
             self._evaluate_if_due()
-            self._write_page_if_due()
+            if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
+                self._write_page()
             self._save_if_due()
-            self._raise_alarms()
+
+            # Warn once per sign. If a limit's action is stop, save before the error.
+            alarms, self.alarms = self.alarms, []
+            for alarm in alarms:
+                self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
+            stops = [alarm for alarm in alarms if alarm.action == "stop"]
+            if stops:
+                self.save()
+                raise HackingSuspectedError(stops, epoch=self.epoch)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.
@@ -225,22 +234,6 @@ class PolicyTrainer(Run):
         if self.finished or self.epoch % self.config.save_every == 0:
             checkpoint = self.save()
             self._call_back("on_save", checkpoint)
-
-    def _raise_alarms(self) -> None:
-        """Warn once per sign. If a limit's action is stop, save and raise HackingSuspectedError."""
-        raised = self.alarms
-        self.alarms = []
-        for alarm in raised:
-            self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
-        stops = [alarm for alarm in raised if alarm.action == "stop"]
-        if stops:
-            self.save()
-            raise HackingSuspectedError(stops, epoch=self.epoch)
-
-    def _write_page_if_due(self) -> None:
-        """Build report.html with each evaluation and each checkpoint."""
-        if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
-            self._write_page()
 
     def _write_page(self) -> None:
         """Build report.html, on the main process."""

@@ -161,7 +161,18 @@ def panel_scores_of(
         if result.part_P is None:
             checked.append(PanelScores(score, None))
             continue
-        part_P = _finite_parts(name, result.part_P, prompt, masked=masked)
+        try:
+            parts = list(result.part_P)
+        except TypeError:
+            raise RewardError(
+                f"reward {name!r} returned the parts {result.part_P!r} for {named([prompt])}; give a list"
+            ) from None
+        if len(parts) != prompt.grid.count:
+            raise RewardError(
+                f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
+                f"{prompt.grid.count}, one per panel"
+            )
+        part_P = [_finite(name, part, prompt, masked=masked) for part in parts]
         checked.append(PanelScores(_if_whole(score, part_P), part_P))
     return checked
 
@@ -172,19 +183,6 @@ def _if_whole(score: float | None, part_P: Sequence[float | None]) -> float | No
         return None
     is_finite = all(math.isfinite(part) for part in part_P if part is not None)
     return score if score is None or is_finite else math.nan
-
-
-def _finite_parts(name: str, part_P: Sequence[object], prompt: Prompt, *, masked: bool) -> list[float | None]:
-    try:
-        parts = list(part_P)
-    except TypeError:
-        raise RewardError(f"reward {name!r} returned the parts {part_P!r} for {named([prompt])}; give a list") from None
-    if len(parts) != prompt.grid.count:
-        raise RewardError(
-            f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
-            f"{prompt.grid.count}, one per panel"
-        )
-    return [_finite(name, part, prompt, masked=masked) for part in parts]
 
 
 def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:

@@ -159,8 +159,14 @@ class Watch:
                 sources.register(self.heartbeats.socket, EVENT_READ)
             while not self._left:
                 sources.select(BEAT_SECONDS / 2)
-                self._read_signals()
-                self._read_beats()
+                with suppress(BlockingIOError):
+                    if STOPS & set(self._wakeup.recv(64)):
+                        self._tell()
+                for beat in self.heartbeats.received() if self.heartbeats else ():
+                    # Watched from the first beat: a network that blocks all beats makes no hung rank.
+                    self._members.setdefault(beat.rank, Member(beat)).hear(beat)
+                    if beat.told:
+                        self._tell()
                 self._step(time.monotonic())
 
     def _step(self, now: float) -> None:
@@ -174,11 +180,6 @@ class Watch:
         if self._is_overdue(now):
             self._end_process()
 
-    def _read_signals(self) -> None:
-        with suppress(BlockingIOError):
-            if STOPS & set(self._wakeup.recv(64)):
-                self._tell()
-
     def _tell(self) -> None:
         if self.told_at is None:
             self.told_at = time.monotonic()
@@ -189,13 +190,6 @@ class Watch:
         self._members[self.rank].hear(beat)
         if self.heartbeats:
             self.heartbeats.send(beat)
-
-    def _read_beats(self) -> None:
-        for beat in self.heartbeats.received() if self.heartbeats else ():
-            # Watched from the first beat: a network that blocks all beats makes no hung rank.
-            self._members.setdefault(beat.rank, Member(beat)).hear(beat)
-            if beat.told:
-                self._tell()
 
     def _age(self, seconds: float) -> None:
         """Count seconds that have passed for this process."""

@@ -92,19 +92,14 @@ def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object 
     # FSDP2 gathers weights into the same memory without a new version, so stale copies would go unnoticed.
     copied = not has_sharded(transformer)
     # Re-read the dtype: the model may have been cast since, and a stale copy would round.
-    dtype = _computing_dtype(transformer)
-    with torch.inference_mode(mode=False), torch.no_grad():
-        for master in masters:
-            master.refresh(dtype if copied else master.weight.dtype)
-
-
-def _computing_dtype(transformer: nn.Module) -> torch.dtype:
-    """Return the type of an unquantised weight: quantised weights are stored in integers or single bytes."""
-    return next(
+    dtype = next(
         parameter.dtype
         for name, parameter in transformer.named_parameters()
         if "lora_" not in name and parameter.is_floating_point() and parameter.itemsize > 1
     )
+    with torch.inference_mode(mode=False), torch.no_grad():
+        for master in masters:
+            master.refresh(dtype if copied else master.weight.dtype)
 
 
 def refresh_copies(transformer: nn.Module) -> int:
