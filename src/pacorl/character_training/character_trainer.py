@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss
 from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.core.batches import in_batches
 from pacorl.core.devices import check_card_used
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
@@ -47,8 +48,6 @@ from pacorl.runtime.processes import Interrupted, Runtime
 from pacorl.types import Prompt, Size
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
 
 FREE_KEYS = ("out", "keep_checkpoints", "trackers", "character", "model.gradient_checkpointing")
 """Config keys that a resumed run may change; the character's images are compared by their content."""
@@ -213,22 +212,24 @@ class CharacterTrainer(LoraRun):
     def _class_examples(self, prompts: Sequence[Prompt]) -> list[Example]:
         """Generate the class images that the run's folder lacks, and encode all of them."""
         config = self.config
-        chosen = [prompts[number % len(prompts)] for number in range(config.prior.images)]
+        class_prompts = [prompts[number % len(prompts)] for number in range(config.prior.images)]
         paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
         # Whole batches, even for one absent image: its last bits depend on its batch.
         for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
-            absent = [number for number in batch if png_texts(paths[number]).get("prompt") != chosen[number].text]
+            absent = [
+                number for number in batch if png_texts(paths[number]).get("prompt") != class_prompts[number].text
+            ]
             if not absent:
                 continue
             seeds = [seed_of(config.seed, "class image", number) for number in batch]
             with adapter_off(self.policy.transformer):
-                images = self._sample([chosen[number] for number in batch], seeds)
+                images = self._sample([class_prompts[number] for number in batch], seeds)
             for number, image in zip(batch, images, strict=True):
                 if number in absent:
-                    write_atomic(paths[number], png_bytes(image, {"prompt": chosen[number].text}))
+                    write_atomic(paths[number], png_bytes(image, {"prompt": class_prompts[number].text}))
 
         examples = []
-        for prompt, path in zip(chosen, paths, strict=True):
+        for prompt, path in zip(class_prompts, paths, strict=True):
             image = fitted_image(open_image(path), self.size, "crop")
             examples.append(Example(prompt, self.policy.encode_image(image, self.size).float()))
         return examples
@@ -295,13 +296,13 @@ class CharacterTrainer(LoraRun):
     def losses_of(self, name: str, examples: Sequence[Example], rows: Sequence[int]) -> Tensor:
         """Compute the (B,) losses of global rows, whose example, time and noise follow from the seed and the row."""
         seed = self.config.seed
-        chosen = []
+        drawn = []
         for row in rows:
             turn, position = divmod(row, len(examples))
             order = random.Random(seed_of(seed, name, "order", turn)).sample(range(len(examples)), len(examples))
-            chosen.append(examples[order[position]])
+            drawn.append(examples[order[position]])
         times = [draw_time(seed_of(seed, name, "time", row), self.config.times) for row in rows]
-        return self._losses_at(chosen, times, [seed_of(seed, name, "noise", row) for row in rows])
+        return self._losses_at(drawn, times, [seed_of(seed, name, "noise", row) for row in rows])
 
     def _losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
         device = self.runtime.device
@@ -455,9 +456,3 @@ class CharacterTrainer(LoraRun):
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.steps
-
-
-def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Cut a sequence into batches of `size`; the last may be smaller."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

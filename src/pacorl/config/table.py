@@ -121,7 +121,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         from pydantic import create_model
 
         field: Any = {self.key: (Literal[name], name)}
-        named = create_model(
+        model = create_model(
             options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
         )
-        return cast(Spec, replace(cast(Any, entry), options=named))
+        return cast(Spec, replace(cast(Any, entry), options=model))

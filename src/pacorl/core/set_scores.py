@@ -93,9 +93,9 @@ def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list
     """
     shares: list[float | None] = []
     for panel in range(count):
-        own = [score for panels, score in score_of_part.items() if panel in panels]
-        present = [score for score in own if score is not None]
-        shares.append(sum(present) / len(score_of_part) if len(present) == len(own) else None)
+        scores = [score for panels, score in score_of_part.items() if panel in panels]
+        present = [score for score in scores if score is not None]
+        shares.append(sum(present) / len(score_of_part) if len(present) == len(scores) else None)
     return shares
 
 

@@ -86,12 +86,12 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     if not text.strip():
         raise ValueError("the sentence is empty; say what the images show")
     request = read_request(text) or SetRequest(text, None, content=text)
-    wanted = count or request.count or DEFAULT_COUNT
-    if not 2 <= wanted <= MAX_COUNT:
-        raise ValueError(f"{text[:60]!r} asks for {wanted} images; a set has 2 to {MAX_COUNT} panels")
+    count = count or request.count or DEFAULT_COUNT
+    if not 2 <= count <= MAX_COUNT:
+        raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
     if is_in_file(writer) or writer in WRITERS:
-        return WRITERS.named(writer)(request, wanted, writer, model)
-    return WRITERS["server" if is_url(writer) else "local"](request, wanted, writer, model)
+        return WRITERS.named(writer)(request, count, writer, model)
+    return WRITERS["server" if is_url(writer) else "local"](request, count, writer, model)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------

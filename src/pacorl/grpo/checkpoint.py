@@ -129,8 +129,8 @@ class RunState:
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     """File stem → weights or moments by name."""
-    state: Mapping[str, Any]
-    """Content of state.json, except the config."""
+    state: dict[str, Any]
+    """Content of state.json; before it is written, without the config and the hashes."""
     generators: Sequence[Mapping[str, Any]]
     """Random state of each rank."""
 
@@ -151,7 +151,7 @@ def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
     if not weights.runtime.deepspeed:
         tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
     states, generators = zip(*weights.runtime.gather((state, random_state())), strict=True)
-    return RunState(tensors, states[0], generators)
+    return RunState(tensors, dict(states[0]), generators)
 
 
 def save_run(weights: TrainedWeights, config: LoraConfig, state: Mapping[str, Any], *, targets: Sequence[str]) -> Path:
@@ -373,7 +373,7 @@ def _identity_of(config: Mapping[str, Any], key: str) -> str:
         return ""
     try:
         with user_files(run=False):  # a checkpoint may be somebody else's
-            return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
+            return BackendOptions.model_validate(JUDGE.validate(section)).identity()
     except (ValueError, OSError):
         return ""
 
@@ -418,7 +418,7 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     if weights.old:
         # Without "old" the run began with a path objective, which samples by the trained weights.
         weights.old.load(tensors.get("old", tensors["adapter"]))
-    _restore_optimizer(weights, checkpoint)
+    _restore_optimizer(weights, path, checkpoint)
 
     # 3. Generators, if each rank has one. Draws follow from (seed, epoch, row) anyway.
     if state["processes"] == weights.runtime.world:
@@ -426,26 +426,26 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     return state
 
 
-def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
+def _restore_optimizer(weights: TrainedWeights, path: Path, checkpoint: RunState) -> None:
     engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
-    made_by = engines[(checkpoint.path / ENGINE).is_dir()]
+    made_by = engines[(path / ENGINE).is_dir()]
     today = engines[weights.runtime.deepspeed]
     if made_by != today:
         raise ValueError(
-            f"{checkpoint.path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
-            f"launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
+            f"{path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
+            f"launcher that made it, or start anew with adapter.start={path}/lora"
         )
     if not weights.runtime.deepspeed:
         set_optimizer_tensors(weights.optimizer, weights.stepped(), checkpoint.tensors["optimizer"])
         return
     if checkpoint.state["processes"] != weights.runtime.world:
         raise ValueError(
-            f"{checkpoint.path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
+            f"{path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
             f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
         )
     engine: Any = weights.transformer
     # Not strict: the checkpoint excludes frozen weights.
-    engine.load_checkpoint(checkpoint.path, tag=ENGINE, load_module_strict=False)
+    engine.load_checkpoint(path, tag=ENGINE, load_module_strict=False)
 
 
 # --- random generators and an optimizer's state ----------------------------------------------------------------
@@ -510,17 +510,6 @@ def set_optimizer_tensors(
 
 
 # --- atomic folders --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Loaded content of a checkpoint's folder."""
-
-    path: Path
-    tensors: dict[str, dict[str, Tensor]]
-    state: dict[str, Any]
-    generators: list[dict[str, Any]]
-    """Random state of each rank."""
 
 
 def aside_of(target: Path) -> Path:
@@ -591,7 +580,7 @@ def write_checkpoint(
         ) from error
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> RunState:
     """Read a checkpoint.
 
     Raises:
@@ -601,7 +590,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
     with safetensors_errors(path):
         tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors")) if file.is_file()}
-    return Checkpoint(path, tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
+    return RunState(tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
 
 
 def recover(folder: Path) -> None:

@@ -92,9 +92,14 @@ def measure(run: Run, small: Size) -> Evaluation:
     # 1. Images: of the average, and of the trained adapter once it differs from the average.
     jobs = list(product(run.evaluation_prompts, range(run.config.evaluation.samples_per_prompt)))
     full, reduced = _sample_average(run, jobs, small)
-    trained = []
+    trained: list[EvaluatedSample] = []
     if run.config.evaluation.compare_trained and run.step > 0:
-        trained = _sample_trained(run, jobs, small if reduced else None)
+        # All images at the training size, or every fourth at full size.
+        trained_jobs = jobs if reduced else jobs[::TRAINED_STRIDE]
+        total = len(trained_jobs) // run.runtime.world
+        with run.bars.phase("evaluating the trained", total=total, stage=True) as advance:
+            size = small if reduced else full_size(run)
+            trained = _sample(run, trained_jobs, size, _fused(run), advance, everything=False)
 
     # 2. Means and correlations.
     columns = {}
@@ -127,13 +132,6 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
         if not compared:
             return full, []
         return full, _sample(run, jobs, small, fused, advance, everything=False)
-
-
-def _sample_trained(run: Run, jobs: Sequence[Job], small: Size | None) -> list[EvaluatedSample]:
-    """Sample the trained adapter: all jobs at the training size, or every fourth at full size."""
-    jobs = jobs if small else jobs[::TRAINED_STRIDE]
-    with run.bars.phase("evaluating the trained", total=len(jobs) // run.runtime.world, stage=True) as advance:
-        return _sample(run, jobs, small or full_size(run), _fused(run), advance, everything=False)
 
 
 def _fused(run: Run) -> FusedLora | None:

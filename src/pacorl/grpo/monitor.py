@@ -157,10 +157,10 @@ def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
     for axis in (1, 2):  # the Hann window spreads a peak to the bins around it, and no further
         peaks = peaks | np.roll(peaks, 1, axis) | np.roll(peaks, -1, axis)
     shares = []
-    for power, own in zip(power_PHW, peaks & fine, strict=True):
+    for power, pattern in zip(power_PHW, peaks & fine, strict=True):
         total = float(power[fine].sum())
         # At rounding level the share would be noise.
-        shares.append(float(power[own].sum()) / total if total > 1e-9 * power.size else 0.0)
+        shares.append(float(power[pattern].sum()) / total if total > 1e-9 * power.size else 0.0)
     return shares
 
 

@@ -19,7 +19,7 @@ from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig
-from pacorl.judge import JudgeSection, default_judge
+from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
@@ -277,7 +277,7 @@ class PolicyConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     monitor: MonitorConfig = MonitorConfig()
-    judge: JudgeSection = Field(default_factory=default_judge)
+    judge: JudgeSection = Field(default_factory=JUDGE.default_options)
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""
     rewards: tuple[RewardConfig, ...] = (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pacorl.core.batches import in_batches
 from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
@@ -90,25 +91,25 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
     trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
 
-    for start in range(0, len(rows), draw.batch):
-        batch = rows[start : start + draw.batch]
+    for batch in in_batches(rows, draw.batch):
         rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
         into.rollouts.append(rollout)
         yield rollout
 
     # At the end, since a copy at each step would wait for the GPU.
-    into.nodes += [
-        replace(
-            batch,
-            latents_VNC=batch.latents_VNC.cpu(),
-            next_latents_ENC=batch.next_latents_ENC.cpu(),
-            node_B=batch.node_B.cpu(),
-            child_B=batch.child_B.cpu(),
-            log_prob_B=batch.log_prob_B.cpu(),
-            mean_VNC=None if batch.mean_VNC is None else batch.mean_VNC.cpu(),
+    for node_batch in nodes:
+        mean_VNC = node_batch.mean_VNC
+        into.nodes.append(
+            replace(
+                node_batch,
+                latents_VNC=node_batch.latents_VNC.cpu(),
+                next_latents_ENC=node_batch.next_latents_ENC.cpu(),
+                node_B=node_batch.node_B.cpu(),
+                child_B=node_batch.child_B.cpu(),
+                log_prob_B=node_batch.log_prob_B.cpu(),
+                mean_VNC=None if mean_VNC is None else mean_VNC.cpu(),
+            )
         )
-        for batch in nodes
-    ]
 
 
 def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
@@ -186,11 +187,11 @@ class Trunk:
         images = draw.policy.decode(final, self.size)
         return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
 
-    def _node_batches(self, level: int) -> list[list[int]]:
+    def _node_batches(self, level: int) -> list[Sequence[int]]:
         """Cut the distinct nodes of a level into batches, no larger than the nodes above one batch of samples."""
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
         count = self.tree.nodes_of_batch(self.draw.batch, level)
-        return [nodes[start : start + count] for start in range(0, len(nodes), count)]
+        return in_batches(nodes, count)
 
     def _advance(self, latents: dict[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
         """Integrate the latents of a level, by node, along the steps of `grid` by the ODE."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pacorl.core.batches import in_batches
 from pacorl.core.sampler import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
@@ -40,7 +41,7 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
 
 def assign_rows(
     rows: Sequence[Row], *, tree: Tree, batch: int, updates: int, world: int, rank: int, sharded: bool = False
-) -> list[list[list[Row]]]:
+) -> list[list[Sequence[Row]]]:
     """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
 
     Rows are cut into whole subtrees and batches, dealt first to updates and then to ranks, so that the rows of an
@@ -68,14 +69,14 @@ def assign_rows(
         )
     leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
-    pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
+    pieces = in_batches(rows, batch if len(rows) % (subtree * updates) else subtree)
 
     # 2. Deal them to updates, then to ranks.
     shares = []
     for update in range(updates):
         share = pieces[update::updates]
         if len(share) % world:
-            share = list(chain(*(_cut(piece, batch) for piece in share)))
+            share = list(chain(*(in_batches(piece, batch) for piece in share)))
         if sharded and len(share[0]) % subtree and leaves % batch:
             raise ValueError(
                 f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "
@@ -134,19 +135,15 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
             )
 
 
-def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
+def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
     """Join adjacent pieces below one node into units."""
-    units: list[list[Row]] = []
+    units: list[Sequence[Row]] = []
     for piece in pieces:
         if units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0):
             units[-1] = [*units[-1], *piece]
         else:
             units.append(piece)
     return units
-
-
-def _cut(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
@@ -164,14 +161,14 @@ def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> st
     return "; or ".join(ways) + " would"
 
 
-def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[list[int]]:
+def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[Sequence[int]]:
     """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
     by_size: dict[Size, list[int]] = {}
     for position, prompt in enumerate(prompts):
         by_size.setdefault(policy.size_of(prompt, size), []).append(position)
-    batches = []
+    batches: list[Sequence[int]] = []
     for group in by_size.values():
-        batches += [group[start : start + batch] for start in range(0, len(group), batch)]
+        batches += in_batches(group, batch)
     return batches
 
 

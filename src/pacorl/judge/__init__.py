@@ -83,8 +83,3 @@ def backend_of(source: str) -> str:
     # The default's file imports torch, which a remote judge does not need.
     lighter = (name for name in JUDGES if name != JUDGE.default)
     return next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
-
-
-def default_judge() -> BackendOptions:
-    """Return the options of a config without a judge section."""
-    return BackendOptions.model_validate(JUDGE.validate({}))

@@ -99,8 +99,8 @@ class Check:
 
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
-        others = [other.panel for other in self.panels if other.panel != panel]
-        return panel_score(self.scores, panel, [others]).score
+        further = [other.panel for other in self.panels if other.panel != panel]
+        return panel_score(self.scores, panel, [further]).score
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
@@ -159,8 +159,8 @@ def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> li
     """Score each panel against the groups of references; without references, against all other panels."""
     every = range(len(scores.names))
     if references:
-        known = {index for group in references for index in group}
-        return [panel_score(scores, panel, references) for panel in every if panel not in known]
+        shown = {index for group in references for index in group}
+        return [panel_score(scores, panel, references) for panel in every if panel not in shown]
     return [panel_score(scores, panel, [[other for other in every if other != panel]]) for panel in every]
 
 
@@ -217,8 +217,8 @@ def check_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
     judged = panel_scores(scores, [group for _, group in references])
-    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked)
+    count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -313,7 +313,5 @@ def _reason(check: Check, panel: PanelScore) -> str:
     """Name the failing criterion and character, in brackets; empty for a panel that passes."""
     if panel not in check.failed:
         return ""
-    parts = [panel.question]
-    if check.references:
-        parts.append(check.references[panel.group][0])
-    return f" ({', '.join(parts)})"
+    character = f", {check.references[panel.group][0]}" if check.references else ""
+    return f" ({panel.question}{character})"

@@ -179,14 +179,14 @@ def score_set(
     every = range(len(images))
     if pairs is None:
         pairs = [(0, candidate) for candidate in every[1:]] if ranking else combinations(every, 2)
-    asked = list(pairs)
+    pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
     specs = tuple(questions) or questions_about()
 
     # Verdicts, with questions by number since two labels may be equal.
     texts = {number: question.text for number, question in enumerate(specs)}
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: asked, symmetric=symmetric)
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
     scored = []
     for (first, second), by_question in answers.items():
         verdicts = list(by_question.values())

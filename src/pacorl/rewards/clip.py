@@ -19,6 +19,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
 from pacorl.io.files import safetensors_errors
@@ -297,5 +298,5 @@ def _once_each(
     """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
     distinct = dict(zip(keys, items, strict=True))
     row_of = {key: row for row, key in enumerate(distinct)}
-    chunks = (list(distinct.values())[start : start + batch] for start in range(0, len(distinct), batch))
+    chunks = in_batches(list(distinct.values()), batch)
     return torch.cat([encode(chunk) for chunk in chunks])[[row_of[key] for key in keys]]

@@ -99,13 +99,15 @@ class HttpScorer:
         if self.answers is None:
             return await self._ask(prompts, items, key)
         names = [hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest() for item in items]
-        asked = [number for number, name in enumerate(names) if name not in self.answers.known]
-        if asked:
-            scores = await self._ask([prompts[n] for n in asked], [items[n] for n in asked], key)
+        unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
+        if unknown:
+            scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)
             # What a fault has cost is asked for again.
-            self.answers.given |= {names[n]: s for n, s in zip(asked, scores, strict=True) if s is not None}
-        found = self.answers.known | self.answers.given
-        return [found.get(name) for name in names]
+            for number, score in zip(unknown, scores, strict=True):
+                if score is not None:
+                    self.answers.given[names[number]] = score
+        answers = self.answers.known | self.answers.given
+        return [answers.get(name) for name in names]
 
     async def _ask(self, prompts: Sequence[Prompt], items: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
         options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}

@@ -168,10 +168,14 @@ def check_ranks(ranks: Any) -> list[int]:
 
 def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
     """Compute (#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image."""
-    rest = len(ranks) - 1
-    if not rest:
+    if len(ranks) == 1:
         return [UNRANKED]
-    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / rest for rank in ranks]
+    scores = []
+    for rank in ranks:
+        worse = sum(other > rank for other in ranks)
+        ties = ranks.count(rank) - 1
+        scores.append((worse + 0.5 * ties) / (len(ranks) - 1))
+    return scores
 
 
 def prepare(folder: Path) -> None:

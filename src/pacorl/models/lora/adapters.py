@@ -197,14 +197,14 @@ def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
     """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
     saved = [dict(layer.scaling) for layer in layers]
-    for layer, own in zip(layers, saved, strict=True):
-        for name, factor in own.items():
+    for layer, factors in zip(layers, saved, strict=True):
+        for name, factor in factors.items():
             layer.scaling[name] = scale * factor
     try:
         yield
     finally:
-        for layer, own in zip(layers, saved, strict=True):
-            layer.scaling.update(own)
+        for layer, factors in zip(layers, saved, strict=True):
+            layer.scaling.update(factors)
 
 
 class AdapterCopy:

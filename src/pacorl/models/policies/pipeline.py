@@ -19,6 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from pacorl.core.batches import in_batches
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
@@ -244,8 +245,8 @@ class PipelinePolicy:
         # Quiet, since each prompt beyond CLIP's 77 tokens would be printed.
         encoded: list[dict[str, Tensor]] = []
         with quiet("diffusers", "transformers"):
-            for start in range(0, len(texts), self.encode_batch):
-                batch = self.encode_texts(list(texts[start : start + self.encode_batch]))
+            for chunk in in_batches(texts, self.encode_batch):
+                batch = self.encode_texts(list(chunk))
                 rows = {name: tensor.cpu().split(1) for name, tensor in batch.items()}
                 for row in zip(*rows.values(), strict=True):
                     encoded.append(dict(zip(rows, row, strict=True)))
