@@ -260,6 +260,7 @@ class CharacterTrainer(LoraRun):
 
     def _changes_since(self, checkpoint: Path) -> dict[str, list[Any]]:
         """List the changed keys. Raises ValueError for changes of settings or images that are not allowed."""
+        # Images may be moved, but not exchanged: their content is compared.
         state = read_object(checkpoint / "state.json")
         changes = changes_to(self.config, state["config"])
         # Under a cosine the learning rate depends on the length.
@@ -278,6 +279,7 @@ class CharacterTrainer(LoraRun):
         """Take one optimizer step on images of the character and of its class."""
         options = self.config.optimizer
         self.set_learning_rate()
+        # Prior preservation: class images keep the base's idea of the class.
         sources = [("image", self.train_examples, 1.0)]
         if self.class_examples:
             sources.append(("class", self.class_examples, self.config.prior.weight))
@@ -298,6 +300,7 @@ class CharacterTrainer(LoraRun):
         seed = self.config.seed
         drawn = []
         for row in rows:
+            # All images once per turn, in an order of its own.
             turn, position = divmod(row, len(examples))
             order = random.Random(seed_of(seed, name, "order", turn)).sample(range(len(examples)), len(examples))
             drawn.append(examples[order[position]])
@@ -336,6 +339,7 @@ class CharacterTrainer(LoraRun):
     @torch.no_grad()
     def measure_held_out(self) -> float:
         """Average the loss of the averaged adapter over the held-out images, at fixed noise levels and noises."""
+        # Fixed times and noises: the loss differs between steps by the weights alone.
         rows = []
         for number, example in enumerate(self.held_out):
             for level, time in enumerate(HELD_OUT_TIMES):
@@ -351,6 +355,7 @@ class CharacterTrainer(LoraRun):
 
     def _draw_gallery(self) -> None:
         """Generate the page's images, by the base before the first step and by the averaged adapter after the last."""
+        # The same prompts and seeds before and after, so that the page compares pairs.
         jobs = [(prompt, index) for prompt in self.gallery for index in range(self.config.gallery.seeds)]
         prompts = [prompt for prompt, _ in jobs]
         seeds = [noise_seed(self.config.seed, job) for job in jobs]
@@ -395,6 +400,7 @@ class CharacterTrainer(LoraRun):
         Raises:
             OSError: if the disk is full.
         """
+        # A checkpoint without an evaluation of its own cannot be the best.
         is_evaluated = self.evaluated == self.step and self.held_out_loss is not None
         state = {
             "epoch": self.epoch,

@@ -86,6 +86,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         Raises:
             ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
+        # Once: a second execution would make classes that differ.
         if is_in_file(name) and name not in self._loaded:
             self._loaded[name] = self._checked(name, value_in_file(name))
         if name not in self:

@@ -76,10 +76,8 @@ def value_in_file(name: str) -> Any:
 def line_in(path: Path, error: BaseException) -> str:
     """Return ", line N" for the line of a file that raised an error, or an empty text if it is unknown."""
     # The last frame of the file: the error itself often comes from a library that it calls.
-    lines = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename) == path:
-            lines.append(frame.lineno)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
 
     # The traceback of a syntax error does not contain the file.
     if isinstance(error, SyntaxError):

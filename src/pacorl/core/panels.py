@@ -36,6 +36,7 @@ def _cell_of_token(pixels: int, *, cells: int, tokens: int) -> Tensor:
     """Find the row or column of panels at each token's centre; the last includes the side's remainder."""
     import torch
 
+    # Doubled, so that centres stay integers.
     doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
     return (doubled_centre // (2 * (pixels // cells))).clamp(max=cells - 1)
 

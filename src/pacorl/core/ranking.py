@@ -118,6 +118,7 @@ def bootstrap(
     statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
     without ends if there are fewer than two groups.
     """
+    # Images of one group are not independent, so groups are drawn whole.
     places: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         places.setdefault(group, []).append(index)

@@ -71,6 +71,7 @@ def set_score(
         statistic: The mean over all pairs, or the lowest panel's median.
         among: The panels whose lowest counts, if the statistic is `worst`.
     """
+    # The mean of the rest would reward a set for its missing pairs.
     scores = [score for score in score_of_pair.values() if score is not None]
     if not scores or len(scores) < len(score_of_pair):
         return None

@@ -188,6 +188,7 @@ def unfinished_batches(
     """Return the unfinished batches of a shard."""
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
+        # By the recipe inside the file, not by the file's existence.
         missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
         if missing:
             batches.append(UnfinishedBatch(batch, missing))

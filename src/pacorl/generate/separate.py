@@ -52,6 +52,7 @@ def sample_separately(
         later = [replace(panel, references=(*panel.references, Path("previous.png"))) for panel in panels[1:]]
         generator.check([panels[0], *later] if previous else panels, size)
 
+    # Position by position, so that the panel before exists.
     images: list[list[Image]] = [[] for _ in prompts]
     with TemporaryDirectory(prefix="pacorl-") as folder:
         for position in range(max(map(len, texts))):

@@ -116,6 +116,7 @@ class TrainedWeights:
 
     def stepped(self) -> dict[str, nn.Parameter]:
         """Map names to the optimizer's parameters, in its order."""
+        # The optimizer knows parameters by position; names survive another number of processes.
         names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
         parameters: dict[str, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
@@ -280,12 +281,14 @@ def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
     """
     folder = config.out / "checkpoints"
     recover(folder)
+    # A named checkpoint must be whole; "auto" goes back to the newest that is.
     start = named_start(config.out, resume)
     existing = checkpoints(folder)
     if start is not None:
         check_whole(start)
     elif resume and existing:
         start = _newest_whole(existing)
+        # A damaged newer checkpoint stays until it is written again.
         if start == existing[-1]:
             settle(start, config)
     if start:
@@ -339,6 +342,7 @@ def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> C
     before = state["config"]
     changes = changes_to(config, before)
     free = list(free_keys(config))
+    # A judge at another place may be the same judge: its weights and prompt decide.
     recorded = state.get("judges", {})
     for key, now in judge_identities(config).items():
         then = recorded.get(key) or _identity_of(before, key)
@@ -453,6 +457,7 @@ def _restore_optimizer(weights: TrainedWeights, path: Path, checkpoint: RunState
 
 def random_state() -> dict[str, Any]:
     """Return the state of this process's random generators, as JSON values."""
+    # As JSON, not as a pickle: a checkpoint must not run code.
     version, words, spare = random.getstate()
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
@@ -498,6 +503,7 @@ def set_optimizer_tensors(
         ValueError: if the state belongs to other parameters.
     """
     state: dict[int, dict[str, Tensor]] = {}
+    # torch numbers an optimizer's state by the order of its parameters.
     numbers = {name: number for number, name in enumerate(parameters)}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
@@ -613,6 +619,7 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
     """Delete checkpoints except the newest `keep` and the `best`; also steps above `newest`, after a step back."""
+    # Steps above the newest belong to a future that a step back has undone.
     past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path not in past[-keep:] and path != best:

@@ -122,6 +122,7 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
     """Sample the averaged adapter at full size, and at the training size if the two are compared."""
     size = full_size(run)
     size_of = run.policy.size_of
+    # Edits have their source's shape, so both sizes may come out equal.
     compared = run.config.evaluation.compare_sizes and any(
         size_of(prompt, small) != size_of(prompt, size) for prompt in run.evaluation_prompts
     )
@@ -197,6 +198,7 @@ def _measure(
     prompts = [prompt for prompt, _ in jobs]
 
     def limited(name: str, reward: Reward, act: Callable[[], Outcome]) -> Outcome:
+        # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
         count = len(images)
         context = torch_context()
         batches = max(1, math.ceil(count / run.config.evaluation.batch))
@@ -287,7 +289,7 @@ def _correlations(
 
 def _means(run: Run, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
     """Average each reward, and P(Yes) over the pairs; columns without a value are left out."""
-    columns = {}
+    columns: dict[str, list[float | None]] = {}
     for name in run.rewards:
         columns[name] = [sample.scores[name] for sample in samples]
     columns["p_yes"] = list(chain(*chain(*(sample.p_yes for sample in samples))))

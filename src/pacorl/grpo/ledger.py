@@ -81,9 +81,11 @@ class Ledger:
         for name in self._chains:
             if self.folder and (self.folder / name).exists():
                 path = self.folder / name
-                records = list(
-                    itertools.takewhile(lambda record: _position(record) < _position(start), _readable(path))
-                )
+                records = []
+                for record in _readable(path):
+                    if _position(record) >= _position(start):
+                        break
+                    records.append(record)
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
@@ -99,6 +101,7 @@ class Ledger:
             scores: of all ranks, by global row.
             parts: parts of the scores by panel, by global row; None without panel credit.
         """
+        # In the order of global rows, whatever the number of processes.
         items = self.runtime.gather_rows(lambda: sample_items(samples))
         self._note("samples", items.values())
         table = [[row, *scores[row]] for row in sorted(scores)]
@@ -300,6 +303,7 @@ def summary(items: Iterable[Item]) -> tuple[str, list[float]]:
 
 def projection(values: NDArray[Any]) -> float:
     """Sum an array's values under random signs, which are products of a row's and a column's."""
+    # Products of two short sign vectors serve arrays of any length.
     rows = -(-values.size // WIDTH)
     padded = np.zeros(rows * WIDTH)
     padded[: values.size] = values.ravel()

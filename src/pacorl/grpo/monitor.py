@@ -218,6 +218,7 @@ def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
         groups[image.group].append(image.thumbnail)
     if len(groups) < LEAST_PROMPTS:
         return None
+    # Group means first, so that variety within a group does not count.
     mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
     # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
     return float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))

@@ -36,11 +36,6 @@ def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
-def training_sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """Compute the (T+1,) sigmas like `sigmas_of`, under the shift of the checkpoint's training."""
-    return policy.training_sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
-
-
 class OdeForm(Protocol):
     """Faster form of the transformer's layers for ODE steps: a fused adapter, or int8 products."""
 
@@ -189,6 +184,7 @@ class Trunk:
 
     def _node_batches(self, level: int) -> list[Sequence[int]]:
         """Cut the distinct nodes of a level into batches, no larger than the nodes above one batch of samples."""
+        # In the order of their first samples.
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
         count = self.tree.nodes_of_batch(self.draw.batch, level)
         return in_batches(nodes, count)
@@ -280,6 +276,7 @@ class Trunk:
     @staticmethod
     def _positions(selected: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
         """Find the (len(selected),) int64 positions of the selected nodes among `nodes`."""
+        # A dictionary: `index` would search the nodes once per sample.
         position = {node: number for number, node in enumerate(nodes)}
         return to_device(torch.tensor([position[node] for node in selected]), device)
 

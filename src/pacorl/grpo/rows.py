@@ -34,6 +34,7 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
     drawn = []
     for position in range(epoch * count, (epoch + 1) * count):
         turn, index = divmod(position, len(prompts))
+        # A new order per turn through the prompts, whatever the epochs' length.
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed_of(seed, "order", turn)))
         drawn.append(prompts[int(order[index])])
     return [Row(drawn[number // group_size], number) for number in range(count * group_size)]
@@ -102,6 +103,7 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
             "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
             "ddp.yaml"
         )
+    # Rows of one dummy prompt: only their number matters here.
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
     assign_rows(
         rows,
@@ -148,6 +150,7 @@ def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
 
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
     """Describe sizes near the requested sizes, each of which alone would make the rows divide."""
+    # One change at a time: another batch, another number of processes, or more samples.
     sizes = [size for size in range(1, rows + 1) if rows % (size * updates * world) == 0]
     worlds = [count for count in range(1, 2 * world) if rows % (batch * updates * count) == 0]
     unit = batch * updates * world

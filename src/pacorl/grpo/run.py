@@ -102,6 +102,7 @@ class Run(LoraRun):
         functions = rewards or {}
         self.extra_metrics = extra_metrics
         self._pipeline = pipeline
+        # The given config is not kept: its judges may be idle, and it lacks the functions.
         self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
@@ -223,6 +224,7 @@ class Run(LoraRun):
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config = self.config
         device = self.runtime.device
+        # After the text encoders are freed: a judge of this process loads now.
         self._judges.open(config, in_process=True, device=device, processes=self.runtime.world)
         self.rewards = builders.build_run_rewards(
             config.rewards,
@@ -236,6 +238,7 @@ class Run(LoraRun):
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
         )
+        # Without panel credit: held-out scores are only logged.
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
             {},
@@ -302,6 +305,7 @@ class Run(LoraRun):
         Raises:
             OSError: on all ranks, if the disk is full.
         """
+        # A rank that hangs here is reported with this phase.
         self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
         return save_run(self.weights, self.config, self._state(), targets=targets)
@@ -412,6 +416,7 @@ class Run(LoraRun):
             make: constructor of the scorer.
             samples: samples of the epoch over all ranks.
         """
+        # The part of scoring that sampling hid is the busy time beyond the time waited.
         waited = self.clock.seconds["reward"]
         # The whole epoch's budget: each rank stops alone, without the counts of the rest.
         max_missing = self.config.advantages.max_missing * samples * len(self.rewards)
@@ -471,8 +476,10 @@ class Run(LoraRun):
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
+        # Path objectives sample with the trained weights themselves.
         if self.old is None:
             return nullcontext()
+        # Without a lag the sampling policy is the policy at the start of the epoch.
         if self.objective.lag is None:
             self.old.follow(0.0)
         return self.old.swapped_in()
@@ -547,6 +554,7 @@ class Run(LoraRun):
     ) -> None:
         """Write an evaluation's log line and record; `score` is the score by `best_by`, None if a judge failed."""
         line = self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
+        # Before the ledger: an evaluation is complete once its line is written.
         self.evaluated = self.epoch
         self.score = score
         with self.clock.timed("hashes"):
@@ -555,6 +563,7 @@ class Run(LoraRun):
 
     def judge_counts(self, *, since: Before) -> dict[str, float]:
         """Count the judges' requests, retries and failures over all ranks, as `judge/…`."""
+        # Differences: the judge counts over the whole run.
         counts = {name: count - since.judge[name] for name, count in counts_of(self.judge).items()}
         totals = dict.fromkeys(counts, 0.0)
         for rank in self.runtime.gather(counts):

@@ -88,6 +88,7 @@ class Scorer:
 
     def __exit__(self, *fault: object) -> None:
         """Abandon queued and running calls."""
+        # Daemon threads: a reward that never returns must not keep the process.
         for pool in (self._local, self._remote, self._monitor):
             pool.close()
 
@@ -159,12 +160,14 @@ class Scorer:
             return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))
 
         def score() -> Scores:
+            # Time in the thread, without the wait for it.
             started = time.perf_counter()
             with context():
                 scores = self._score(name, rollout)
             self.busy_seconds += time.perf_counter() - started
             return scores
 
+        # A local model takes one call at a time, a server many.
         call = LimitedCall(
             self._remote if asks_elsewhere(reward) else self._local,
             score,
@@ -225,6 +228,7 @@ def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> b
 
 def torch_context() -> Callable[[], ExitStack]:
     """Capture autocast and the device, which torch does not propagate to threads."""
+    # A thread starts without autocast, which would change the bits of a local reward.
     casts = [
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)
     ]
@@ -273,6 +277,7 @@ def reward_table(
     columns = []
     for row in rows:
         columns.append([math.nan if value is None else value for value in scores[row.number]])
+    # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
     score_RB = torch.tensor(columns, dtype=torch.float64).T
     return RewardTable(
         names=names,
@@ -287,6 +292,7 @@ def _part_table(
     score_RB: torch.Tensor, rows: Sequence[Row], *, names: Sequence[str], parts: Mapping[int, Parts]
 ) -> torch.Tensor:
     """Tabulate the parts of an epoch's scores: (R, B, P), NaN if missing and beyond a set's panels."""
+    # Sets with fewer panels leave the rest NaN.
     panels = max(row.prompt.grid.count for row in rows)
     part_RBP = torch.full((*score_RB.shape, panels), math.nan, dtype=torch.float64)
     for reward, name in enumerate(names):

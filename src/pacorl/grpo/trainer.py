@@ -98,6 +98,7 @@ class PolicyTrainer(Run):
         Raises:
             ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
         """
+        # A wrong callback would fail only at its first event, after everything is loaded.
         for position, callback in enumerate(callbacks):
             if not isinstance(callback, TrainerCallback):
                 raise ValueError(
@@ -132,6 +133,7 @@ class PolicyTrainer(Run):
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
         if self.runtime.is_main:
+            # Once, not on every rank.
             for change in configs.described(self.changes):
                 logger.warning("resumed with another setting: %s", change)
         try:
@@ -142,6 +144,7 @@ class PolicyTrainer(Run):
         finally:
             self.close()
 
+        # After the guard: the run is closed, and no rank waits for another.
         result = self._result()
         self._call_back("on_train_end", result)
         return result
@@ -198,6 +201,7 @@ class PolicyTrainer(Run):
             metrics = self.run_epoch()
             self._call_back("on_epoch_end", metrics)
             self.keep_state()
+            # Only the means fit beside the bar.
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
             self._evaluate_if_due()

@@ -168,6 +168,7 @@ def fit_calibration(answers: Answers, *, judge: str) -> Calibration:
 
     Raises ValueError that names the question of a failed fit.
     """
+    # The common curve, for questions without enough pairs of both labels.
     with blamed_on("all questions"):
         curves = {"": fit_curve(answers.p_N, answers.yes_N)}
     for text in dict.fromkeys(answers.questions):
@@ -198,6 +199,7 @@ def group_of(comparison: Comparison) -> str:
 
 def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
     """Draw the fold of each comparison. Raises ValueError if there are fewer groups than folds."""
+    # Sorted, so that folds do not depend on the order of the pairs.
     names = sorted(set(groups))
     if len(names) < FOLDS:
         raise ValueError(f"{len(names)} groups of pairs are too few for {FOLDS} folds; give more pairs")
@@ -208,6 +210,7 @@ def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
 
 def cross_validated(answers: Answers) -> Floats:
     """Calibrate each answer by curves fitted on the other folds. Groups are never divided."""
+    # Each answer is calibrated by curves that have not seen its group.
     fold_N = folds_of(answers.groups)
     p_N = np.empty(len(fold_N))
     for fold in range(FOLDS):

@@ -149,6 +149,7 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
             elif pair is None or not pair.declined:
                 return PanelScore(panel, None, question.label, number)
 
+        # Without answers every pair was declined, and the panel scores 0.
         middle = median(p_yes or [0.0])
         if lowest.score is None or middle < lowest.score:
             lowest = PanelScore(panel, middle, question.label, number)
@@ -157,6 +158,7 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
 
 def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
     """Score each panel against the groups of references; without references, against all other panels."""
+    # References are no panels: they are not scored.
     every = range(len(scores.names))
     if references:
         shown = {index for group in references for index in group}
@@ -211,6 +213,7 @@ def check_set(
     if all_pairs or not references:
         pairs += combinations(panels, 2)
 
+    # Controls first: a judge that fails them is not asked about the set.
     controls = ask_controls(judge, [*shown, *images][0], questions=specs, symmetric=symmetric)
     check_controls(controls, least)
     scores = score_set(

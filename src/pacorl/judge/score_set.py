@@ -200,14 +200,12 @@ def score_set(
         )
         # Words cost a whole answer each, so pairs without a score get none.
         if reasons and score.p_yes is not None:
-            score = replace(score, reasons=_reasons(judge, images, score, specs))
+            lines = []
+            for spec in specs:
+                reason = judge.explain(Question((images[first], images[second]), spec.text))
+                lines.append(f"{spec.label}: {reason}" if len(specs) > 1 else reason)
+            score = replace(score, reasons="\n".join(lines))
         scored.append(score)
 
     calibrated = getattr(judge, "calibration", None) is not None
     return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
-
-
-def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:
-    both = (images[pair.first], images[pair.second])
-    texts = [(question.label, judge.explain(Question(both, question.text))) for question in questions]
-    return "\n".join(f"{label}: {text}" if len(texts) > 1 else text for label, text in texts)

@@ -116,6 +116,7 @@ class Scores:
         lowest = self.lowest_panel
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
+        # If the others agree among themselves, the image is the fault.
         among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
         return OddOneOut(lowest.panel, lowest.median, mean_of_present(among_others))
 

@@ -73,6 +73,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         ValueError: a target matches no layer, which would leave an adapter without effect, or `start` is no adapter of
             these layers.
     """
+    # The paper freezes the vision tower.
     if options.method == "full":
         model.requires_grad_(True)
         if not options.vision:
@@ -87,6 +88,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
+    # Before PEFT renames the model's modules.
     saved = read_adapter(model, options.start) if options.start else None
     adapted = with_lora(model, config)
     if saved:
@@ -181,12 +183,8 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     if video_file:
         write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
     else:
-        video = {}
-        for name, value in image.items():
-            if name != "image_processor_type":
-                video[name] = value
-
-        kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
-        write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
+        video = image | {"video_processor_type": VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")}
+        del video["image_processor_type"]
+        write_json(out / VIDEO_FILE, video)
     tokenizer = out / "tokenizer_config.json"
     write_json(tokenizer, read_object(tokenizer) | {"processor_class": PROCESSORS[kind]})

@@ -91,10 +91,6 @@ class ClipEncoder:
 
         return _once_each(texts, encode, keys=texts, batch=64)
 
-    @property
-    def logit_scale(self) -> float:
-        return float(self.load()[0].logit_scale.float().exp())
-
 
 # Weak: weights leave the memory together with the last reward that reads them.
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
@@ -200,7 +196,8 @@ class PickScore(ClipReward):
         if self.panels:
             texts = list(chain(*(prompt.panels for prompt in prompts)))
         cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
-        return [self.clip.logit_scale * cosine / self.divide_by for cosine in cosines]
+        scale = float(self.clip.load()[0].logit_scale.float().exp())
+        return [scale * cosine / self.divide_by for cosine in cosines]
 
 
 class Aesthetic(ClipReward):
@@ -296,6 +293,7 @@ def _once_each(
     items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, keys: Sequence[Hashable], batch: int
 ) -> Tensor:
     """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
+    # Prompts and images of a group repeat.
     distinct = dict(zip(keys, items, strict=True))
     row_of = {key: row for row, key in enumerate(distinct)}
     chunks = in_batches(list(distinct.values()), batch)

@@ -105,6 +105,7 @@ class Consistency(JudgedReward):
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[Pair, Verdict]]:
         """Ask about every pair of panels, per image."""
+        # All sets in one call: their questions share batches.
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
         return [

@@ -110,10 +110,14 @@ class HttpScorer:
         return [answers.get(name) for name in names]
 
     async def _ask(self, prompts: Sequence[Prompt], items: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+        document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
+        for field in ("sources", "references"):
+            if any(item.get(field) for item in items):
+                document[field] = [item.get(field, []) for item in items]
         options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}
         options["outage"] = self._outage
         try:
-            return await ask(self.url, _request(items), lambda answer: self._parsed(answer, prompts), **options)
+            return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
         except TransientError as fault:
             self.last_error = f"{self.url}: {fault}"
             logger.warning("%s; %s missing", self.last_error, named(prompts))
@@ -148,11 +152,3 @@ def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
     if prompt.references:
         item["references"] = [base64.b64encode(path.read_bytes()).decode() for path in prompt.references]
     return item
-
-
-def _request(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
-    for key in ("sources", "references"):
-        if any(item.get(key) for item in items):
-            document[key] = [item.get(key, []) for item in items]
-    return document

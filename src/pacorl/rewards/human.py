@@ -111,6 +111,7 @@ class _Group:
 
 def _lay_out(folder: Path, group: _Group) -> str:
     """Write a group's images, unless the stopped run has written them, and return the folder's name."""
+    # By content: a resumed run finds the groups that it has laid out before.
     content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
     mark = content.hexdigest()[:16]
     earlier = next(folder.glob(f"*-{mark}/group.json"), None)

@@ -109,6 +109,7 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
     Raises:
         RewardError: if one returns the wrong number of scores, or no number.
     """
+    # A missing score becomes NaN, and invalid.
     rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
     # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
     score_RB = torch.tensor(
@@ -226,6 +227,7 @@ def smoke_test(
         RewardError: if a reward raises, does not return, returns a wrong number of scores, an invalid score or part, or
             none.
     """
+    # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial image equally each time.
     noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
@@ -249,6 +251,7 @@ def _in_time(name: str, act: Callable[[], float | None], seconds: float) -> floa
     # Only now: it imports accelerate, and checks of a config take a moment without.
     from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
 
+    # A daemon thread: a reward that never returns must not keep the command.
     workers = Workers(1, name="trial")
     try:
         return LimitedCall(workers, act, name=f"reward {name} (trial image)", seconds=seconds).result()

@@ -86,6 +86,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
 
 def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
     """Describe the ranks that have ended, or the candidates on other machines."""
+    # Only processes of this machine can be looked up.
     here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
     deadline = time.monotonic() + ENDING
     while not (ended := [other for other in here if not is_running(processes[other].number)]):
@@ -167,6 +168,7 @@ class Runtime:
         Raises:
             SharedFault: on every rank, if any of them raised something, so that none waits for ever.
         """
+        # A rank that raised before the exchange would leave the others in it.
         rows: dict[int, Any] = {}
         fault: Exception | None = None
         try:
@@ -227,6 +229,7 @@ class Runtime:
             # What accelerate would read from a data loader, of which there is none.
             engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
             engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
+        # One call for both: FSDP2 swaps the optimizer's parameters for its shards.
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
             # Training changes no buffers, and evaluation's last round may be uneven: no collective in a forward.
@@ -247,6 +250,7 @@ class Runtime:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        # DDP exchanges gradients with the last backward, FSDP2 weights in each.
         self.position.meetings += last or self.sharded
         self.position.advance()
         if self.deepspeed:

@@ -116,6 +116,7 @@ class Watch:
         self._thread = Thread(target=self._run, name="pacorl-watch", daemon=True)
 
     def __enter__(self) -> Watch:
+        # Python's handler in C writes a signal's number here, whatever the main thread does.
         self._wakeup, self._writer = socket.socketpair()
         self._wakeup.setblocking(False)
         self._writer.setblocking(False)

@@ -82,6 +82,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # On the server's own loop, which exists only now.
         workers = [asyncio.create_task(model.batcher.work()) for model in models.values()]
         yield
         for worker in workers:
@@ -211,9 +212,7 @@ async def tokenize(request: TokenizeRequest, state: State) -> dict[str, Any]:
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
     """List the models by name."""
-    models = []
-    for name in state.models:
-        models.append({"id": name, "object": "model", "owned_by": "pacorl"})
+    models = [{"id": name, "object": "model", "owned_by": "pacorl"} for name in state.models]
     return {"object": "list", "data": models}
 
 
@@ -365,6 +364,7 @@ class Metrics:
             yield
             outcome = "answered"
         finally:
+            # Prometheus' buckets are cumulative.
             seconds = time.perf_counter() - start
             row = self._seconds[model, outcome]
             for index, bound in enumerate(BUCKETS):

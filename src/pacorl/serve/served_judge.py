@@ -87,6 +87,7 @@ class Batcher:
     async def work(self) -> None:
         """Answer questions until the task is cancelled."""
         while True:
+            # The first question opens a window for the rest of its call.
             batch = [await self._queue.get()]
             await asyncio.sleep(WINDOW_SECONDS)
             while len(batch) < self._largest and not self._queue.empty():

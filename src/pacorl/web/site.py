@@ -101,6 +101,7 @@ class Site:
 
     def token(self, request: Request) -> str:
         """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
+        # A bearer token first: programs have no cookies.
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return bearer

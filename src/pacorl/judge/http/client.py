@@ -94,6 +94,7 @@ class EndpointPool:
             JudgeRefusedError: for a wrong name or key.
             ConnectionError: if a server is down.
         """
+        # One deadline for all servers, which start at the same time.
         deadline = time.monotonic() + patience
         for endpoint in self.endpoints:
             while True:
@@ -133,6 +134,7 @@ class EndpointPool:
         """Apply `read` to one answer, repeating the request without each refused optional field."""
         while True:
             self.counters.requests += 1
+            # Built anew each time: a refusal may have dropped the token ids.
             accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
             try:
                 return await self._call(endpoint, "/chat/completions", accepted, read)

@@ -167,6 +167,7 @@ class HttpJudge:
         self.close()
 
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        # One batch for both orders, which may share encoded images.
         turned = with_turned(questions) if self.symmetric else questions
         verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(turned)
         verdicts = mean_of_orders(questions, verdicts) if self.symmetric else verdicts

@@ -121,10 +121,12 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     Raises:
         ValueError: It has another base, rank, α or other modules; the message names the fitting settings.
     """
+    # 1. Its base. Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
     lora = read_lora(source)
     if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
-        # Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
         raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
+
+    # 2. Its shape: training has one rank and one α for all modules.
     for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
         distinct = sorted(set(values.values()))
         if len(distinct) > 1:

@@ -321,11 +321,7 @@ def _alphas(
     """Determine α of each module: from tensors, else from the config, else the rank."""
     from peft.utils.other import get_pattern_key
 
-    ranks = {}
-    for name, value in state.items():
-        if ".lora_A." in name:
-            ranks[name.removesuffix(".lora_A.weight")] = len(value)
-
+    ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
     unknown = sorted(set(alphas) - set(ranks))
     if unknown:
         raise ValueError(f"{file}: {unknown[0]}.alpha belongs to no weights; fetch or copy the file again")
@@ -421,11 +417,7 @@ def save_lora(
     folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
 ) -> None:
     """Write an adapter of one rank and one α, from weights by plain names."""
-    modules = []
-    for name in state:
-        if ".lora_A." in name:
-            modules.append(name.removesuffix(".lora_A.weight"))
-
+    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
     assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
     write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
 

@@ -104,11 +104,7 @@ def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object 
 
 def refresh_copies(transformer: nn.Module) -> int:
     """Update the copies now, and return their bytes."""
-    masters = []
-    for module in transformer.modules():
-        if isinstance(module, MasterLinear):
-            masters.append(module)
-
+    masters = [module for module in transformer.modules() if isinstance(module, MasterLinear)]
     _refresh(masters, transformer)
     return sum(master.copy.nbytes for master in masters if master.copy is not None)
 
@@ -147,6 +143,7 @@ class StackedLayer:
         first = layer.lora_A[ADAPTER]
         self.layer = layer
         self.rows = base.out_features
+        # A stack whose weight was replaced since, as by a cast, is made anew.
         stack = getattr(base, "stack", None)
         if stack is None or stack.data_ptr() != base.weight.data_ptr():
             stack = stack_weight(layer, base.weight.device)

@@ -136,6 +136,7 @@ class QwenImagePolicy(PipelinePolicy):
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
         output = (1, *self.token_grid(size))  # frames, rows, columns
+        # Generated tokens first, then those of each source, in one sequence.
         images = [x_BNC.to(dtype)]
         grids: list[Sequence[int]] = []
         if "source" in tensors:
@@ -267,6 +268,7 @@ class QwenEditPolicy(QwenImagePolicy):
     def _text_length(self, size: Size) -> int:
         from pacorl.io.processor import image_tokens
 
+        # A square source: other shapes of the area have nearly as many tokens.
         side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
         tokens = image_tokens(Size(side, side), options.get("image_processor", options))
