@@ -104,6 +104,7 @@ class CharacterTrainer(LoraRun):
         check_trackers(config.trackers)
         check_writable(config.out, folder=True)
         named_start(config.out, resume)
+        # Cheap checks first: an impossible run fails before weights load.
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
 
@@ -138,7 +139,7 @@ class CharacterTrainer(LoraRun):
             self._open_records(start)
             try:
                 with self.bars:
-                    # Train, evaluate and save; an evaluation that a stop interrupted is made up for.
+                    # Train, evaluate and save, beginning with the evaluation that a stop cut short.
                     every = self.config.evaluate_every
                     self.bars.epoch(self.epoch, note="")
                     if self.step % every == 0 or self.step == self.total_steps:
@@ -213,6 +214,7 @@ class CharacterTrainer(LoraRun):
         """Generate the class images that the run's folder lacks, and encode all of them."""
         config = self.config
         class_prompts = [prompts[number % len(prompts)] for number in range(config.prior.images)]
+        # Kept in the run's folder, so that a resumed run trains on the same images.
         paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
         # Whole batches, even for one absent image: its last bits depend on its batch.
         for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
@@ -238,6 +240,7 @@ class CharacterTrainer(LoraRun):
         """Open the log, and restore a checkpoint's state."""
         config = self.config
         settings = config.model_dump(mode="json")
+        # Changes are refused before any state is restored.
         changes: dict[str, list[Any]] = {}
         log_lines = 0
         if start:
@@ -372,6 +375,7 @@ class CharacterTrainer(LoraRun):
     ) -> list[Any]:
         """Generate one image per prompt and seed, with the guidance of the config."""
         config = self.config
+        # Training is unguided, the gallery is as the config samples.
         training_options = self.policy.options
 
         def count_batch(size: int) -> None:
@@ -431,6 +435,7 @@ class CharacterTrainer(LoraRun):
     def _finish(self) -> TrainResult:
         """Write summary.json and the last page."""
         out = self.config.out
+        # From the log: a resumed run has not seen the first evaluation.
         evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
         summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.step}
         for side, line in (("before", evaluations[0]), ("after", evaluations[-1])):

@@ -136,6 +136,7 @@ def repair_set(
             break
 
         image, texts = redrawn
+        # The whole set again: a new panel changes the scores of all others.
         changed = [*panels[:worst], image, *panels[worst + 1 :]]
         try:
             check = gate(changed)

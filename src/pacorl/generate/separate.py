@@ -91,6 +91,7 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
         )
     if model == TINY:
         raise ValueError("the tiny generator draws whole sets; leave out separate, or name a real model")
+    # One place is the panel before.
     limit = max_references - previous
     if limit < 0:
         raise ValueError(f"{model} takes no reference images, so none can be the panel before; leave out previous")

@@ -216,10 +216,11 @@ def judge_sets(
     reward = Consistency(judge, ask=ask, statistic=statistic)
     reward.check(prompts)
     pairs = reward.pairs(prompts, images)
-    return [
-        Judged(score, matrix_of(verdicts, prompt.grid.count), error=errors_of(verdicts.values()))
-        for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True)
-    ]
+    judged = []
+    for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True):
+        matrix = matrix_of(verdicts, prompt.grid.count)
+        judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
+    return judged
 
 
 def judge_with_earlier(

@@ -69,7 +69,7 @@ class FunctionReward:
             ) from None
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with the parts of a function that has them."""
+        """Score each image, with its parts if the function has parts."""
         return panel_scores_by(self.function, self, prompts, images)
 
 
@@ -260,7 +260,7 @@ def place_transformer(
     device: torch.device,
     sharded: bool = False,
 ) -> None:
-    """Move the adapted transformer to the device, and check with a prompt that its adapter has an effect.
+    """Move the adapted transformer to the device, and check its adapter's effect with a prompt.
 
     For FSDP2 it stays in host memory, unchecked: the launcher moves it to the device block by block, so that no GPU
     needs room for the whole model.

@@ -157,8 +157,8 @@ def _sample(
     prompts = [prompt for prompt, _ in jobs]
     batches = one_size_batches(run.policy, prompts, size=size, batch=config.evaluation.batch)
     numbered = runtime.shard(batches)
-    own_jobs = []
-    rows = []
+    own_jobs: list[Job] = []
+    rows: list[int] = []
     for number, batch in numbered:
         own_jobs += [jobs[row] for row in batch]
         # A negative number marks padding for the forwards of other ranks: its results are dropped.

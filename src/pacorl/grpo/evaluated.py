@@ -111,6 +111,7 @@ class Evaluation:
 
 def weighted_reward(rewards: Sequence[RewardConfig], scores: Mapping[str, float | None]) -> float | None:
     """Σ weight · score over all rewards; None if a score is missing."""
+    # A sum without one of its scores would compare checkpoints unfairly.
     weighted = []
     for reward in rewards:
         value = scores.get(reward.key)

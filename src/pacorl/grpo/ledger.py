@@ -335,11 +335,10 @@ def start_facts(
 
     # A judge is not asked again, nor is a person, and the run has no copy of a Python function's code.
     scorers = {**rewards, **{f"{HELD_OUT}{key}": reward for key, reward in held_out.items()}}
-    recomputed = [
-        key
-        for key, reward in scorers.items()
-        if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
-    ]
+    recomputed = []
+    for key, reward in scorers.items():
+        if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred):
+            recomputed.append(key)
     return {"checkpoint": source, "config": sha256(config_text), "recomputed": recomputed}
 
 

@@ -68,6 +68,7 @@ def assign_rows(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
             f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
+    # A unit of whole subtrees and whole batches.
     leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
     pieces = in_batches(rows, batch if len(rows) % (subtree * updates) else subtree)
@@ -129,6 +130,7 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
         "evaluation.batch": (evaluation, config.evaluation.batch, config.evaluation.batch > 1),
     }
     for key, (prompts, batch, crosses) in crossing.items():
+        # Prompts with equally many images share a forward.
         counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
         if crosses and len(counts) > 1:
             raise ValueError(

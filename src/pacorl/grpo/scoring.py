@@ -100,9 +100,10 @@ class Scorer:
             return
 
         def measure() -> list[PanelStatistics]:
-            return [
-                panel_statistics(prompt, image) for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
-            ]
+            measured = []
+            for prompt, image in zip(rollout.prompts, rollout.images, strict=True):
+                measured.append(panel_statistics(prompt, image))
+            return measured
 
         self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
 
@@ -124,6 +125,7 @@ class Scorer:
         scores_of_row: dict[int, Scores] = {}
         missing = 0
         with self.scoring():
+            # In the order of submission, in which the scores become ready.
             for rollout, waits in self._submitted:
                 # Beyond the failure budget the run stops, so waiting for the rest is useless.
                 if missing <= self.max_missing:
@@ -185,6 +187,7 @@ class Scorer:
         if not self.by_panel:
             return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
 
+        # Parts of a row by reward: only rewards with parts have them.
         results = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
         for row, result in zip(rollout.row_B, results, strict=True):
             if result.part_P is not None:
@@ -229,9 +232,11 @@ def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> b
 def torch_context() -> Callable[[], ExitStack]:
     """Capture autocast and the device, which torch does not propagate to threads."""
     # A thread starts without autocast, which would change the bits of a local reward.
-    casts = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)
-    ]
+    casts = []
+    for kind in ("cpu", "cuda", "mps"):
+        if torch.is_autocast_enabled(kind):
+            casts.append((kind, torch.get_autocast_dtype(kind)))
+
     card: int | None = None
     if torch.cuda.is_available():
         card = torch.cuda.current_device()
@@ -306,5 +311,6 @@ def _part_table(
 
 def share_not_finite(scores: Mapping[int, Scores]) -> float:
     """Compute the share of NaN and infinite scores. Missing scores do not count."""
+    # A missing score is None, not NaN.
     values = list(chain(*scores.values()))
     return sum(value is not None and not math.isfinite(value) for value in values) / len(values)

@@ -141,6 +141,7 @@ def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Te
     if not steps:
         return trunk.grow()[1]  # noise, which costs no forward
 
+    # Samples of the group that this rank has drawn.
     rows = {row.number for row in trunk.rows}
     latents = {}
     for nodes in chain(*(update.nodes for update in samples)):

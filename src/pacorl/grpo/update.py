@@ -146,9 +146,11 @@ def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int
     numbers = iter(torch.stack(wide).tolist() if wide else ())
 
     # Hand the numbers back in the order in which they were stacked.
-    read = []
+    read: list[tuple[int, dict[str, float]]] = []
     for samples, metrics in results:
-        values = {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        values = {}
+        for name, value in metrics.items():
+            values[name] = next(numbers) if isinstance(value, Tensor) else value
         read.append((samples, values))
     return read
 

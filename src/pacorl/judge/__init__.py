@@ -37,7 +37,7 @@ def open_judge(options: BackendOptions, *, device: str | torch.device, processes
     Args:
         device: Device of a judge in this process.
         processes: Number of processes that share a remote judge.
-        waits: Wait for a server that is still starting.
+        waits: Wait for a starting server.
 
     Raises:
         ValueError: for a missing checkpoint, adapter or model, or a refused key.

@@ -278,6 +278,7 @@ def check_lines(check: Check) -> list[str]:
 
 def verdict_lines(check: Check) -> list[str]:
     """Summarize the result in sentences."""
+    # The threshold means something only beside its comparison.
     side = "the references" if check.references else "the other panels"
     count = len(check.panels)
     limit = f"{check.least:g} with {side} ({'calibrated' if check.scores.calibrated else 'uncalibrated'})"
@@ -313,7 +314,7 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
 
 
 def _reason(check: Check, panel: PanelScore) -> str:
-    """Name the failing criterion and character, in brackets; empty for a panel that passes."""
+    """Name the failing criterion and character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
     character = f", {check.references[panel.group][0]}" if check.references else ""

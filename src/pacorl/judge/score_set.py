@@ -64,6 +64,7 @@ def open_images(
     Raises:
         ImageError: listing every unusable source, or if no image is left.
     """
+    # All faults are listed at once, so that they can be mended together.
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
     for source in map(str, sources):

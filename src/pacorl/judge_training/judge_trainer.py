@@ -388,6 +388,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
         logs = logs or {}
+        # The Trainer logs both kinds through one callback.
         measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
         if measured:
             measured[f"{TIME}evaluation"] = measured["runtime"]

@@ -51,6 +51,7 @@ def source_of(checkpoint: str) -> str:
 def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
     """Load the checkpoint's processor with a limit of `max_pixels` per image (0 for its own limit)."""
     processor = load_processor(source_of(checkpoint))
+    # Pixels, by transformers' names for both bounds.
     size = dict(processor.image_processor.size)
     if max_pixels and max_pixels < size["longest_edge"]:
         if max_pixels < size["shortest_edge"]:
@@ -104,6 +105,7 @@ def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options:
             f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
             f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
         )
+    # PEFT's names in memory have the adapter's name in them, names in files do not.
     initial = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
     for name in sorted(initial.keys() ^ state.keys()):
         whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
@@ -118,6 +120,7 @@ def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False)
     Raises:
         ValueError: one of `names` matches no layer.
     """
+    # Layers of the head or the embeddings are never adapted.
     towers = [model.model.language_model]
     if vision:
         towers.append(getattr(model.model, VISION))

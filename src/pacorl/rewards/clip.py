@@ -132,8 +132,11 @@ class PartsReward(ClipReward):
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the cosines as parts."""
-        scored = zip(prompts, self.parts(prompts, images), strict=True)
-        return [PanelScores(fmean(parts.values()), panel_shares(parts, prompt.grid.count)) for prompt, parts in scored]
+        scores = []
+        for prompt, parts in zip(prompts, self.parts(prompts, images), strict=True):
+            shares = panel_shares(parts, prompt.grid.count)
+            scores.append(PanelScores(fmean(parts.values()), shares))
+        return scores
 
 
 class PanelClipText(PartsReward):
@@ -158,9 +161,11 @@ class PanelClipImage(PartsReward):
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
         cosines_PP = [(image_PC @ image_PC.T).tolist() for image_PC in self.clip.images(panels).split(counts)]
-        return [
-            {pair: cosine[pair[0]][pair[1]] for pair in combinations(range(len(cosine)), 2)} for cosine in cosines_PP
-        ]
+        parts: list[dict[tuple[int, ...], float]] = []
+        for cosine_PP in cosines_PP:
+            pairs = combinations(range(len(cosine_PP)), 2)
+            parts.append({(first, second): cosine_PP[first][second] for first, second in pairs})
+        return parts
 
 
 class PickScore(ClipReward):

@@ -108,10 +108,10 @@ class Consistency(JudgedReward):
         # All sets in one call: their questions share batches.
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
-        return [
-            {pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()}
-            for answers in pairwise.ask_pairs(self.judge, panels, texts)
-        ]
+        means = []
+        for answers in pairwise.ask_pairs(self.judge, panels, texts):
+            means.append({pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()})
+        return means
 
     def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
         """Verdicts of `pairs` → one score per image."""
@@ -175,10 +175,10 @@ class GridLayout(JudgedReward):
         return 1
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        questions = {
-            sample: Question((image,), wordings.shows_grid(prompt.grid.rows, prompt.grid.cols))
-            for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
-        }
+        questions = {}
+        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
+            text = wordings.shows_grid(prompt.grid.rows, prompt.grid.cols)
+            questions[sample] = Question((image,), text)
         return [self._mean([verdict]) for verdict in pairwise.ask(self.judge, questions).values()]
 
 
@@ -203,9 +203,12 @@ class EditConsistency(JudgedReward):
                 )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        edits = [
-            (open_image(prompt.sources[0]), image, prompt.text) for prompt, image in zip(prompts, images, strict=True)
-        ]
+        edits = []
+        for prompt, image in zip(prompts, images, strict=True):
+            edits.append((open_image(prompt.sources[0]), image, prompt.text))
         answers = pairwise.ask_edits(self.judge, edits)
-        self._remember([verdict for edit in answers for verdict in (edit.kept, edit.followed)])
+        verdicts = []
+        for edit in answers:
+            verdicts += [edit.kept, edit.followed]
+        self._remember(verdicts)
         return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]

@@ -149,12 +149,14 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
+    # A user's class may return plain numbers here.
     results = panel_scores_by(reward, reward, prompts, images)
     for result in results:
         if not isinstance(result, PanelScores):
             raise RewardError(
                 f"reward {name!r} returned {result!r} for {named(prompts)}; panel_scores must return PanelScores"
             )
+    # The scores are checked like those of any reward.
     scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
 
     checked = []

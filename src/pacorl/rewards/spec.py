@@ -236,7 +236,7 @@ class UserReward:
         return self._scored(self.reward, prompts, images)
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with the parts of a reward that has them."""
+        """Score each image, with its parts if the reward has parts."""
         return self._scored(partial(panel_scores_by, self.reward, self.reward), prompts, images)
 
     def _scored(

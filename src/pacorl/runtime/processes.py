@@ -285,7 +285,7 @@ class Runtime:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         self.position.advance()
         self.position.meetings += 1
-        # A launcher's signal reaches ranks at different batches: a rank that left alone would hang the next collective.
+        # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.
         flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
@@ -302,8 +302,8 @@ class Runtime:
     ) -> Iterator[None]:
         """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
 
-        A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
-        process with exit code 75. All ranks enter.
+        A hung rank is reported. If the main thread ignores a signal beyond the watch's grace, the process ends with
+        exit code 75. All ranks enter.
 
         Args:
             save: saves the last finished state without the main thread, and returns a message.
@@ -359,7 +359,7 @@ class Runtime:
 
 
 def _portable(error: Exception) -> Exception:
-    """Convert an error to a form that other processes can unpickle."""
+    """Convert an error so that other processes can unpickle it."""
     try:
         # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
         pickle.loads(pickle.dumps(error))

@@ -75,7 +75,7 @@ class Member:
 class Watch:
     """The watching thread of a rank. Use as a context manager, on the main thread, around the run.
 
-    A signal that the main thread ignores for GRACE_SECONDS saves the state and ends the process with exit code 75.
+    If the main thread ignores a signal for GRACE_SECONDS, it saves the state and ends the process with exit code 75.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Watch:
                     if STOPS & set(self._wakeup.recv(64)):
                         self._tell()
                 for beat in self.heartbeats.received() if self.heartbeats else ():
-                    # Watched from the first beat: a network that blocks all beats makes no hung rank.
+                    # Watched from the first beat, so that a network blocking all beats makes no hung rank.
                     self._members.setdefault(beat.rank, Member(beat)).hear(beat)
                     if beat.told:
                         self._tell()
@@ -234,7 +234,7 @@ class Watch:
     def _lives(self, rank: int) -> bool:
         process = self.processes[rank]
         ended = process.machine == self.processes[self.rank].machine and not is_running(process.number)
-        # A rank without any beat may live behind a network that blocks them, and two ranks must not save.
+        # A rank without any beat may live behind a blocking network, and two ranks must not save.
         silent = self._members[rank].silent if rank in self._members else 0.0
         return not ended and silent < QUIET_BEATS * BEAT_SECONDS
 

@@ -124,7 +124,7 @@ class QwenImagePolicy(PipelinePolicy):
             if "tokens" in name:
                 lengths = [len(row[0]) for row in rows]
                 rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
-                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
+                if min(lengths) < max(lengths):  # the pipelines too drop a mask of ones
                     batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
             batch[name] = torch.cat(rows)
         # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.

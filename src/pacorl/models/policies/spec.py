@@ -141,6 +141,7 @@ class PolicySpec:
         settings = {name: value for name, value in options.items() if value is not None}
         if checkpoint == TINY:
             settings = {**self.committed.options, **settings}
+        # The options of this kind alone.
         accepted = [name for name in self.options.model_fields if name not in PolicyOptions.model_fields]
         # Checked before pydantic, whose message would list `dtype` etc., which callers cannot set here.
         unknown = [name for name in settings if name not in accepted]
