@@ -163,11 +163,7 @@ class Watch:
                 with suppress(BlockingIOError):
                     if STOPS & set(self._wakeup.recv(64)):
                         self._tell()
-                for beat in self.heartbeats.received() if self.heartbeats else ():
-                    # Watched from the first beat, so that a network blocking all beats makes no hung rank.
-                    self._members.setdefault(beat.rank, Member(beat)).hear(beat)
-                    if beat.told:
-                        self._tell()
+                self._read_beats()
                 self._step(time.monotonic())
 
     def _step(self, now: float) -> None:
@@ -191,6 +187,13 @@ class Watch:
         self._members[self.rank].hear(beat)
         if self.heartbeats:
             self.heartbeats.send(beat)
+
+    def _read_beats(self) -> None:
+        for beat in self.heartbeats.received() if self.heartbeats else ():
+            # Watched from the first beat, so that a network blocking all beats makes no hung rank.
+            self._members.setdefault(beat.rank, Member(beat)).hear(beat)
+            if beat.told:
+                self._tell()
 
     def _age(self, seconds: float) -> None:
         """Count seconds that have passed for this process."""
