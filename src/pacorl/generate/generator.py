@@ -278,8 +278,10 @@ class Generator:
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
 
         # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
-        encoders = [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
-        with self.turns.lent_to(encoders) if self.turns else nullcontext():
+        encoding: AbstractContextManager[None] = nullcontext()
+        if self.turns:
+            encoding = self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
+        with encoding:
             for prompt, requested in zip(prompts, sizes, strict=True):
                 self._cache.prepare([prompt], requested)
 
