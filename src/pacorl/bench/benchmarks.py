@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option
+from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option, with_adapter
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class BenchmarkOptions(FrugalJudge):
     @property
     def subject(self) -> str:
         """Name of the measured model, for the tables."""
-        return self.judge_name
+        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
 
     @property
     def subject_adapter(self) -> str:
@@ -79,7 +79,7 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
     @property
     def subject(self) -> str:
-        return str(self.images) if self.images else self.generator_name
+        return str(self.images) if self.images else with_adapter(self.model, self.adapter)
 
     @property
     def subject_adapter(self) -> str:

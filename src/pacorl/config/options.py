@@ -120,11 +120,6 @@ class JudgeOptions:
         """Arguments of `PacoReward.from_pretrained` for access to the judge."""
         return {"model": self.judge_model, "adapter": self.judge_adapter, "api_key_env": self.api_key_env}
 
-    @property
-    def judge_name(self) -> str:
-        """Name of the judge in tables."""
-        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FrugalJudge(JudgeOptions):
@@ -156,11 +151,6 @@ class ModelOptions:
     model: str = option(TINY, "A diffusers folder, a hub name, or the embedded tiny generator.")
     kind: str = option("", "The policy that runs the model; found out from it if left out.")
     adapter: str = option("", "A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub.")
-
-    @property
-    def generator_name(self) -> str:
-        """Name of the generator in tables."""
-        return with_adapter(self.model, self.adapter)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ class Site:
         app.router.route_class = JsonRoute
         app.state.shared = state
 
+        # Open paths take a small form only.
         limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
         app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
         app.middleware("http")(with_headers)
@@ -101,6 +102,7 @@ class Site:
 
     def token(self, request: Request) -> str:
         """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
+        # A bearer token first: programs have no cookies.
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return bearer
@@ -170,6 +172,7 @@ class Site:
         expires = None if session.expires is None else formatdate(session.expires, usegmt=True)
         response = RedirectResponse(session.path, status_code=303)
         options = _cookie_options(request)
+        # A second sign-in keeps the browser's id.
         browser = self.browser(request) or secrets.token_urlsafe(8)
         response.set_cookie(self._cookie(request), token, expires=expires, **options)
         response.set_cookie(self._cookie(request, "browser"), browser, expires=expires, **options)
