@@ -6,13 +6,13 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -120,7 +120,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
     six attributes changed.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     pool = characters.panels_of("test")
     # The answers alternate between Yes and No.
     posed = []
@@ -141,7 +141,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     return accuracy
 
 
-def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question:
+def _pair_question(first: Panel, *, equal: bool, rng: Random) -> Question:
     second = characters.set_of(first.kept, 1, rng)[0]
     if not equal:
         second = characters.redrawn_once(second, rng)
@@ -150,7 +150,7 @@ def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question
     return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
 
 
-def _text_question(panel: Panel, *, true: bool, rng: random.Random) -> Question:
+def _text_question(panel: Panel, *, true: bool, rng: Random) -> Question:
     described = panel if true else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
     return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(described.text))
 

@@ -12,12 +12,12 @@ Legend: B batch, P panels, N tokens, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,7 +179,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 # --- the generator ---------------------------------------------------------------------------------------------
 
 
-def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
+def imperfect_sets(rng: Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
     """Yield (prompt text, panels) of training characters without end, some attributes redrawn by the teacher."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
     subjects = characters.subjects_of("train")
@@ -208,7 +208,7 @@ BATCH = {32: 32, 64: 12}
 def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
     """Train transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px."""
     torch.manual_seed(0)
-    rng = random.Random(0)
+    rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
     # The autoencoder has no attention: a grid's latents are its panels' latents, and each panel is encoded once.
@@ -300,7 +300,7 @@ FAULTLESS = EditPhase(steps=1200, spoil=0.0)
 UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
 
 
-def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
+def taught_edits(rng: Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
     """Yield edits of training characters without end, and the teacher's result of each."""
     pool = characters.panels_of("train")
     while True:
@@ -318,7 +318,7 @@ def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, P
 def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
     """Train a tiny Kontext by flow matching, from the tiny FLUX in `start`; `share` scales the steps."""
     torch.manual_seed(0)
-    rng = random.Random(0)
+    rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
     policy = KONTEXT.over(pipeline, **TRAINED_WITH)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, option
@@ -94,7 +94,7 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = typer.Argument(help="Panels, files or URLs; with --grid, one image."),
+    images: list[str] = Argument(help="Panels, files or URLs; with --grid, one image."),
     *,
     judge: CheckJudge,
     ask: CheckOptions,
@@ -134,9 +134,9 @@ def check(
     # The exit code.
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     if any(panel.score is not None for panel in checked.failed):
-        raise typer.Exit(BELOW)
+        raise Exit(BELOW)
     if checked.failed:
-        raise typer.Exit(INCOMPLETE)
+        raise Exit(INCOMPLETE)
 
 
 # --- calibrate ---------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ class CalibrateOptions:
 
 
 def calibrate(
-    judge: str = typer.Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
-    data: str = typer.Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
+    judge: str = Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
+    data: str = Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
     *,
     options: CalibrateOptions,
 ) -> None:

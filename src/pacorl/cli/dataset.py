@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, print_json, progress
 from pacorl.config.options import (
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
-FOLDER = typer.Argument(help="The dataset's folder.")
-SEED = typer.Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
-PROMPTS = typer.Option("diverse.jsonl", help="The prompts file inside the folder.")
-RULE = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves.")
-QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain.")
+FOLDER = Argument(help="The dataset's folder.")
+SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
+PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
+RULE = Option("best_worst", help="How rankings become pairs: best_worst or halves.")
+QUESTION = Option("theme", help="What the judge is asked: theme, criteria, or plain.")
 
 
 def split_names(text: str) -> list[str]:
@@ -130,13 +130,13 @@ class GridGeneratorOptions(GeneratorOptions):
 def prompts(
     folder: Path = FOLDER,
     *,
-    count: int = typer.Option(2000, min=1, max=LARGEST, help="How many records."),
-    writer: str = typer.Option("llm", help="llm, or tiny for the tiny world (no network)."),
-    taxonomy: Path | None = typer.Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
-    sentences: Path | None = typer.Option(
+    count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
+    writer: str = Option("llm", help="llm, or tiny for the tiny world (no network)."),
+    taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
+    sentences: Path | None = Option(
         None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line; no model."
     ),
-    layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
+    layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
     chat: ChatOptions,
     step: StepOptions,
@@ -191,13 +191,11 @@ def prompts(
 def diversify(
     folder: Path = FOLDER,
     *,
-    number: int | None = typer.Option(None, min=1, max=LARGEST, help="Select so many prompts."),
-    distance: float | None = typer.Option(
-        None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."
-    ),
-    method: str = typer.Option("independent_set", help="independent_set, farthest_point or facility_location."),
-    embed: str = typer.Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
-    per_category: bool = typer.Option(False, "--per-category", help="Give every category an equal share."),
+    number: int | None = Option(None, min=1, max=LARGEST, help="Select so many prompts."),
+    distance: float | None = Option(None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."),
+    method: str = Option("independent_set", help="independent_set, farthest_point or facility_location."),
+    embed: str = Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
+    per_category: bool = Option(False, "--per-category", help="Give every category an equal share."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
@@ -212,12 +210,12 @@ def diversify(
 
 @app.command("compare-diversity")
 def compare_diversity(
-    files: list[Path] = typer.Argument(help="T2IS JSONL files, taken together."),
+    files: list[Path] = Argument(help="T2IS JSONL files, taken together."),
     *,
-    number: int = typer.Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
-    embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
-    measures: str = typer.Option("words", help="Embeddings that measure and never select."),
-    draws: int = typer.Option(100, min=1, max=10_000, help="Random choices to compare with."),
+    number: int = Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
+    embeds: str = Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
+    measures: str = Option("words", help="Embeddings that measure and never select."),
+    draws: int = Option(100, min=1, max=10_000, help="Random choices to compare with."),
     seed: int = SEED,
     output: JsonOption,
 ) -> None:
@@ -241,8 +239,8 @@ def compare_diversity(
 def generate(
     folder: Path = FOLDER,
     *,
-    grids: int = typer.Option(4, min=1, max=1000, help="Grids per prompt."),
-    shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
+    grids: int = Option(4, min=1, max=1000, help="Grids per prompt."),
+    shard: str = Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
     prompts: str = PROMPTS,
     generator: GridGeneratorOptions,
     step: StepOptions,
@@ -264,7 +262,7 @@ def pair(
     folder: Path = FOLDER,
     *,
     prompts: str = PROMPTS,
-    from_folder: Path | None = typer.Option(None, help="Your own images in place of grids: one folder for each theme."),
+    from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
     step: StepOptions,
 ) -> None:
     """Cut the grids, or take images of your own, and combine them into questions for people."""
@@ -282,12 +280,12 @@ def pair(
 def annotate(
     folder: Path = FOLDER,
     *,
-    annotators: str = typer.Option("", help="Names, separated by commas; earlier annotators keep their links."),
-    adjudicators: str = typer.Option("", help="Names of people who decide disputed questions."),
-    host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
-    port: int = typer.Option(8765, min=0, max=65_535, help="0 for any free one."),
-    days: float = typer.Option(30, min=0, max=3650, help="How long a link is good for."),
-    renew: str = typer.Option("", help="Make new links for these names ('admin' for the administrator)."),
+    annotators: str = Option("", help="Names, separated by commas; earlier annotators keep their links."),
+    adjudicators: str = Option("", help="Names of people who decide disputed questions."),
+    host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
+    port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
+    days: float = Option(30, min=0, max=3650, help="How long a link is good for."),
+    renew: str = Option("", help="Make new links for these names ('admin' for the administrator)."),
     share: SharingOptions,
     step: StepOptions,
 ) -> None:
@@ -321,8 +319,8 @@ def annotate(
 
 @app.command()
 def characters(
-    source: Path = typer.Argument(help="ViStoryBench's folder of stories, or one story."),
-    out: Path = typer.Argument(help="Where each character gets a folder, e.g. characters."),
+    source: Path = Argument(help="ViStoryBench's folder of stories, or one story."),
+    out: Path = Argument(help="Where each character gets a folder, e.g. characters."),
     *,
     output: JsonOption,
 ) -> None:
@@ -335,13 +333,11 @@ def characters(
 
 @app.command()
 def simulate(
-    url: str = typer.Argument(help="Where the page is served."),
-    links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
+    url: str = Argument(help="Where the page is served."),
+    links: list[str] = Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
     *,
-    noise: float = typer.Option(
-        0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."
-    ),
-    attend: str = typer.Option("colour,shape,hat,palette", help="The attributes that they look at."),
+    noise: float = Option(0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."),
+    attend: str = Option("colour,shape,hat,palette", help="The attributes that they look at."),
     output: JsonOption,
 ) -> None:
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
@@ -361,7 +357,7 @@ def explain(
     *,
     rule: str = RULE,
     question: str = QUESTION,
-    limit: int | None = typer.Option(None, min=1, max=LARGEST, help="At most so many pairs."),
+    limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
 ) -> None:
@@ -377,11 +373,11 @@ def explain(
 def export(
     folder: Path = FOLDER,
     *,
-    out: Path | None = typer.Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
+    out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
+    formats: str = Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
     rule: str = RULE,
     question: str = QUESTION,
-    test_share: float = typer.Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
+    test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
@@ -397,7 +393,7 @@ def export(
 def tasks(
     folder: Path = FOLDER,
     *,
-    out: Path = typer.Option(..., help="A folder, the root of Label Studio's local storage."),
+    out: Path = Option(..., help="A folder, the root of Label Studio's local storage."),
     output: JsonOption,
 ) -> None:
     """Write the questions, and the rankings so far, as tasks of Label Studio."""
@@ -409,12 +405,12 @@ def tasks(
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
-    source: Path = typer.Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
+    source: Path = Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
     *,
-    kind: str = typer.Option(
+    kind: str = Option(
         ..., help="rankings (your own), label_studio, sharegpt (PaCo-Dataset), consistency_rank, sharegpt_4o_image."
     ),
-    name: str = typer.Option("", help="Its name here; the source's name unless given."),
+    name: str = Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:
     """Bring in rankings of your own, or published data."""

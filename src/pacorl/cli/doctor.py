@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import OnlyJudge, echo, echo_errors, echo_json, print_json
 from pacorl.types import TINY
@@ -25,15 +25,15 @@ class ExaminedJudge(OnlyJudge):
 
 
 def doctor(
-    target: str = typer.Argument(
+    target: str = Argument(
         "tiny",
         help="A run's config (YAML) or recipe, or a judge: a checkpoint, server's URL or endpoints YAML.",
     ),
-    overrides: list[str] = typer.Argument(None, help="With a config: changes, as section.key=value."),
+    overrides: list[str] = Argument(None, help="With a config: changes, as section.key=value."),
     *,
-    ask: bool = typer.Option(True, help="With a config: ask its judges and try its rewards."),
+    ask: bool = Option(True, help="With a config: ask its judges and try its rewards."),
     access: ExaminedJudge,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
     from pacorl.runtime.cores import use_cores
@@ -53,7 +53,7 @@ def doctor(
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
         echo_errors(f"pacorl: {fault}")
         code = 2
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
 def _is_run(target: str) -> bool:

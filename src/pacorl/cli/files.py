@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
+from typer import Argument, Exit, Option
 from typer.core import TyperGroup
 
 from pacorl.cli.shared import Commands, JsonOption, echo, print_json
@@ -29,16 +29,16 @@ config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
 
-SOURCE = typer.Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
-NEAR = typer.Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
+SOURCE = Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
+NEAR = Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
 
 
 def adapter(
-    source: str = typer.Argument(
+    source: str = Argument(
         help="A generator's LoRA: a safetensors file, a folder, or ORG/NAME[:FOLDER/FILE] on the hub."
     ),
     *,
-    out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
+    out: Path | None = Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
 ) -> None:
     """Describe an adapter; with --out, write it in a form that pacorl, PEFT, diffusers and ComfyUI all read."""
     from pacorl.io.files import check_writable
@@ -120,8 +120,8 @@ def _recipe_facts(name: str) -> dict[str, str]:
 
 
 def init(
-    name: str = typer.Argument(help="A recipe of `pacorl recipes`."),
-    path: Path = typer.Argument(None, help="The new file; NAME.yaml in this folder if left out."),
+    name: str = Argument(help="A recipe of `pacorl recipes`."),
+    path: Path = Argument(None, help="The new file; NAME.yaml in this folder if left out."),
 ) -> None:
     """Write a copy of a recipe, to change and run; an existing file stays."""
     from pacorl.config.recipes import config_file, recipe_command
@@ -141,9 +141,9 @@ def init(
 @prompts.command("check")
 def check_prompts(
     source: str = SOURCE,
-    against: list[str] = typer.Option(..., help="Prompts that results are reported on; may be given several times."),
+    against: list[str] = Option(..., help="Prompts that results are reported on; may be given several times."),
     near: float = NEAR,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
+    as_json: bool = Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
     """List the prompts that are also in other files or benchmarks; exit code 1 if there are any."""
     from pacorl.records.leaks import find_leaks, leak_report
@@ -169,19 +169,17 @@ def check_prompts(
     else:
         echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
     # A check in a pipeline fails on a leak without reading the text.
-    raise typer.Exit(1 if leaks else 0)
+    raise Exit(1 if leaks else 0)
 
 
 @prompts.command("split")
 def split_prompts(
     source: str = SOURCE,
     *,
-    out: Path = typer.Option(..., help="A folder for train.jsonl and test.jsonl."),
-    test: int = typer.Option(
-        128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."
-    ),
-    seed: int = typer.Option(42, min=0, max=SEEDS, help="Of the draw."),
-    keep_out: list[str] = typer.Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
+    out: Path = Option(..., help="A folder for train.jsonl and test.jsonl."),
+    test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
+    seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
+    keep_out: list[str] = Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
     near: float = NEAR,
 ) -> None:
     """Split prompts into training and test, benchmarks kept out of both."""
@@ -203,10 +201,10 @@ def split_prompts(
 
 @data.command("get")
 def get_data(
-    name: str = typer.Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
+    name: str = Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
     *,
-    out: Path = typer.Option(None, help="A new folder; by default the one that the recipes and guides name."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
+    out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
+    dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
     """Download a published data set; its source, licence, commit and hashes are printed first."""
     from pacorl.dataset.published import FOLDERS, find_published
@@ -223,7 +221,7 @@ def get_data(
 
 
 @config.command("show")
-def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
+def show_key(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
     """Show a key's meaning, its values and its default; for a section, of all its keys."""
     from pacorl.lab.config_reference import matching
 
@@ -232,7 +230,7 @@ def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or t
 
 @config.command("schema")
 def schema(
-    run: Literal["train-policy", "train-reward", "train-character"] = typer.Argument(
+    run: Literal["train-policy", "train-reward", "train-character"] = Argument(
         "train-policy", help="The command that reads it."
     ),
 ) -> None:

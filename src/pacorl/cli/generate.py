@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import (
@@ -140,7 +140,7 @@ class GenerationRequest:
 
 
 def generate(
-    text: str = typer.Argument("", help="Short for --prompt."),
+    text: str = Argument("", help="Short for --prompt."),
     *,
     request: RequestOptions,
     generator: AdaptedGenerator,
@@ -485,7 +485,7 @@ def dry_run(
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
         print_plan(plan)
-    raise typer.Exit(plan.exit_code)
+    raise Exit(plan.exit_code)
 
 
 def load_judge(model: Generator, judge: str, choice: FrugalJudge, **access: Any) -> PacoReward:

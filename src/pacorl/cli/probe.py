@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
+from typer import Argument
 
 from pacorl.cli.shared import print_json, progress
 from pacorl.cli.train import check_run
@@ -58,8 +58,8 @@ class ProbeFlags:
 
 
 def probe(
-    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
-    overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
+    config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
+    overrides: list[str] = Argument(None, help="Changes, as section.key=value."),
     *,
     flags: ProbeFlags,
 ) -> None:

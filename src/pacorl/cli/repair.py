@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.check import CheckJudge, CheckOptions
 from pacorl.cli.generate import AdaptedGenerator, check_models, dry_run, load_generator, load_judge
@@ -88,7 +88,7 @@ class RepairOutput(JsonOption):
 
 
 def repair(
-    images: list[str] = typer.Argument(help="Panels, files or URLs."),
+    images: list[str] = Argument(help="Panels, files or URLs."),
     *,
     generator: RepairGenerator,
     judge: RepairJudge,
@@ -140,7 +140,7 @@ def repair(
         echo("\n".join([*check_lines(repaired.after), *document["panels"]]))
     echo_errors(f"page: {output.out / 'repair.html'}")
     if not repaired.after.passed:
-        raise typer.Exit(BELOW)
+        raise Exit(BELOW)
 
 
 def redraw_panels(

@@ -1,7 +1,7 @@
 """Base of all commands: flags from groups of options (`config.options`), a progress bar, one form of JSON.
 
     @Commands().command()
-    def score(images: list[str] = typer.Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
+    def score(images: list[str] = Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
         …
 
 A parameter whose type is a group becomes the flags of its fields; the command gets an instance of the group.

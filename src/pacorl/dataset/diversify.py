@@ -6,11 +6,11 @@ sentence encoder.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ def compare(
     # Chance.
     random_selections = []
     for draw in range(draws):
-        random_selections.append(random.Random(f"{seed}-{draw}").sample(range(len(records)), number))
+        random_selections.append(Random(f"{seed}-{draw}").sample(range(len(records)), number))
     for name, vectors_NC in vectors.items():
         spreads = [spread(vectors_NC, selected) for selected in random_selections]
         nearest = [each.nearest for each in spreads]

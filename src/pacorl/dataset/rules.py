@@ -7,11 +7,11 @@ not.
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from random import Random
 
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer, LabelledPair, final_answers
@@ -199,7 +199,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
 
     # Sort before the shuffle: the splits depend on the groups and the seed, not on the order of the answers.
     clusters = sorted(_clusters(ties))
-    random.Random(seed).shuffle(clusters)
+    Random(seed).shuffle(clusters)
 
     # The split that is farthest behind its share receives the next cluster.
     total = sum(len(cluster) for cluster in clusters)

@@ -16,13 +16,13 @@ the file and the line or record. No record is skipped.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pydantic import BaseModel
@@ -438,7 +438,7 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
     attribute in question, the reasons describe the images.
     """
-    rng = random.Random(f"{split}-{seed}")
+    rng = Random(f"{split}-{seed}")
     pool = characters.panels_of(split)
     drawn = []
     # Attributes and answers take turns: an even count has as many Yes as No.

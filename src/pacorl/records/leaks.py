@@ -8,13 +8,13 @@ Therefore a benchmark also reads the training data of a run, and reports figures
 
 from __future__ import annotations
 
-import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 from pacorl.core.grid import shared_text
@@ -150,7 +150,7 @@ def split_prompts(
     families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
 
     # Whole families, until there are enough.
-    random.Random(seed).shuffle(families)
+    Random(seed).shuffle(families)
     held_out: set[int] = set()
     while families and len(held_out) < test:
         held_out.update(id(prompt) for prompt in families.pop())

@@ -6,10 +6,10 @@ other attributes stayed and the instruction was followed. It is never a reward.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +55,7 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
 
     A new colour or hat makes another character, possibly of another split: only the sources are held out.
     """
-    rng = random.Random(f"edits-{split}-{seed}")
+    rng = Random(f"edits-{split}-{seed}")
     panels = panels_of(split)
     attributes = tuple(EDITS)
     edits = []
@@ -64,7 +64,7 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
     return edits
 
 
-def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
+def draw_edit(panel: Panel, attribute: str, rng: Random) -> Edit:
     """Draw another value of `attribute`."""
     edited = with_another(panel, attribute, rng)
     return Edit(panel, attribute, getattr(edited, attribute))

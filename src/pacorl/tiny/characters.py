@@ -9,10 +9,10 @@ and is never a reward.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from random import Random
 from typing import Literal
 
 import numpy as np
@@ -265,7 +265,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
 
     Characters and palettes take turns (no two of the first 48 test prompts share both). Each prompt has new scenes.
     """
-    rng = random.Random(f"{split}-{seed}")
+    rng = Random(f"{split}-{seed}")
     subjects = list(subjects_of(split))
     prompts = []
     for index in range(count):
@@ -277,7 +277,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     return prompts
 
 
-def set_of(subject: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
+def set_of(subject: Sequence[str], count: int, rng: Random) -> list[Panel]:
     """Draw `count` panels of one subject (values of KEPT) in different scenes, which repeat only beyond all scenes."""
     scenes: list[tuple[str, str]] = []
     while len(scenes) < count:
@@ -314,7 +314,7 @@ def write_prompt(number: int, panels: Sequence[Panel], grid: Grid, *, subject: s
     )
 
 
-def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> list[Panel]:
+def redrawn(panels: Sequence[Panel], *, chance: float, rng: Random) -> list[Panel]:
     """Imitate an unreliable generator: redraw each kept attribute with probability `chance`."""
     drawn = []
     for panel in panels:
@@ -326,12 +326,12 @@ def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> li
     return drawn
 
 
-def redrawn_once(panel: Panel, rng: random.Random, *, names: Sequence[str] = KEPT) -> Panel:
+def redrawn_once(panel: Panel, rng: Random, *, names: Sequence[str] = KEPT) -> Panel:
     """Change one attribute of `names` to another value."""
     return with_another(panel, rng.choice(names), rng)
 
 
-def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
+def with_another(panel: Panel, name: str, rng: Random) -> Panel:
     """Change one attribute to another value."""
     current = getattr(panel, name)
     values = [value for value in VALUES[name] if value != current]
