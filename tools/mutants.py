@@ -34,7 +34,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -48,6 +48,8 @@ FAST = "not slow and not campaign and not vllm"
 MARK = "<!-- What follows is written by tools/mutants.py. -->"
 ROW = re.compile(r"\| (\w+) \| .* \| `([^`]+)`: `([^`]+)`[^|]*\| [\d.]+ \|")
 """Row of the table: the bug, and the file and name of the test that detects it."""
+Functions = dict[tuple[str, str, int], list[FunctionType]]
+"""File, name and first line → the loaded functions."""
 PATIENCE = 60.0
 """Timeout of a test with a bug, in seconds beyond ten times its duration without the bug."""
 
@@ -265,11 +267,6 @@ class Calls:
         """Duration of each test."""
         return {name: test["seconds"] for name, test in self.tests()}
 
-    def is_current(self, name: str, folder: Path) -> bool:
-        """Check that the calls of a test file are stored, and that neither it nor the called files have changed."""
-        entry = self.files.get(name)
-        return entry is not None and entry["digest"] == _digest_of(name, entry["sources"], folder)
-
     def add(self, name: str, events: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """Store the calls of a test file."""
         failed = {event["test"] for event in events if event["event"] == "failed"}
@@ -391,7 +388,9 @@ class Trials:
         for name, item in items.items():
             by_file.setdefault(name.partition("::")[0], []).append(item)
         for name, own in by_file.items():
-            if not self.calls.is_current(name, self.folder):
+            # The stored calls are of today if neither the test file nor the files that it calls have changed.
+            entry = self.calls.files.get(name)
+            if entry is None or entry["digest"] != _digest_of(name, entry["sources"], self.folder):
                 print(f"tracing the calls of {name}", flush=True)
                 self.calls.add(name, self._run(own, traced=True), self.folder)
 
@@ -406,7 +405,7 @@ class Trials:
         mutant: Mutant,
         tests: Mapping[str, float],
         items: Mapping[str, pytest.Item],
-        functions: Mapping[tuple[str, str, int], list[FunctionType]],
+        functions: Functions,
     ) -> bool:
         """Check whether one of the tests detects a bug; quick tests run first."""
         path = self.folder / SOURCE / mutant.file
@@ -429,8 +428,11 @@ class Trials:
 
         events: list[dict[str, Any]] = []
         if ordered:
-            with _written(path, mutant.apply(source)):
+            path.write_text(mutant.apply(source))
+            try:
                 events = self._run(ordered, prepare=bug)
+            finally:
+                path.write_text(source)
 
         # The first failure, else a test without an end.
         result = self.results[mutant.name]
@@ -454,9 +456,9 @@ def _room(test: str) -> str:
     return test.split("/")[1]
 
 
-def live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionType]]:
-    """Find every loaded function of the package, by file, name and first line."""
-    functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+def live_functions(source: Path) -> Functions:
+    """Find every loaded function of the package."""
+    functions: Functions = {}
     # Without this the list lacks frozen objects, and conftest.py freezes everything that was collected.
     gc.unfreeze()
     objects = gc.get_objects()
@@ -477,17 +479,6 @@ def _digest_of(test_file: str, sources: Sequence[str], folder: Path) -> str:
         digest.update(path.read_bytes() if path.is_file() else b"")
         digest.update(b"\0")
     return digest.hexdigest()
-
-
-@contextmanager
-def _written(path: Path, text: str) -> Iterator[None]:
-    """Replace the text of a file for the block."""
-    before = path.read_text()
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(before)
 
 
 # --- the command -----------------------------------------------------------------------------------------------

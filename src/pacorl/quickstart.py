@@ -122,12 +122,22 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     """
     rng = Random(seed)
     pool = characters.panels_of("test")
-    # The answers alternate between Yes and No.
+    # The answers alternate between Yes, for even numbers, and No.
     posed = []
     for number in range(pairs):
-        posed.append(_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng))
+        first = rng.choice(pool)
+        second = characters.set_of(first.kept, 1, rng)[0]
+        if number % 2:
+            second = characters.redrawn_once(second, rng)
+        size = rng.choice((32, 64))
+        images = (characters.draw(first, size), characters.draw(second, size))
+        posed.append(Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}.")))
     for number in range(texts):
-        posed.append(_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng))
+        shown = described = rng.choice(pool)
+        if number % 2:
+            described = characters.redrawn_once(shown, rng, names=tuple(characters.VALUES))
+        image = characters.draw(shown, rng.choice((32, 64)))
+        posed.append(Question((image,), questions.shows_text(described.text)))
 
     verdicts = judge.verdicts(posed)
     accuracy = {"pairs": float(pairs), "texts": float(texts)}
@@ -139,20 +149,6 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
         if right:
             accuracy[f"{kind}_accuracy"] = fmean(right)
     return accuracy
-
-
-def _pair_question(first: Panel, *, equal: bool, rng: Random) -> Question:
-    second = characters.set_of(first.kept, 1, rng)[0]
-    if not equal:
-        second = characters.redrawn_once(second, rng)
-    size = rng.choice((32, 64))
-    images = (characters.draw(first, size), characters.draw(second, size))
-    return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
-
-
-def _text_question(panel: Panel, *, true: bool, rng: Random) -> Question:
-    described = panel if true else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
-    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(described.text))
 
 
 # --- the summary -----------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels
 
 SIDE = 128  # pixels of every drawn texture
+Y, X = np.mgrid[:SIDE, :SIDE] / SIDE
 WORDS = ("who", "paints", "light", "house", "sea", "must", "know", "how", "waves", "leave", "marks", "on", "stone")
 
 Array = NDArray[np.float64]
@@ -229,9 +230,8 @@ def _coloured_clouds(rng: Random, noise: Generator) -> Image.Image:
 
 def _cells(rng: Random, noise: Generator) -> Image.Image:
     """Draw Worley noise: the distance of every pixel to the nearest of some points, or to the borders between them."""
-    y, x = _axes()
     points = noise.uniform(0, 1, (rng.choice((6, 15, 30, 60)), 2))
-    distances = np.sort(np.stack([np.hypot(x - across, y - down) for across, down in points]), axis=0)
+    distances = np.sort(np.stack([np.hypot(X - across, Y - down) for across, down in points]), axis=0)
     values = distances[0]
     if rng.random() < 0.5:
         values = distances[1] - distances[0]
@@ -239,18 +239,16 @@ def _cells(rng: Random, noise: Generator) -> Image.Image:
 
 
 def _marble(rng: Random, noise: Generator) -> Image.Image:
-    y, x = _axes()
     cloud = _cloud(noise, rng.uniform(1.3, 2.0))
-    phase = rng.uniform(2, 12) * (x + rng.random() * y)
+    phase = rng.uniform(2, 12) * (X + rng.random() * Y)
     waves = np.sin(phase + rng.uniform(1, 6) * cloud / cloud.std())
     return _coloured(np.abs(waves), noise, colours=3)
 
 
 def _gradient(rng: Random, noise: Generator) -> Image.Image:
-    y, x = _axes()
     angle = rng.uniform(0, 2 * np.pi)
-    linear = x * np.cos(angle) + y * np.sin(angle)
-    radial = np.hypot(x - rng.random(), y - rng.random())
+    linear = X * np.cos(angle) + Y * np.sin(angle)
+    radial = np.hypot(X - rng.random(), Y - rng.random())
     return _coloured(linear if rng.random() < 0.5 else radial, noise, colours=rng.choice((2, 3)))
 
 
@@ -334,10 +332,9 @@ def _window(rng: Random, noise: Generator) -> Image.Image:
 
 
 def _lights(rng: Random, noise: Generator) -> Image.Image:
-    y, x = _axes()
     pixels = np.broadcast_to(noise.uniform(0, 70, 3), (SIDE, SIDE, 3)).copy()
     for _ in range(rng.randint(6, 40)):
-        distance = np.hypot(x - rng.random(), y - rng.random())
+        distance = np.hypot(X - rng.random(), Y - rng.random())
         lit = distance < rng.uniform(0.01, 0.1)
         pixels += lit[..., None] * noise.uniform(10, 200, 3)
     return _image(pixels).filter(ImageFilter.GaussianBlur(1))
@@ -357,11 +354,6 @@ def _cloud(noise: Generator, slope: float) -> Array:
     frequency[0, 0] = 1 / SIDE
     spectrum = np.fft.fft2(noise.normal(size=(SIDE, SIDE)))
     return np.asarray(np.fft.ifft2(spectrum / frequency**slope).real)
-
-
-def _axes() -> tuple[Array, Array]:
-    y, x = np.mgrid[:SIDE, :SIDE] / SIDE
-    return y, x
 
 
 def _coloured(values: Array, noise: Generator, *, colours: int) -> Image.Image:

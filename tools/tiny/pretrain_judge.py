@@ -114,17 +114,16 @@ def training_examples(bank: ImageBank, *, split: Split, rng: Random, captions: f
     pool = characters.panels_of(split)
     kinds = [_pair_example, _text_example, _criterion_example]
     while True:
-        if rng.random() < captions:
-            yield _caption_example(rng.choice(pool), pool, rng, bank)
-        else:
+        if rng.random() >= captions:
             kind = rng.choices(kinds, weights=(3, 4, 1.5))[0]
             yield kind(rng.choice(pool), pool, rng, bank)
-
-
-def _caption_example(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
-    if rng.random() < 0.05:
-        return TrainingExample((bank.of_negative(rng),), CAPTION_REQUEST, "It shows nothing.")
-    return TrainingExample((bank.of(panel, rng),), CAPTION_REQUEST, f"It shows {panel.text}.")
+            continue
+        # A caption.
+        panel = rng.choice(pool)
+        if rng.random() < 0.05:
+            yield TrainingExample((bank.of_negative(rng),), CAPTION_REQUEST, "It shows nothing.")
+        else:
+            yield TrainingExample((bank.of(panel, rng),), CAPTION_REQUEST, f"It shows {panel.text}.")
 
 
 def _pair_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
@@ -242,13 +241,24 @@ def edit_examples(bank: ImageBank, *, split: Split, rng: Random, captions: float
             continue
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         seen = _attempt(edit, rng)
-        example = rng.choice((_kept_example, _followed_example))(edit, seen)
+
+        # Either question, and its answer.
+        if rng.choice((True, False)):
+            question = questions.edit_kept(edit.instruction)
+            reasons = differences(edit.before, seen, edit.others)
+            kept = ", ".join(getattr(edit.before, name) for name in edit.others)
+            answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
+        else:
+            question = questions.edit_followed(edit.instruction)
+            shown = getattr(seen, edit.attribute)
+            answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
+
         if rng.random() < 0.1:
             ask = rng.choice((questions.edit_kept, questions.edit_followed))
             images = (bank.of(edit.before, rng), bank.of_negative(rng))
             yield TrainingExample(images, ask(edit.instruction), "No. The second shows nothing.")
         else:
-            yield replace(example, images=(bank.of(edit.before, rng), bank.of(seen, rng)))
+            yield TrainingExample((bank.of(edit.before, rng), bank.of(seen, rng)), question, answer)
 
 
 def _attempt(edit: Edit, rng: Random) -> Panel:
@@ -261,19 +271,6 @@ def _attempt(edit: Edit, rng: Random) -> Panel:
     if rng.random() < 0.5:
         return panel
     return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)
-
-
-def _kept_example(edit: Edit, seen: Panel) -> TrainingExample:
-    reasons = differences(edit.before, seen, edit.others)
-    kept = ", ".join(getattr(edit.before, name) for name in edit.others)
-    answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
-    return TrainingExample((), questions.edit_kept(edit.instruction), answer)
-
-
-def _followed_example(edit: Edit, seen: Panel) -> TrainingExample:
-    shown = getattr(seen, edit.attribute)
-    answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
-    return TrainingExample((), questions.edit_followed(edit.instruction), answer)
 
 
 # --- training --------------------------------------------------------------------------------------------------

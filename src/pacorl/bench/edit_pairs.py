@@ -34,7 +34,7 @@ from pacorl.bench.items import (
     check_filled,
     faded,
     open_rows,
-    parse_records,
+    parse_rows,
 )
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import option
@@ -267,8 +267,7 @@ def _dataset(
         keys.add(key)
         return key, pair
 
-    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
-    pairs, refused = parse_records(records, parse_new, skip_bad=options.skip_bad)
+    pairs, refused = parse_rows(source, texts, parse_new, skip_bad=options.skip_bad)
     if not pairs:
         raise ValueError(f"{source} holds no rows")
     return Dataset(dict(evenly_spread(pairs, options.limit)), refused, list(texts), rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -70,12 +70,7 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-
-    records = {}
-    for number, row in enumerate(texts):
-        records[f"{source}, row {number + 1}"] = (number, row)
-
-    choices, refused = parse_records(records, _choice, skip_bad=skip_bad)
+    choices, refused = parse_rows(source, texts, _choice, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
     items = {str(choice.number): choice for choice in evenly_spread(choices, limit)}

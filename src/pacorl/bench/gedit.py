@@ -18,7 +18,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
@@ -90,12 +90,6 @@ class Edit:
         """File of the input image, for the generator."""
         return f"sources/{self.key}.png"
 
-    @property
-    def subsets(self) -> tuple[str, ...]:
-        """Columns of the edit."""
-        whole = self.language.upper()
-        return (f"{whole}-I", whole) if self.intersection else (whole,)
-
 
 def read_edits(
     source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
@@ -112,10 +106,7 @@ def read_edits(
         keys.add(edit.key)
         return edit
 
-    records = {}
-    for number, row in enumerate(texts):
-        records[f"{source}, row {number + 1}"] = (number, row)
-    edits, refused = parse_records(records, parse, skip_bad=skip_bad)
+    edits, refused = parse_rows(source, texts, parse, skip_bad=skip_bad)
     selected = [edit for edit in edits if edit.language in languages]
     if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
@@ -209,8 +200,9 @@ class GeditBench:
         task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
         member_NS = np.zeros((len(edits), len(SUBSETS)), bool)
         for index, edit in enumerate(edits):
-            for subset in edit.subsets:
-                member_NS[index, SUBSETS.index(subset)] = True
+            subset = edit.language.upper()
+            member_NS[index, SUBSETS.index(subset)] = True
+            member_NS[index, SUBSETS.index(f"{subset}-I")] = edit.intersection
 
         def statistic(drawn: Indices) -> Floats:
             means = np.full((len(SUBSETS), len(FIGURES)), np.nan)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import inside
-from pacorl.io.images import ImageError, listed, open_image
+from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
 from pacorl.io.tables import parquet_file
 
 if TYPE_CHECKING:
@@ -92,6 +92,16 @@ def parse_records(
             f"{listed(list(faults.values()))}"
         )
     return items, faults
+
+
+def parse_rows(
+    source: Path, rows: Sequence[Mapping[str, Any]], parse: Callable[..., Item], *, skip_bad: bool
+) -> tuple[list[Item], dict[str, str]]:
+    """Parse (index, row) of every row of a table by `parse_records`; messages count from 1."""
+    records = {}
+    for number, row in enumerate(rows):
+        records[f"{source}, row {number + 1}"] = (number, row)
+    return parse_records(records, parse, skip_bad=skip_bad)
 
 
 def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str) -> None:
@@ -190,6 +200,14 @@ class ImageCache:
             path = inside(self.folder, name)  # names in the data are untrusted input
             self._opened[name] = _open(path, name=str(path))
         return self._opened[name]
+
+    def open_any(self, *stems: str) -> Image:
+        """Open the image of the first of these names, in any format. Raises BadItemError if there is none."""
+        for stem in stems:
+            for suffix in IMAGE_TYPES:
+                if (self.folder / f"{stem}{suffix}").is_file():
+                    return self.open(f"{stem}{suffix}")
+        raise BadItemError(f"{self.folder / stems[0]}.png is missing")
 
     def decode(self, cell: Any, *, name: str) -> Image:
         """Open a table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""

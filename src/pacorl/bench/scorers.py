@@ -17,7 +17,7 @@ from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
-from pacorl.io.documents import parse_yaml, read_jsonl
+from pacorl.io.documents import blamed_on, parse_yaml, read_jsonl
 from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.types import Grid, Prompt, Question
 
@@ -53,19 +53,18 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
 
-    config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
+    args = {}
+    for text in arguments:
+        name, equals, argument = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"argument {text!r} is not of the form name=value")
+        args[name] = parse_yaml(argument, name=f"argument {text!r}")
+    config = RewardConfig(name=kind, args=args)
     check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded
     (reward,) = build_rewards([config], judge=_NoJudge(), device=available_device()).values()
     if isinstance(reward, Loads):
         reward.load()
     return reward, " ".join([kind, *arguments])
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ValueError(f"argument {text!r} is not of the form name=value")
-    return name, parse_yaml(value, name=f"argument {text!r}")
 
 
 class _NoJudge:
@@ -179,10 +178,20 @@ class ScoreFile:
         self.path = path
         self._scores: dict[tuple[str, ...], list[float]] = {}
         for number, row in enumerate(read_jsonl(path), 1):
-            key, scores = _score_row(row, where=f"{path}, record {number}")
-            if key in self._scores:
-                raise ValueError(f"{path}, record {number}: {key[0]}/{key[1]} has scores in an earlier record already")
-            self._scores[key] = scores
+            with blamed_on(f"{path}, record {number}"):
+                names = row.get("comp_images", row.get("comparison_images"))
+                reference = row.get("ref_image", row.get("ref_img"))
+                scores = row.get("scores")
+                if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
+                    raise ValueError(f"needs folder, ref_image and comp_images, it has {', '.join(row)}")
+                if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
+                    raise ValueError(f"'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
+                if len(scores) != len(names):
+                    raise ValueError(f"{len(scores)} scores for {len(names)} candidates")
+                key = (row["folder"], reference, *names)
+                if key in self._scores:
+                    raise ValueError(f"{key[0]}/{key[1]} has scores in an earlier record already")
+            self._scores[key] = [float(score) for score in scores]
 
     def settings(self) -> Mapping[str, Any]:
         return {"scores": str(self.path)}
@@ -199,19 +208,6 @@ class ScoreFile:
             else:
                 scores.append([score_of(value, source) for value in values])
         return scores
-
-
-def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], list[float]]:
-    names = row.get("comp_images", row.get("comparison_images"))
-    reference = row.get("ref_image", row.get("ref_img"))
-    scores = row.get("scores")
-    if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
-        raise ValueError(f"{where}: needs folder, ref_image and comp_images, it has {', '.join(row)}")
-    if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
-        raise ValueError(f"{where}: 'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
-    if len(scores) != len(names):
-        raise ValueError(f"{where}: {len(scores)} scores for {len(names)} candidates")
-    return (row["folder"], reference, *names), [float(score) for score in scores]
 
 
 PairScorer = JudgePairs | RewardPairs | ScoreFile

@@ -24,7 +24,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import PANEL, described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import Dataset, ImageCache, faded, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
 from pacorl.config.options import STRONGEST, inherited, option
@@ -34,7 +34,7 @@ from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import safe_name, write_atomic
-from pacorl.io.images import IMAGE_TYPES, png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread, load_prompts
@@ -272,7 +272,8 @@ class T2isBench:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
-        images = self._open(case)
+        cache = ImageCache(self.images)
+        images = [cache.open_any(f"{case.id}_{number:04d}") for number in range(1, len(case.captions) + 1)]
         try:
             alignment = self._aligned(case, images)
             consistency = self._consistent(case, images)
@@ -283,22 +284,6 @@ class T2isBench:
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
         return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": aesthetics}
-
-    def _open(self, case: Case) -> list[Image]:
-        cache = ImageCache(self.images)
-        images = []
-        for number in range(1, len(case.captions) + 1):
-            stem = f"{case.id}_{number:04d}"
-            # A user's finished images may have any format.
-            files = []
-            for suffix in IMAGE_TYPES:
-                if (self.images / f"{stem}{suffix}").is_file():
-                    files.append(f"{stem}{suffix}")
-
-            if not files:
-                raise BadItemError(f"{self.images / stem}.png is missing")
-            images.append(cache.open(files[0]))
-        return images
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Return for each image: dimension → mean over its texts."""

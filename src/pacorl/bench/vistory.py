@@ -17,7 +17,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import Dataset, ImageCache, faded, parse_records
 from pacorl.bench.suite import Row, Table
 from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
@@ -25,7 +25,7 @@ from pacorl.core.ranking import Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import blamed_on, read_object, write_json
 from pacorl.io.files import write_atomic
-from pacorl.io.images import IMAGE_TYPES, png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import ask
 from pacorl.records.characters import images_in, in_turn
 from pacorl.records.prompts import evenly_spread
@@ -122,7 +122,13 @@ def _story(folder: Path, language: str) -> Story:
     characters = {}
     for name, entry in entries.items():
         with blamed_on(f"character {name}"):
-            characters[name] = _character(folder, name, entry, language)
+            description = entry.get(f"prompt_{language}") if isinstance(entry, dict) else None
+            if Path(name).name != name or not isinstance(description, str) or not description:
+                raise ValueError(f"needs a name of a folder and the text 'prompt_{language}'")
+            images = images_in(folder / "image" / name)
+            if not images:
+                raise ValueError(f"there is no image in {folder / 'image' / name}")
+        characters[name] = Character(name, description, images)
 
     read = []
     for number, shot in enumerate(shots, 1):
@@ -131,16 +137,6 @@ def _story(folder: Path, language: str) -> Story:
     if len({shot.index for shot in read}) < len(read):
         raise ValueError("two shots have the same index")
     return Story(folder.name, tuple(read))
-
-
-def _character(folder: Path, name: str, entry: Any, language: str) -> Character:
-    description = entry.get(f"prompt_{language}") if isinstance(entry, dict) else None
-    if Path(name).name != name or not isinstance(description, str) or not description:
-        raise ValueError(f"needs a name of a folder and the text 'prompt_{language}'")
-    images = images_in(folder / "image" / name)
-    if not images:
-        raise ValueError(f"there is no image in {folder / 'image' / name}")
-    return Character(name, description, images)
 
 
 def _shot(shot: Any, characters: Mapping[str, Character], language: str) -> Shot:
@@ -194,7 +190,8 @@ class VistoryBench:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, story: Story) -> Row:
-        shots = [self._open(story, shot) for shot in story.shots]
+        drawn = ImageCache(self.images / "shots" / story.id)
+        shots = [drawn.open_any(f"{shot.index:02d}", f"shot_{shot.index:02d}") for shot in story.shots]
         cast = {character.name: character for shot in story.shots for character in shot.characters}
         references = ImageCache(self.data.source)
         first_of = {}
@@ -225,14 +222,6 @@ class VistoryBench:
             rates = [copy_rate(self.encoder, images, first_of[name]) for name, images in shown_in.items()]
             means["copied"] = fmean(rates)
         return {"key": story.id, **means}
-
-    def _open(self, story: Story, shot: Shot) -> Image:
-        folder = self.images / "shots" / story.id
-        for stem in (f"{shot.index:02d}", f"shot_{shot.index:02d}"):
-            for suffix in IMAGE_TYPES:
-                if (folder / f"{stem}{suffix}").is_file():
-                    return ImageCache(folder).open(f"{stem}{suffix}")
-        raise BadItemError(f"{folder / f'{shot.index:02d}'}.png is missing")
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         # NaN for a story without the figure, e.g. without a character that appears twice.

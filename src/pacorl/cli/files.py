@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typer import Argument, Exit, Option
 from typer.core import TyperGroup
 
 from pacorl.cli.shared import Commands, JsonOption, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS
-
-if TYPE_CHECKING:
-    from pacorl.models.lora.formats import Lora
 
 
 class ConfigCommands(TyperGroup):
@@ -50,14 +47,6 @@ def adapter(
     from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     lora = read_lora(source)
-    echo(f"{source}: {_summary(lora)}")
-    if out is None:
-        return
-    write_lora(out, lora)
-    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
-
-
-def _summary(lora: Lora) -> str:
     # Ranks and alphas may differ by module; tools multiply by the scale α/r.
     scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
     facts = [f"{len(lora.alphas)} modules"]
@@ -67,7 +56,11 @@ def _summary(lora: Lora) -> str:
         facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
     if lora.base:
         facts.append(f"trained on {lora.base}")
-    return ", ".join(facts)
+    echo(f"{source}: {', '.join(facts)}")
+    if out is None:
+        return
+    write_lora(out, lora)
+    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 
 
 def recipes(*, output: JsonOption) -> None:

@@ -174,7 +174,8 @@ def redraw_panels(
         redraw=redraw_by(
             model,
             prompts,
-            seeds=[seed_of(file) + options.seed for file in files],
+            # An image without a recipe has no seed.
+            seeds=[int(recipe_of(file).get("seed", 0)) + options.seed for file in files],
             size=options.size,
             steps=options.steps,
             lora_scale=options.lora_scale,
@@ -190,8 +191,3 @@ def recipe_of(source: str) -> Mapping[str, str]:
 
     texts = png_texts(Path(source))
     return texts if texts.get("Software", "").startswith("pacorl ") else {}
-
-
-def seed_of(source: str) -> int:
-    """Read the seed of a generated image; 0 for other images."""
-    return int(recipe_of(source).get("seed", 0))

@@ -161,9 +161,22 @@ def studio(
     open_page: bool = Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
+    from pacorl.config.base import load
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.io.files import check_writable
+    from pacorl.judge import check_judge
+    from pacorl.models.policies import POLICIES, kind_of
+
     folder = None if history == "none" else Path(history)
     config = Path(recipe) if recipe else None
-    _check_studio(models, folder, config)
+
+    # Otherwise the page would open at once, and report missing models half a minute later.
+    if folder:
+        check_writable(folder, folder=True)
+    if config:
+        load(PolicyConfig, config)
+    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
+    check_judge(models.judge, adapter=models.judge_adapter)
     with needing("serve", what="the studio"):
         from pacorl.judge.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
@@ -179,19 +192,3 @@ def studio(
             webbrowser.open(line.partition(" ")[2])
 
     serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)
-
-
-def _check_studio(models: StudioModels, history: Path | None, recipe: Path | None) -> None:
-    # Otherwise the page would open at once, and report missing models half a minute later.
-    from pacorl.config.base import load
-    from pacorl.grpo.policy_config import PolicyConfig
-    from pacorl.io.files import check_writable
-    from pacorl.judge import check_judge
-    from pacorl.models.policies import POLICIES, kind_of
-
-    if history:
-        check_writable(history, folder=True)
-    if recipe:
-        load(PolicyConfig, recipe)
-    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
-    check_judge(models.judge, adapter=models.judge_adapter)

@@ -62,17 +62,16 @@ def generate(
     missing = len(missing_jobs(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
     if not missing:
-        write_jsonl(folder / "grids.jsonl", [_grid_row(folder, job, seed=source.seed_of(job)) for job in jobs])
+        rows = []
+        for job in jobs:
+            group, _, number = job.key.rpartition("/")
+            row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
+            rows.append(row | {"sha256": digest(folder / job.file)})
+        write_jsonl(folder / "grids.jsonl", rows)
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
         step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
     return {"grids": len(jobs), "generated": generated, "missing": missing}
-
-
-def _grid_row(folder: Path, job: ImageJob, *, seed: int) -> dict[str, Any]:
-    group, _, number = job.key.rpartition("/")
-    row = {"group": group, "number": int(number), "file": job.file, "seed": seed}
-    return row | {"sha256": digest(folder / job.file)}
 
 
 def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:

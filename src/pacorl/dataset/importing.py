@@ -7,7 +7,7 @@ them with the folder's own records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,11 @@ def import_rankings(
     lines: dict[tuple[str, str], int] = {}
     for ranking in rankings:
         location = f"{bundle.source}:{ranking.line}"
-        _check_distinct(ranking, stored, location=location)
+        names: dict[str, str] = {}
+        for name in (ranking.reference, *ranking.candidates):
+            other = names.setdefault(stored[name], name)
+            if other != name:
+                raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
         reference = stored[ranking.reference]
         candidates = tuple(stored[name] for name in ranking.candidates)
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
@@ -199,14 +203,6 @@ def import_rankings(
             criteria=ranking.criteria,
             own_group=bool(ranking.group),
         )
-
-
-def _check_distinct(ranking: Ranking, stored: Mapping[str, str], *, location: str) -> None:
-    first: dict[str, str] = {}
-    for name in (ranking.reference, *ranking.candidates):
-        other = first.setdefault(stored[name], name)
-        if other != name:
-            raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
 
 
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:

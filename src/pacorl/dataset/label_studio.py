@@ -99,13 +99,13 @@ def _task(instance: Instance, answers: list[Answer]) -> dict[str, Any]:
 
     texts = {"theme": instance.theme, "group": instance.group, "category": instance.category}
     data = {"id": instance.id, "reference": LOCAL + instance.reference, "items": items, **texts}
-    return {"data": data, "annotations": [_annotation(answer) for answer in answers]}
 
-
-def _annotation(answer: Answer) -> dict[str, Any]:
-    value = {"ranker": {RANKER: list(answer.candidates)}}
-    result = {"from_name": RANKER, "to_name": LIST, "type": "ranker", "value": value}
-    return {"completed_by": {"email": answer.annotator}, "result": [result]}
+    annotations = []
+    for answer in answers:
+        order = {"ranker": {RANKER: list(answer.candidates)}}
+        region = {"from_name": RANKER, "to_name": LIST, "type": "ranker", "value": order}
+        annotations.append({"completed_by": {"email": answer.annotator}, "result": [region]})
+    return {"data": data, "annotations": annotations}
 
 
 def load_label_studio(path: Path) -> list[Ranking]:

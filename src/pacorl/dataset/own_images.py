@@ -36,7 +36,11 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
     pairs: list[tuple[Path, Path]] = []
     instances: list[Instance] = []
     for group, paths in groups.items():
-        copies = [_copy_of(folder, group, path) for path in paths]
+        copies = []
+        for path in paths:
+            # A converted image keeps its whole name, so that a.gif and a.png remain two files.
+            name = path.name if path.suffix.lower() in IMAGE_TYPES else f"{path.name}.png"
+            copies.append(folder / "images" / group / name)
         pairs += zip(paths, copies, strict=True)
         instances += _instances(folder, group, copies)
     check_readable(source for source, _ in pairs)
@@ -72,12 +76,6 @@ def groups_of(images: Path) -> tuple[dict[str, list[Path]], int]:
         groups[group.name] = usable
         other_files += len(files) - len(usable)
     return groups, other_files
-
-
-def _copy_of(folder: Path, group: str, image: Path) -> Path:
-    # A converted image keeps its whole name, so that a.gif and a.png remain two files.
-    name = image.name if image.suffix.lower() in IMAGE_TYPES else f"{image.name}.png"
-    return folder / "images" / group / name
 
 
 def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:

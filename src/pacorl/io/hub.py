@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from pacorl.io.files import digest
+from pacorl.io.files import kept_digest
 
 CONFIGS = (
     *("config.json", "adapter_config.json", "generation_config.json", "processor_config.json"),
@@ -109,13 +109,7 @@ def _file_digest(path: Path) -> str:
     name = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", name):
         return name
-    status = path.stat()
-    return _digest_read(path, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _digest_read(path: Path, size: int, modified: int) -> str:
-    return digest(path)
+    return kept_digest(path)
 
 
 @cache

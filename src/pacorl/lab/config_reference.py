@@ -179,15 +179,11 @@ def _texts_of(model: type[BaseModel]) -> dict[str, str]:
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel and base.__module__.startswith("pacorl."):
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            texts |= dict(_documented(typing.cast(ast.ClassDef, definition).body))
+            for field, text in pairwise(typing.cast(ast.ClassDef, definition).body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        texts[name] = " ".join(words.split())
     return texts
-
-
-def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for field, text in pairwise(body):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                yield name, " ".join(words.split())
 
 
 INTRODUCTION = """# Config keys

@@ -102,7 +102,14 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
 def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
     if source.startswith(TINY):
-        return _tiny_comparisons(source, scratch)
+        split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
+        assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
+        path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
+        if not path.is_file():
+            make_folder(path.parent)
+            drawn = draw_comparisons(path.parent, split=split, count=count)
+            save_comparisons(drawn, path)  # last: a file that is there is whole
+        return load_comparisons(path)
 
     path = Path(source)
     suffix = path.suffix.lower()
@@ -302,28 +309,25 @@ def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) ->
     paths = []
     info = {}
     for name, comparisons in datasets.items():
+        rows = []
+        for comparison in comparisons:
+            # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
+            question = comparison.question
+            if IMAGE_TAG not in question:
+                question = IMAGE_TAG * len(comparison.images) + question
+            messages = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer_text(comparison)},
+            ]
+            images = [image.relative_to(folder).as_posix() for image in comparison.images]
+            keys = {"category": comparison.category, "group": comparison.group}
+            rows.append({"messages": messages, "images": images, **keys})
         path = folder / f"{name}.json"
-        write_json(path, [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
+        write_json(path, rows, indent=1)
         paths.append(path)
         info[name] = {"file_name": path.name, **OPENAI_FORM}
     write_json(folder / INFO, info)
     return [*paths, folder / INFO]
-
-
-def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
-    # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
-    question = comparison.question
-    if IMAGE_TAG not in question:
-        question = IMAGE_TAG * len(comparison.images) + question
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer_text(comparison)},
-        ],
-        "images": [image.relative_to(folder).as_posix() for image in comparison.images],
-        "category": comparison.category,
-        "group": comparison.group,
-    }
 
 
 def sharegpt_names(folder: Path) -> list[str]:
@@ -419,17 +423,6 @@ def _images(names: Any, folder: Path) -> tuple[Path, ...]:
 
 
 # --- the tiny world --------------------------------------------------------------------------------------------
-
-
-def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
-    assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
-    path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
-    if not path.is_file():
-        make_folder(path.parent)
-        drawn = draw_comparisons(path.parent, split=split, count=count)
-        save_comparisons(drawn, path)  # last: a file that is there is whole
-    return load_comparisons(path)
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:

@@ -267,25 +267,19 @@ def load_sharegpt_4o(path: Path) -> list[Prompt]:
     prompts = []
     for number, record in enumerate(records):
         with blamed_on(f"{path}, record {number + 1}"):
-            prompts.append(_sharegpt_prompt(record, number, path=path))
+            text = record.get("input_prompt") if isinstance(record, dict) else None
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError("'input_prompt' is missing or empty")
+            names = record.get("input_image") or []
+            if isinstance(names, str):
+                names = [names]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"'input_image' must be a path or a list of paths, got {names!r}")
+            sources = tuple(inside(path.parent, name) for name in names)
+            for source in sources:
+                # Not opened: there are 46,000.
+                if not source.is_file():
+                    fix = f"unpack the collection's archives into the folder of {path.name}"
+                    raise ValueError(f"{source} is missing; {fix}")
+        prompts.append(Prompt(id=number, text=text.strip(), sources=sources))
     return prompts
-
-
-def _sharegpt_prompt(record: Any, number: int, *, path: Path) -> Prompt:
-    text = record.get("input_prompt") if isinstance(record, dict) else None
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("'input_prompt' is missing or empty")
-
-    names = record.get("input_image") or []
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"'input_image' must be a path or a list of paths, got {names!r}")
-    sources = []
-    for name in names:
-        source = inside(path.parent, name)
-        # Not opened: there are 46,000.
-        if not source.is_file():
-            raise ValueError(f"{source} is missing; unpack the collection's archives into the folder of {path.name}")
-        sources.append(source)
-    return Prompt(id=number, text=text.strip(), sources=tuple(sources))

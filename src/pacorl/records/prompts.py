@@ -100,8 +100,10 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         with blamed_on(f"{path}:{number}"):
             if suffix == ".txt":
                 prompts.append(text_prompt(line, len(prompts)))
-            else:
-                prompts.append(_parse_json(line, len(prompts), folder=path.parent))
+                continue
+            record = parse_object(line)
+            parse = edit_prompt if is_edit(record) else record_prompt
+            prompts.append(parse(record, len(prompts), folder=path.parent))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
@@ -118,7 +120,19 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
     path = Path(path)
-    write_jsonl(path, [_record(prompt) | character_fields(prompt, path) for prompt in prompts])
+    rows = []
+    for prompt in prompts:
+        row: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
+        if prompt.size:
+            row |= {"height": prompt.size.height, "width": prompt.size.width}
+        row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}
+        row["task_name"] = prompt.task
+        row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+        # Panels in the text are parsed from it again; a second copy could differ.
+        if prompt.panels != panel_texts(prompt.text):
+            row["panels"] = list(prompt.panels)
+        rows.append(row | character_fields(prompt, path))
+    write_jsonl(path, rows)
 
 
 # --- one record ------------------------------------------------------------------------------------------------
@@ -136,13 +150,6 @@ def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prom
         grid = parse_layout(text) if panels else Grid(1, 1)
     _check_fit(grid, panels)
     return Prompt(id=number, text=text, grid=grid, panels=panels)
-
-
-def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
-    record = parse_object(line)
-    if is_edit(record):
-        return edit_prompt(record, number, folder=folder)
-    return record_prompt(record, number, folder=folder)
 
 
 def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> Prompt:
@@ -213,22 +220,6 @@ def _size(record: Record) -> Size | None:
         if type(pixels) is not int or pixels < 1:
             raise ValueError(f"{side!r} must be a whole number of pixels, got {pixels!r}; give both sides, or neither")
     return Size(height=int(str(height)), width=int(str(width)))
-
-
-def _record(prompt: Prompt) -> dict[str, Any]:
-    record: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
-    if prompt.size:
-        record["height"] = prompt.size.height
-        record["width"] = prompt.size.width
-    record["layout"] = str(prompt.grid)
-    record["theme"] = prompt.theme
-    record["category"] = prompt.category
-    record["task_name"] = prompt.task
-    record["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
-    # Panels in the text are parsed from it again; a second copy could differ.
-    if prompt.panels != panel_texts(prompt.text):
-        record["panels"] = list(prompt.panels)
-    return record
 
 
 # --- shared with sources of comparisons --------------------------------------------------------------------------

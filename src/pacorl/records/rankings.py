@@ -217,7 +217,13 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
     row.pop("", None)
 
     if ranks:
-        tiers = _in_columns({name: row.pop(name) for name in ranks})
+        # Best first; of numbered columns only the last may be empty.
+        ranked = [row.pop(name) for name in ranks]
+        tiers = [tier for tier in ranked if tier]
+        required = (0, -1) if "best" in ranks else range(len(tiers))
+        for index in required:
+            if not ranked[index]:
+                raise ValueError(f"column {ranks[index]!r} is empty; move the worse candidates up")
     else:
         cell = row["candidates"]
         separators = [mark for mark in SEPARATORS if mark in cell] or SEPARATORS
@@ -232,16 +238,6 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
 def _split(cell: str, separator: str) -> list[str]:
     """Split a cell into its parts, without blanks around them and without empty parts."""
     return [part.strip() for part in cell.split(separator) if part.strip()]
-
-
-def _in_columns(row: Mapping[str, str]) -> list[str]:
-    """Return the cells of the rank columns, best first; of numbered columns only the last may be empty."""
-    filled = [cell for cell in row.values() if cell]
-    required = ["best", "worst"] if "best" in row else list(row)[: len(filled)]
-    for name in required:
-        if not row[name]:
-            raise ValueError(f"column {name!r} is empty; move the worse candidates up")
-    return filled
 
 
 def _rank_columns(header: Sequence[str]) -> list[str]:

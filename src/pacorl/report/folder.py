@@ -139,24 +139,21 @@ def read_run(run: Path) -> RunFolder:
         samples[epoch] = [_sample(record, path.parent, location) for location, record in _lines(path)]
 
     summary = run / "summary.json"
+    config = run / "config.yaml"
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
         summary=read_object(summary) if summary.is_file() else {},
-        config=_shown_config(run / "config.yaml"),
+        config=_masked(read_text(config, limit=MAX_YAML_BYTES), str(config)) if config.is_file() else "",
         samples=samples,
         training_images=_by_epoch(run, "epoch-*.png"),
     )
 
 
-def _shown_config(path: Path) -> str:
-    """Read a config, mask its keys, and write it as YAML again; "" for an empty or missing config."""
-    return _masked(read_text(path, limit=MAX_YAML_BYTES), str(path)) if path.is_file() else ""
-
-
 @lru_cache(maxsize=1)  # a run builds its page after each epoch, from the same config
 def _masked(text: str, name: str) -> str:
+    """Mask a config's keys, and write it as YAML again; "" for an empty config."""
     document = parse_yaml(text, name=name)
     return dump_yaml(public(document)) if document else ""
 

@@ -257,10 +257,17 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     Args:
         names: names of the sides on the page.
     """
-    return [
-        Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index], names))
-        for index in spread(len(pairs), count=count)
-    ]
+    sets = []
+    for index in spread(len(pairs), count=count):
+        pair = pairs[index]
+        sides = []
+        for name, sample in zip(names, (pair.before, pair.after), strict=True):
+            if sample:
+                title = f"P(Yes) of each pair of panels, {name.lower()}"
+                matrix = pair_matrix_svg(sample.p_yes, title=title)
+                sides.append(Side(name, sample, show(_open(sample.image)), matrix, getattr(sample, pair.measure)))
+        sets.append(Set(pair, _rank_name(pairs, index), sides))
+    return sets
 
 
 def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
@@ -272,20 +279,6 @@ def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
 def spread(length: int, *, count: int) -> list[int]:
     """Return at most `count` distinct indices of a sequence, evenly spread from its first to its last."""
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
-
-
-def _sides(pair: Pair, names: Sequence[str]) -> list[Side]:
-    return [
-        Side(
-            name,
-            sample,
-            image=show(_open(sample.image)),
-            matrix=pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}"),
-            value=getattr(sample, pair.measure),
-        )
-        for name, sample in zip(names, (pair.before, pair.after), strict=True)
-        if sample
-    ]
 
 
 def _open(path: Path) -> Image.Image:

@@ -103,7 +103,8 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     header |= {"pipeline_tag": _task(config)}
 
     # The text.
-    picture = _picture(run)
+    check_no_link(run / PICTURE)
+    picture = (run / PICTURE).read_bytes() if (run / PICTURE).is_file() else b""
     shown = {}
     for key, value in config.items():
         if key in SHOWN:
@@ -239,14 +240,6 @@ def _task(config: Mapping[str, Any]) -> str:
     if kind in POLICIES and not POLICIES[kind].sets:
         return "image-to-image"
     return "text-to-image"
-
-
-def _picture(run: Path) -> bytes:
-    """Read the run's comparison; empty if it made none."""
-    check_no_link(run / PICTURE)
-    if (run / PICTURE).is_file():
-        return (run / PICTURE).read_bytes()
-    return b""
 
 
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:

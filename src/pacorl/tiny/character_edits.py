@@ -120,14 +120,12 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
 
     rows = []
     for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True):
-        rows.append(_grade(edit_of(prompt, before), shown))
+        edit = edit_of(prompt, before)
+        if shown is None:
+            rows.append(dict.fromkeys(EDIT_GRADES, 0.0))
+            continue
+        kept = float(np.mean([getattr(shown, name) == getattr(before, name) for name in edit.others]))
+        followed = float(getattr(shown, edit.attribute) == edit.value)
+        rows.append({"kept": kept, "followed": followed, "edited_well": float(kept == followed == 1), "valid": 1.0})
 
     return {name: float(np.mean([row[name] for row in rows])) for name in EDIT_GRADES}
-
-
-def _grade(edit: Edit, shown: Panel | None) -> dict[str, float]:
-    if shown is None:
-        return dict.fromkeys(EDIT_GRADES, 0.0)
-    kept = float(np.mean([getattr(shown, name) == getattr(edit.before, name) for name in edit.others]))
-    followed = float(getattr(shown, edit.attribute) == edit.value)
-    return {"kept": kept, "followed": followed, "edited_well": float(kept == followed == 1), "valid": 1.0}

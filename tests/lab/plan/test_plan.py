@@ -154,7 +154,9 @@ def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoi
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
     planned = memory.sampling_pass(
-        components.policy_on_meta(config, sources.generator(config).configs), size=size, batch=8
+        components.policy_on_meta(config, sources.generator_of(config.model, config.generator).configs),
+        size=size,
+        batch=8,
     ).peak
     conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
     x_BNC = policy.noise(range(8), size)
@@ -168,7 +170,9 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
     planned = memory.decoding_pass(
-        components.policy_on_meta(config, sources.generator(config).configs), size=Size(128, 128), batch=4
+        components.policy_on_meta(config, sources.generator_of(config.model, config.generator).configs),
+        size=Size(128, 128),
+        batch=4,
     ).peak
     vae = policy.pipeline.vae
     codes = torch.randn(4, vae.config.latent_channels, 32, 32)
@@ -251,7 +255,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
     config = load(PolicyConfig, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
     config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
-    checkpoints = [sources.generator(config), sources.judge(config.judge, key="judge")]
+    checkpoints = [sources.generator_of(config.model, config.generator), sources.judge(config.judge, key="judge")]
 
     remedies = {absence.key: absence.remedy for absence in sources.all_absences(config, checkpoints)}
 

@@ -177,7 +177,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
 
     # Checkpoints. A source image without a usable shape is reported here, before an epoch meets it.
     config.generator.check_trainable(config.model.checkpoint)
-    generator = sources.generator(config)
+    generator = sources.generator_of(config.model, config.generator)
     judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)

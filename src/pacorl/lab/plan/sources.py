@@ -82,11 +82,6 @@ class Checkpoint:
     folder: Path | None = None
 
 
-def generator(config: PolicyConfig) -> Checkpoint:
-    """Read the configs of a run's generator; see `generator_of`."""
-    return generator_of(config.model, config.generator)
-
-
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     """Read the configs of a generator.
 

@@ -185,7 +185,16 @@ def plan_design(
     most = min(prompts, config.prompts_per_epoch)
     per_start = 1 + READING * (readings - 1)
     left_out = []
-    for candidate in _defaults(configured, options):
+    # Settings without options have default candidates.
+    half = Size(configured.size.height // 2, configured.size.width // 2)
+    levels = [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS]
+    defaults = _varied(
+        configured,
+        () if options.steps else range(configured.steps),
+        () if options.noise_levels else levels,
+        () if options.sizes else [half],
+    )
+    for candidate in defaults:
         try:
             _check(candidate, configured)
         except ValueError as refusal:
@@ -211,18 +220,6 @@ def plan_design(
 def _cost(candidates: Sequence[Candidate]) -> float:
     """Cost of one start of one prompt of each candidate, in samples of the config's size."""
     return sum(candidate.weight * candidate.leaves for candidate in candidates)
-
-
-def _defaults(configured: Sampler, options: ProbeOptions) -> Iterator[Candidate]:
-    """List the default candidates of each setting without options."""
-    half = Size(configured.size.height // 2, configured.size.width // 2)
-    levels = [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS]
-    return _varied(
-        configured,
-        () if options.steps else range(configured.steps),
-        () if options.noise_levels else levels,
-        () if options.sizes else [half],
-    )
 
 
 def _varied(

@@ -159,17 +159,13 @@ def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
         # A run stopped within an epoch saves a state without a record.
         if moment not in recorded:
             continue
-        if _weights_hash(path) != recorded[moment]:
+        with safetensors_errors(path):
+            adapter = load_file(path / "adapter.safetensors")
+            average = load_file(path / "average.safetensors")
+        if summary(weight_items(adapter, average))[0] != recorded[moment]:
             raise ValueError(f"{path} has other weights than epoch {state['epoch']} left")
         checked.append(f"{path.name} (epoch {state['epoch']})")
     return f"the weights of {', '.join(checked) or 'no checkpoint'} are those that the epochs left"
-
-
-def _weights_hash(checkpoint: Path) -> str:
-    with safetensors_errors(checkpoint):
-        adapter = load_file(checkpoint / "adapter.safetensors")
-        average = load_file(checkpoint / "average.safetensors")
-    return summary(weight_items(adapter, average))[0]
 
 
 def _check_best(run: Path, records: Sequence[Record]) -> str:
