@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from pacorl.core.grid import parse_layout, split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import train_policy
-from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
@@ -154,7 +153,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
 # --- the summary -----------------------------------------------------------------------------------------------
 
 
-def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
+def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> JsonObject:
     """Summarise before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before = _read_evaluation(evaluations[0], oracle)

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
@@ -30,7 +29,7 @@ from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
-from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.http.chat import ChatModel
@@ -71,7 +70,7 @@ class Scale:
     held_out: float = 0.35  # share of the prompts for testing the judge
 
 
-def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
+def run_story(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
     """Run the story in `folder`, write its summary.json and return the content.
 
     An interrupted story goes on from its last finished step.
@@ -105,11 +104,11 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     return summary
 
 
-def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
+def make_dataset(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
     """Make the dataset from prompts to exported pairs; return each step's counts."""
-    counts: dict[str, Any] = {}
+    counts: JsonObject = {}
 
-    def done(step: str, counted: Mapping[str, Any], *shown: str) -> None:
+    def done(step: str, counted: JsonObject, *shown: str) -> None:
         counts[step] = dict(counted)
         print(f"{step}:", ", ".join(f"{name} {counted[name]}" for name in shown))
 
@@ -158,7 +157,7 @@ def narrator() -> FastAPI:
     app = FastAPI(openapi_url=None)
 
     @app.post("/v1/chat/completions")
-    def chat(request: dict[str, Any]) -> dict[str, Any]:
+    def chat(request: JsonObject) -> JsonObject:
         *images, question = request["messages"][0]["content"]
         panels = []
         for image in images:
@@ -214,7 +213,7 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
     return out / "merged"
 
 
-def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> dict[str, Any]:
+def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> JsonObject:
     """Compare the decision accuracy of two judges, with 95 % intervals bootstrapped over prompts."""
     right_2N = np.stack([_right(judge, comparisons) for judge in (before, after)])
 
@@ -224,7 +223,7 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
 
     # Pairs of one prompt share its grids, so that the bootstrap draws whole prompts.
     groups = [comparison.group for comparison in comparisons]
-    compared: dict[str, Any] = {"pairs": len(comparisons), "prompts": len(set(groups))}
+    compared: JsonObject = {"pairs": len(comparisons), "prompts": len(set(groups))}
     for name, interval in zip(MEASURED, bootstrap(groups, figures), strict=True):
         compared[name] = asdict(interval)
     return compared

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from pacorl.bench.items import (
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import read_json, write_json, write_jsonl
+from pacorl.io.documents import JsonObject, read_json, write_json, write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
@@ -97,7 +97,7 @@ class EditPairsBench:
 
     name: ClassVar[str]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"benchmark": self.name, "data": self.data.fingerprint, **self.judge.settings()}
 
     def texts(self) -> Mapping[str, Sequence[str]]:
@@ -114,7 +114,7 @@ class EditPairsBench:
         return [{"key": key, **result} for key, result in zip(keys, self.judge.compare(comparisons), strict=True)]
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         """Return name → cell of the source and both edits."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class VcRewardBench(EditPairsBench):
     )
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         edits = row.get("edited_images")
         if not isinstance(edits, list) or len(edits) != 2:
             raise BadItemError("'edited_images' must be two images")
@@ -181,7 +181,7 @@ class EditRewardCompass(EditPairsBench):
         return notes
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         return {name: row.get(name) for name in ("source_image", "winner", "loser")}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
@@ -212,7 +212,7 @@ def read_vc_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPair, R
     return _dataset(source, rows, rows.texts(VC_COLUMNS), _vc_pair, options)
 
 
-def _vc_pair(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+def _vc_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
     check_filled(row, VC_COLUMNS, schema=VC_SCHEMA)
     winner = WINNERS.get(row["winner"])
     if winner is None:
@@ -226,6 +226,7 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     if not isinstance(document, list) or not all(isinstance(row, dict) for row in document):
         raise ValueError(f"{source}: must be a list of objects; {COMPASS_SCHEMA}")
     abouts = _check_wording(options)
+    # Rows that the wording has no question about are no items, and no faults.
     data = _dataset(source, ListedRows(source.parent, document), document, _compass_pair, options)
     judged = {key: pair for key, pair in data.items.items() if pair.about in abouts}
     if not judged:
@@ -233,7 +234,7 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     return Dataset(judged, data.refused, data.content, data.source)
 
 
-def _compass_pair(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+def _compass_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
     check_filled(row, COMPASS_COLUMNS, schema=COMPASS_SCHEMA)
     dimension = str(row["dimension"])
     if dimension not in COMPASS_DIMENSIONS:
@@ -254,13 +255,13 @@ def _check_wording(options: EditPairOptions) -> tuple[About, ...]:
 def _dataset(
     source: Path,
     rows: Rows,
-    texts: Sequence[Mapping[str, Any]],
-    parse: Callable[[int, Mapping[str, Any]], tuple[str, EditPair]],
+    texts: Sequence[JsonObject],
+    parse: Callable[[int, JsonObject], tuple[str, EditPair]],
     options: EditPairOptions,
 ) -> Dataset[EditPair, Rows]:
     keys: set[str] = set()
 
-    def parse_new(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+    def parse_new(number: int, row: JsonObject) -> tuple[str, EditPair]:
         key, pair = parse(number, row)
         if key in keys:
             raise ValueError(f"key {key!r} is that of an earlier row")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_fi
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import write_jsonl
+from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import ask
@@ -77,7 +77,7 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     return Dataset(items, refused, texts, rows)
 
 
-def _choice(number: int, row: Mapping[str, Any]) -> Choice:
+def _choice(number: int, row: JsonObject) -> Choice:
     check_filled(row, TEXTS, schema=SCHEMA)
     key = row["key"]
     dimension = str(row["dimension"])
@@ -114,7 +114,7 @@ class EditRewardBench:
                 first.setdefault(output, (choice, index))
         return first
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
     def texts(self) -> Mapping[str, Sequence[str]]:

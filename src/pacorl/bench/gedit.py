@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import write_jsonl
+from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
@@ -99,7 +99,7 @@ def read_edits(
     texts = rows.texts(TEXTS)
     keys: set[str] = set()
 
-    def parse(number: int, row: Mapping[str, Any]) -> Edit:
+    def parse(number: int, row: JsonObject) -> Edit:
         edit = _edit(number, row)
         if edit.key in keys:
             raise ValueError(f"key {edit.key} is that of an earlier row")
@@ -113,7 +113,7 @@ def read_edits(
     return Dataset({edit.key: edit for edit in evenly_spread(selected, limit)}, refused, texts, rows)
 
 
-def _edit(number: int, row: Mapping[str, Any]) -> Edit:
+def _edit(number: int, row: JsonObject) -> Edit:
     check_filled(row, NEEDED, schema=SCHEMA)
     language = str(row["instruction_language"])
     task = safe_name(str(row["task_type"]))
@@ -140,7 +140,7 @@ class GeditBench:
     """Folder with `fullset/`."""
     judge: PacoReward
     rubric: Rubric
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     workers: int
     """Number of concurrent ratings."""
@@ -159,7 +159,7 @@ class GeditBench:
             "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits."
         ]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {
             "benchmark": "gedit",
             "data": self.data.fingerprint,
@@ -204,6 +204,7 @@ class GeditBench:
             member_NS[index, SUBSETS.index(subset)] = True
             member_NS[index, SUBSETS.index(f"{subset}-I")] = edit.intersection
 
+        # Per subset: a mean per task type, then over the task types that a draw has.
         def statistic(drawn: Indices) -> Floats:
             means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
             for subset in range(len(SUBSETS)):

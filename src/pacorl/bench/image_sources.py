@@ -71,6 +71,7 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, separat
     """Settings that change the images, for their recipes and the results; an adapter by its content."""
     if options.images:  # finished images have no further description
         return {"images": str(options.images)}
+    # Unset options are left out: a new default must not change the recipes of old images.
     given_options = {}
     for name, value in options.policy_options.items():
         if value is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import JsonObject, read_jsonl
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
 from pacorl.io.tables import parquet_file
@@ -95,7 +95,7 @@ def parse_records(
 
 
 def parse_rows(
-    source: Path, rows: Sequence[Mapping[str, Any]], parse: Callable[..., Item], *, skip_bad: bool
+    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, skip_bad: bool
 ) -> tuple[list[Item], dict[str, str]]:
     """Parse (index, row) of every row of a table by `parse_records`; messages count from 1."""
     records = {}
@@ -104,7 +104,7 @@ def parse_rows(
     return parse_records(records, parse, skip_bad=skip_bad)
 
 
-def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str) -> None:
+def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:
     """Raise ValueError naming the columns without a value in a row; `schema` describes a row."""
     missing = [name for name in columns if row.get(name) in (None, "", [])]
     if missing:
@@ -131,13 +131,13 @@ class Rows:
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         self.folder = folder
         self.files = files
-        self._batches: Iterator[tuple[int, list[dict[str, Any]]]] = iter(())
+        self._batches: Iterator[tuple[int, list[JsonObject]]] = iter(())
         self._start = 0
-        self._batch = list[dict[str, Any]]()
+        self._batch = list[JsonObject]()
 
-    def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+    def texts(self, columns: Sequence[str]) -> list[JsonObject]:
         """Read all rows, only `columns`."""
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         for file in self.files:
             if file.suffix == ".jsonl":
                 for row in read_jsonl(file):
@@ -150,8 +150,9 @@ class Rows:
                     rows.append(dict.fromkeys(columns) | row)
         return rows
 
-    def row(self, number: int) -> Mapping[str, Any]:
+    def row(self, number: int) -> JsonObject:
         """Read one whole row; a number below the last one may read from the first file again."""
+        # Forward only: a number below the current batch starts over.
         if number < self._start or not self._batch:
             self._batches = self._read()
             self._start = 0
@@ -160,7 +161,7 @@ class Rows:
             self._start, self._batch = next(self._batches)
         return self._batch[number - self._start]
 
-    def _read(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def _read(self) -> Iterator[tuple[int, list[JsonObject]]]:
         """Yield (number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
         start = 0
         for file in self.files:
@@ -173,15 +174,15 @@ class Rows:
 class ListedRows(Rows):
     """Rows of a document that is read whole; images are paths in `folder`."""
 
-    def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, rows: Sequence[JsonObject]) -> None:
         super().__init__(folder, [])
         self._rows = rows
 
-    def row(self, number: int) -> Mapping[str, Any]:
+    def row(self, number: int) -> JsonObject:
         return self._rows[number]
 
 
-def _parquet_batches(file: Path) -> Iterator[list[dict[str, Any]]]:
+def _parquet_batches(file: Path) -> Iterator[list[JsonObject]]:
     with parquet_file(file) as table:
         for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):
             yield batch.to_pylist()

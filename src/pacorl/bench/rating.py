@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pacorl.io.documents import blamed_on, object_within, parse_yaml, read_text
+from pacorl.io.documents import JsonObject, blamed_on, object_within, parse_yaml, read_text
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     Raises:
         ValueError: one is not usable.
     """
+    # EditScore's module or a YAML, in one form.
     content = read_text(path)
     document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
@@ -77,7 +77,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
 
 
-def _of_editscore(content: str, path: Path) -> dict[str, Any]:
+def _of_editscore(content: str, path: Path) -> JsonObject:
     """Join the texts of EditScore's module as its package does, on the scale that its judges were trained on.
 
     The module is parsed and never run.
@@ -107,7 +107,7 @@ def _parsed(content: str) -> ast.Module:
         raise ValueError(f"not a Python module ({error.msg}, line {error.lineno})") from None
 
 
-def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> dict[str, Any]:
+def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> JsonObject:
     """Ask for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
 
     Raises:
@@ -120,7 +120,7 @@ def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instructi
     return {"semantics": semantics, "quality": quality, "reasons": [why_semantics, why_quality]}
 
 
-def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
+def figures_of(rating: JsonObject) -> tuple[float, float, float]:
     """SC, PQ and O of a rating."""
     semantic = min(rating["semantics"])
     perceptual = min(rating["quality"])

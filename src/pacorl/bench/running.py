@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import packed_form
 from pacorl.generate.image_queue import Shard
-from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
+from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import check_judge
@@ -62,7 +61,7 @@ class Outcome:
         return self.measured + len(self.skipped) == self.total
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Output of `--json`."""
         return {
             "wanted": self.total,
@@ -168,6 +167,7 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> 
     if not options.subject_adapter:
         return {}
 
+    # The adapter may be a checkpoint's, a few folders below its run's config.
     adapter = Path(options.subject_adapter)
     for folder in (adapter, *adapter.resolve().parents[:RUN_LEVELS]):
         if (folder / "config.yaml").is_file():
@@ -229,7 +229,7 @@ def run(
     return outcome
 
 
-def _claim(out: Path, settings: Mapping[str, Any]) -> None:
+def _claim(out: Path, settings: JsonObject) -> None:
     """Store the settings in `out`.
 
     Raises:

@@ -17,7 +17,7 @@ from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
-from pacorl.io.documents import blamed_on, parse_yaml, read_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, parse_yaml, read_jsonl
 from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.types import Grid, Prompt, Question
 
@@ -53,6 +53,7 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
 
+    # Arguments as a config would have them.
     args = {}
     for text in arguments:
         name, equals, argument = text.partition("=")
@@ -104,7 +105,7 @@ class JudgePairs:
     judge: PacoReward
     wording: Wording = "reasons"
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"judge": self.judge.name, "wording": self.wording}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -144,7 +145,7 @@ class RewardPairs:
     reward: Reward
     name: str
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"reward": self.name}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -193,7 +194,7 @@ class ScoreFile:
                     raise ValueError(f"{key[0]}/{key[1]} has scores in an earlier record already")
             self._scores[key] = [float(score) for score in scores]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"scores": str(self.path)}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -220,7 +221,7 @@ class JudgeTexts:
 
     judge: PacoReward
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"alignment": f"judge {self.judge.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
@@ -238,7 +239,7 @@ class RewardTexts:
     reward: Reward
     name: str
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"alignment": f"reward {self.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pacorl.bench.items import Dataset
 from pacorl.core.ranking import Interval
-from pacorl.io.documents import read_object
+from pacorl.io.documents import JsonObject, read_object
 
 Row = dict[str, Any]
 """Raw result of one item: `key` and the judgements, or `error` with the reason why there are none."""
@@ -131,7 +131,7 @@ class Table:
         """Printed cells of a line."""
         return [cell_text(cell) for cell in line.cells]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Table for programs."""
         rows = []
         for line in self.lines:

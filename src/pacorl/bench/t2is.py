@@ -32,7 +32,7 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import read_jsonl, read_object, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, read_object, write_json
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
@@ -221,6 +221,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
+    # One grid image per case, as the paper generates them.
     source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]
@@ -243,7 +244,7 @@ class T2isBench:
     images: Path
     """Folder of the images `{case}_{number:04d}`."""
     judge: PacoReward
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     alignment: TextScorer | None
     aesthetics: RewardTexts | None = None
@@ -256,8 +257,8 @@ class T2isBench:
     paper = PAPER
     notes = (NOTE,)
 
-    def settings(self) -> Mapping[str, Any]:
-        settings: dict[str, Any] = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
+    def settings(self) -> JsonObject:
+        settings: JsonObject = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
         settings["images"] = dict(self.made_by)
         settings |= self.alignment.settings() if self.alignment else {}
         if self.aesthetics:
@@ -272,6 +273,7 @@ class T2isBench:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
+        # A user's finished images may have any format.
         cache = ImageCache(self.images)
         images = [cache.open_any(f"{case.id}_{number:04d}") for number in range(1, len(case.captions) + 1)]
         try:

@@ -23,7 +23,7 @@ from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import blamed_on, read_object, write_json
+from pacorl.io.documents import JsonObject, blamed_on, read_object, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import ask
@@ -107,6 +107,7 @@ def read_stories(folder: Path, options: VistoryOptions) -> Dataset[Story, Path]:
         fix = "name ViStoryBench's folder of stories" if not paths else "take --full, or download ViStoryBench-Lite"
         raise ValueError(f"{folder} has no {'NN/story.json' if not paths else 'story of the Lite selection'}; {fix}")
 
+    # Read and check every story.
     records = {str(path): (path, options.language) for path in selected}
     stories, refused = parse_records(records, _story, skip_bad=options.skip_bad)
     content = [[story.id, *(shot.text for shot in story.shots)] for story in stories]
@@ -119,6 +120,7 @@ def _story(folder: Path, language: str) -> Story:
     shots = document.get("Shots")
     if not isinstance(entries, dict) or not isinstance(shots, list) or not shots:
         raise ValueError("story.json must hold Shots, a list, and Characters, a mapping")
+    # Characters by name, which the shots refer to.
     characters = {}
     for name, entry in entries.items():
         with blamed_on(f"character {name}"):
@@ -169,7 +171,7 @@ class VistoryBench:
     images: Path
     """Folder with `shots/`."""
     judge: PacoReward
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     encoder: ImageEncoder | None = None
     encoder_name: str = ""
@@ -179,7 +181,7 @@ class VistoryBench:
     paper = None
     notes = (NOTE,)
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         settings = {"benchmark": "vistory", "data": self.data.fingerprint, "judge": self.judge.name}
         return settings | {"images": dict(self.made_by), "copy_encoder": self.encoder_name}
 
@@ -192,12 +194,14 @@ class VistoryBench:
     def _measure(self, story: Story) -> Row:
         drawn = ImageCache(self.images / "shots" / story.id)
         shots = [drawn.open_any(f"{shot.index:02d}", f"shot_{shot.index:02d}") for shot in story.shots]
+        # The first image of each character is what its shots are compared with.
         cast = {character.name: character for shot in story.shots for character in shot.characters}
         references = ImageCache(self.data.source)
         first_of = {}
         for name, character in cast.items():
             first_of[name] = references.open(str(character.images[0].relative_to(self.data.source)))
 
+        # Alignment of each shot; each character against its reference, and against itself over shots.
         questions: dict[tuple[str, str, tuple[int, ...]], Question] = {}
         shown_in: dict[str, list[Image]] = {}
         for number, (shot, image) in enumerate(zip(story.shots, shots, strict=True)):

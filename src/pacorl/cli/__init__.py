@@ -94,6 +94,7 @@ def run(command: Commands, name: str) -> None:
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
+        # Read here and not by typer, whose own faults it shows too.
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
             command()

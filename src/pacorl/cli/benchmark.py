@@ -56,6 +56,7 @@ def command_of(name: str) -> Any:
 
     # The flags are read from the annotation.
     command.__annotations__["options"] = spec.options
+    # A group of one command: typer builds its parser from the spec's options.
     alone = Commands(add_completion=False)
     alone.command(name, help=spec.summary)(command)
     return typer.main.get_command(alone)

@@ -63,10 +63,12 @@ class CheckOptions:
         from pacorl.judge.calibration import read_calibration, threshold
         from pacorl.judge.check import check_set
 
+        # A panel is compared with the characters, or without any with the other panels.
         characters = self.characters(folder)
         if not characters:
             scoring.check_count(panels)
         questions = scoring.questions_about(self.theme, scoring.read_criteria(self.criteria))
+        # The calibration's thresholds hold for the plain question; a theme or criterion asks another.
         least = threshold(
             read_calibration(calibration or ""),
             self.least,
@@ -182,6 +184,7 @@ def calibrate(
         earlier = read_calibration(options.out)  # raises unless it is such a file, which alone is replaced
         if earlier and earlier.thresholds:
             raise ValueError(f"{options.out} has thresholds, which would be lost; name another file with --out")
+    # Everything that can fail fails here, before the judge answers thousands of questions.
     check_writable(options.out)
     check_report(options.report)
     use_cores()
@@ -241,6 +244,7 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
 
     if not source.endswith(".csv"):
         return comparisons_from(source, limit=limit, scratch=scratch)
+    # A file of rankings.
     folder = Path(source).parent
     pairs = []
     for ranking in load_rankings(source):

@@ -5,7 +5,7 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pacorl.config.options import (
     inherited,
     option,
 )
+from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
     from pacorl.judge.http.chat import ChatModel
@@ -58,13 +59,13 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
-    def perform(self, activity: str, step: Callable[..., Mapping[str, Any]]) -> None:
+    def perform(self, activity: str, step: Callable[..., JsonObject]) -> None:
         """Run a step under a progress bar and print its counts."""
         with progress(activity) as advance:
             counts = step(dry_run=self.dry_run, progress=advance)
         self.print(counts)
 
-    def print(self, counts: Mapping[str, Any]) -> None:
+    def print(self, counts: JsonObject) -> None:
         echo_errors("dry run: nothing was written" if self.dry_run else "")
         print_counts(counts, as_json=self.as_json)
 
@@ -226,6 +227,7 @@ def compare_diversity(
     records = []
     for path in files:
         records += read_prompts(path)
+    # An embedding that also selects favours its own selections; the measures are independent.
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
     rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
     if output.as_json:
@@ -300,6 +302,7 @@ def annotate(
     # Without a flag, the database's own sharing holds.
     changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing = Sharing(**changes) if changes else None
+    # A dry run only counts each person's questions.
     people = split_names(annotators)
     if step.dry_run:
         step.print(routes.plan(folder, people, sharing=sharing))
@@ -419,7 +422,7 @@ def import_(
     step.perform("importing", partial(import_folder, folder, source, kind=kind, name=name))
 
 
-def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
+def print_counts(counts: JsonObject, *, as_json: bool) -> None:
     """Print counts: JSON for programs, a line for each for people."""
     if as_json:
         print_json(counts)
@@ -429,7 +432,7 @@ def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
         echo(f"{label:<28} {shown}")
 
 
-def _flat(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, count in counts.items():
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(count, dict):

@@ -68,6 +68,7 @@ def _is_run(target: str) -> bool:
         document = read_yaml(config_file(Path(target)))
     except ValueError:
         return True  # loading it reports the fault's line
+    # Trainings of judges and of characters have plans of their own.
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:
         raise ValueError(f"{target} trains a judge; check it with `pacorl train-reward {target} --dry-run`")
@@ -89,6 +90,7 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
     run = load(PolicyConfig, path, overrides)
     quiet_loading()
+    # Findings, or with --json the whole diagnosis.
     diagnosis = examine(run, ask=ask)
     if as_json:
         echo_json(diagnosis.to_json())

@@ -46,6 +46,7 @@ def adapter(
             raise ValueError(f"--out {out} is not empty; name a new folder")
     from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
+    # What the file holds.
     lora = read_lora(source)
     # Ranks and alphas may differ by module; tools multiply by the scale α/r.
     scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
@@ -93,6 +94,7 @@ def _recipe_facts(name: str) -> dict[str, str]:
     from pacorl.report.publish import JUDGE_LICENCES
     from pacorl.types import TINY
 
+    # The model: the recipe's own, or the published one of its kind.
     file = recipe(name)
     section = read_yaml(file).get("model", {})
     spec = POLICIES[section.get("kind", DEFAULT_KIND)]
@@ -102,6 +104,7 @@ def _recipe_facts(name: str) -> dict[str, str]:
         licence = JUDGE_LICENCES[published]
         gated = False
     model = section.get("checkpoint", published)
+    # The terms of its use.
     terms = licence[1] or licence[0]
     if model == TINY:
         terms = "apache-2.0"
@@ -183,6 +186,7 @@ def split_prompts(
 
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
+    # Benchmarks leave both sides before the draw, so that the test side has the requested size.
     benchmarks = {name: prompts_from(name) for name in keep_out}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
     for name, side in (("train", train), ("test", held_out)):

@@ -259,6 +259,7 @@ def read_request(options: RequestOptions, model: str, *, kind: str = "") -> Gene
         limit = _max_references(board, model, kind)
         prompts = pages(board, model, max_references=limit)
         return GenerationRequest(board.title, prompts, board, shown_panels(options, board))
+    # A prompt may need a writer, whose panels become a storyboard.
     written = written_storyboard(options) if options.prompt else None
     prompt = _prompt(options, model, kind, written)
     title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
@@ -480,6 +481,7 @@ def dry_run(
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
 
+    # Both on the device, together or in turns.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))

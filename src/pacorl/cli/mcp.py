@@ -16,6 +16,7 @@ from pacorl.cli.generate import load_generator
 from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels
 from pacorl.cli.shared import Commands, echo_errors, needing
 from pacorl.config.options import JudgeOptions, inherited, option
+from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
     from pacorl.generate.generator import Generator
@@ -71,6 +72,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
     quiet_loading()
     use_cores()
 
+    # Serve until the agent closes the pipe.
     access = {**judge.judge_access, "calibration": judge.calibration or ""}
     with PacoReward.from_pretrained(judge.judge, **access) as reward:
         echo_errors(reward.note)
@@ -101,12 +103,12 @@ class Toolbox:
         """The generator, loaded by the first repair."""
         return load_generator(self._options, memory="normal", edits=False)
 
-    def guarded(self, tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def guarded(self, tool: Callable[..., JsonObject]) -> Callable[..., JsonObject]:
         """Wrap a tool: one call at a time, and a fault of the input becomes a tool error."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         @wraps(tool)
-        def call(**arguments: Any) -> dict[str, Any]:
+        def call(**arguments: Any) -> JsonObject:
             try:
                 # The server calls tools on several threads, and a model answers one call at a time.
                 with self._lock:
@@ -124,7 +126,7 @@ class Toolbox:
         characters: Sequence[str] = (),
         theme: str = "",
         criteria: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Check whether all images show the same, after three controls, and name the odd one out.
 
         Args:
@@ -136,13 +138,14 @@ class Toolbox:
         """
         from pacorl.judge.score_set import open_images
 
+        # Files below the root only: an agent's arguments are untrusted input.
         _, opened, _ = open_images(self._files(images))
         ask = self._asked(least, characters, theme, criteria)
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
-        document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
+        document: JsonObject = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
-    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> dict[str, Any]:
+    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> JsonObject:
         """Score every pair of images, and name the image that fits the others least.
 
         Args:
@@ -151,7 +154,7 @@ class Toolbox:
         """
         return self._scores(images, theme).to_dict()
 
-    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> dict[str, Any]:
+    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> JsonObject:
         """Rank candidates by how well they fit a reference image, best first.
 
         Args:
@@ -175,7 +178,7 @@ class Toolbox:
         criteria: Sequence[str] = (),
         texts: Sequence[str] = (),
         tries: int = 4,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
 
         Args:
@@ -193,6 +196,7 @@ class Toolbox:
         files, opened, _ = open_images(self._files(images))
         ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        # A panel without a text is drawn from the recipe in its PNG.
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
         _, document = redraw_panels(
@@ -220,6 +224,7 @@ class Toolbox:
         """Resolve the arguments that `check` and `repair` share."""
         from pacorl.records.characters import FOLDER
 
+        # A character's folder is read later; its images must be below the root too.
         for name in characters:
             for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
                 self._files([str(path) for path in folder.glob("*")])

@@ -63,6 +63,7 @@ class RepairOptions(CheckOptions):
 
         if self.text and len(self.text) != len(sources):
             raise ValueError(f"{len(self.text)} texts and {len(sources)} panels; give one --text per panel, in order")
+        # Every new panel is drawn from all images of the characters.
         references = [path for character in self.characters(folder) for path in character.images]
         prompts = []
         for index, source in enumerate(sources):
@@ -158,8 +159,10 @@ def redraw_panels(
     """Repair a set into the folder `out`, and note each try on the error stream; returns also the JSON document."""
     from pacorl.generate.repair import redraw_by, repair_into
 
+    # The generator and its options, before the first try.
     model.check(prompts, options.size, lora_scale=options.lora_scale)
 
+    # The judge takes the generator's place on a small card.
     def judged(panels: Sequence[Image]) -> Check:
         with model.judging():
             return gate(reward.judge, panels, names=files)

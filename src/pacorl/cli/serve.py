@@ -180,6 +180,7 @@ def studio(
     with needing("serve", what="the studio"):
         from pacorl.judge.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
+    # The page's link is its only lock.
     if not is_loopback(host):
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
 

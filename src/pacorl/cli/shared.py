@@ -100,6 +100,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
+    # A short metavar for every flag that has none.
     for parameter in parameters:
         flag = parameter.default
         if isinstance(flag, OptionInfo) and flag.metavar is None:
@@ -107,6 +108,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(**values: Any) -> Any:
+        # Take each group's values out of typer's, and build the group of them.
         filled = {}
         for name, group in groups.items():
             options = {}

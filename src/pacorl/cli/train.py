@@ -94,6 +94,7 @@ def train_policy(
 
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
+    # Before anything slow: the parent may end while this process still imports.
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
@@ -244,6 +245,7 @@ def train_character(
     from pacorl.character_training.character_config import CharacterConfig
     from pacorl.config.base import config_errors, load
 
+    # The config, with the character of the command line.
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
     if options.stop_with_stdin:
         stop_with_stdin()
@@ -260,6 +262,7 @@ def train_character(
             print_plan(plan)
         raise Exit(plan.exit_code)
 
+    # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
 
     with exit_on_sigterm(), frozen_imports():
@@ -268,6 +271,7 @@ def train_character(
 
         _ = run.generator.pipeline_type
     use_cores()
+    # Train.
     with exit_on_sigterm(), config_errors(config, run):
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
@@ -343,6 +347,7 @@ def quickstart(
     from pacorl.grpo.start import check_unfinished, free_folder
     from pacorl.io.imports import frozen_imports
 
+    # A finished run stays: the next one gets a numbered folder.
     folder = out or free_folder(QUICKSTART)
     config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
     check_unfinished(config.out)
@@ -351,6 +356,7 @@ def quickstart(
     if not out and config.out == folder != QUICKSTART:
         echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
 
+    # Import torch and diffusers only now, after every check.
     with frozen_imports():
         from pacorl.quickstart import run_quickstart
         from pacorl.runtime.cores import use_cores

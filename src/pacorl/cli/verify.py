@@ -59,6 +59,7 @@ def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
 
     quiet_loading()
     comparison = recompute(run, epoch, kind)
+    # Else torch warns at the exit of every rank.
     destroy_process_group()
     if comparison is None:  # only the main process prints
         return True

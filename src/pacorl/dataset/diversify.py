@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
-from pacorl.io.documents import read_object, write_jsonl
+from pacorl.io.documents import JsonObject, read_object, write_jsonl
 from pacorl.io.pretrained import pretrained
 
 
@@ -33,7 +33,7 @@ def diversify(
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Select prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
@@ -100,6 +100,7 @@ def compare(
     """
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
+    # One vector per text and embedding, whatever number of selections reads it.
     texts = [record.prompt.text for record in records]
     vectors = {}
     for name in (*embeds, *measures):
@@ -130,6 +131,7 @@ def compare(
 
 def table(rows: Sequence[MeasuredSelection]) -> str:
     """Format the rows for people: one line each."""
+    # Cells.
     lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
     for row in rows:
         nearest = f"{row.nearest:.3f}"

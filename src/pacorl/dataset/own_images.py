@@ -79,6 +79,7 @@ def groups_of(images: Path) -> tuple[dict[str, list[Path]], int]:
 
 
 def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:
+    # Even distances: each image is a candidate as often as every other.
     names = [image.relative_to(folder).as_posix() for image in images]
     count = min(MAX_CANDIDATES, len(names) - 1)
     steps = [1 + number * (len(names) - 1) // count for number in range(count)]

@@ -64,6 +64,7 @@ class PublishedData:
         """
         folder = folder.absolute()
         part = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
+        # A new folder, or an empty one; a link could lead into any folder of the user.
         for own in (folder, part):
             if own.is_symlink():
                 raise ValueError(f"{own} is a link, which is not followed; name a new folder with --out")
@@ -71,6 +72,7 @@ class PublishedData:
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
 
+        # Download beside it: an interrupted download never looks finished.
         make_folder(part)
         with connection_errors(self.source):
             for name, path in self.on_github.items():
@@ -82,6 +84,7 @@ class PublishedData:
                 write_atomic(inside(part, name), answer.content)
             if not self.on_github:
                 snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=part)
+        # Compare every stated hash, then let the folder appear.
         for name in self.sha256:
             file = inside(part, name)
             try:
@@ -142,6 +145,7 @@ def find_published(name: str) -> PublishedData:
 
     with connection_errors(HUB[name]):
         info = HfApi().dataset_info(HUB[name], files_metadata=True)
+    # The hub states hashes of large files alone.
     files = info.siblings or []
     hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
     licence = info.card_data.get("license") if info.card_data else None

@@ -164,12 +164,14 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
 
 def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
     """One ranking per instance, by decision or mean rank, and the number of instances dropped for ties."""
+    # Rankings by instance.
     by_instance: dict[str, list[Answer]] = defaultdict(list)
     for answer in final_answers(answers):
         by_instance[answer.instance].append(answer)
 
     merged = []
     dropped = 0
+    # The sum of ranks orders as their mean does.
     for _, group in sorted(by_instance.items()):
         rank_sum = dict.fromkeys(group[0].candidates, 0.0)
         for answer in group:

@@ -54,6 +54,7 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
     """Nearest neighbours of each vector: cosine similarities and indices, both (N, K), nearest first."""
     size = len(vectors_NC)
     count = min(count, size - 1)
+    # One more than asked for: a vector finds itself.
     searched = _search_index(vectors_NC, seed)
     searched.add(vectors_NC)
     similarity, index = searched.search(vectors_NC, count + 1)
@@ -270,6 +271,7 @@ def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
         raise ValueError(
             f"{len(selected)} prompts are selected, and a spread needs two; raise the number or lower the distance"
         )
+    # Coverage: the similarity of each prompt to the selected one nearest to it, block by block.
     selected_MC = vectors_NC[np.asarray(selected)]
     similar_N = np.empty(len(vectors_NC), np.float32)
     for start in range(0, len(vectors_NC), BLOCK):

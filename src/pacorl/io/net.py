@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pacorl import __version__
-from pacorl.io.documents import parse_json
+from pacorl.io.documents import JsonObject, parse_json
 
 if TYPE_CHECKING:
     import ssl
@@ -91,7 +91,7 @@ class Answer:
             return shown_url(self.headers.get("location", "nowhere"))
         return ""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Parse the body's JSON object. Raises TransientError if it is none."""
         try:
             document = parse_json(self.body, half_pairs=True)  # a judge may list half a character as a token
@@ -102,7 +102,7 @@ class Answer:
             raise TransientError("an answer that is not a JSON object")
         return document
 
-    def error(self) -> dict[str, Any]:
+    def error(self) -> JsonObject:
         """Return the `error` object of an API's refusal; empty if there is none."""
         try:
             error = self.document().get("error")

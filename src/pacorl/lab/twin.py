@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pacorl.io.documents import JsonObject
 from pacorl.io.files import check_new, weight_write_errors
 from pacorl.judge.judge import JudgeSpec
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
@@ -77,7 +78,7 @@ def write_judge(spec: JudgeSpec, folder: Path, *, width: Width, depth: int | Non
     processor.save_pretrained(folder)
 
 
-def own_config(model: Any) -> dict[str, Any]:
+def own_config(model: Any) -> JsonObject:
     """Return the config of a model in memory, in the form of `model_of`."""
     config = dict(model.config.to_dict() if hasattr(model.config, "to_dict") else model.config)
     if "_class_name" in config:
@@ -113,7 +114,7 @@ def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -
 # --- one model -------------------------------------------------------------------------------------------------
 
 
-def write_model(config: Mapping[str, Any], folder: Path, *, depth: int | None = None) -> None:
+def write_model(config: JsonObject, folder: Path, *, depth: int | None = None) -> None:
     """Write a model's config.json and shards of random weights, in the layout of its library."""
     model: Any = model_on_meta(at_depth(config, depth), dtype=torch.bfloat16)
     of_diffusers = "_class_name" in config
@@ -128,11 +129,11 @@ def write_model(config: Mapping[str, Any], folder: Path, *, depth: int | None = 
     write_shards(model, folder, stem)
 
 
-def at_depth(config: Mapping[str, Any], depth: int | None) -> dict[str, Any]:
+def at_depth(config: Mapping[str, Any], depth: int | None) -> JsonObject:
     """Reduce a config to at most `depth` blocks, and twice as many single blocks."""
     if depth is None:
         return dict(config)
-    fewer: dict[str, Any] = {name: min(depth, config[name]) for name in DEPTHS if name in config}
+    fewer: JsonObject = {name: min(depth, config[name]) for name in DEPTHS if name in config}
     if "num_single_layers" in config:
         fewer["num_single_layers"] = min(2 * depth, config["num_single_layers"])
     if "layer_types" in config:

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 from pacorl.core.questions import meets_criterion, text_fault
 from pacorl.io.documents import (
+    JsonObject,
     blamed_on,
     check_keys,
     read_json,
@@ -230,7 +231,7 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
     write_jsonl(path, rows)
 
 
-def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
+def _comparison(record: JsonObject, folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
     check_keys(record, KEYS)

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pacorl.io.documents import blamed_on, check_keys, read_json, typed, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, read_json, typed, write_jsonl
 from pacorl.io.files import inside, kept_digest, state_of, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.tables import parquet_file
@@ -88,7 +88,7 @@ class ShownCharacter(BaseModel):
     images: list[str] = []
 
 
-def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def shown_characters(record: Mapping[str, Any], folder: Path) -> JsonObject:
     """Read the fields `characters` and `references` of a record in `folder`.
 
     Raises:
@@ -144,9 +144,9 @@ def _check_image(path: Path, size: int, changed: int) -> None:
     open_image(path)
 
 
-def character_fields(prompt: Prompt, path: Path) -> dict[str, Any]:
+def character_fields(prompt: Prompt, path: Path) -> JsonObject:
     """Write the fields `characters` and `references` of a record in the file `path`; absent if they follow."""
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for character in prompt.characters:
         entry = {"description": character.text, "images": copied_images(character.images, path)}
         fields.setdefault("characters", {})[character.name] = {key: value for key, value in entry.items() if value}
@@ -208,7 +208,7 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
     return prompts
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[JsonObject]:
     """Yield the rows with the columns renamed to ours."""
     with parquet_file(path) as file:
         names = file.schema_arrow.names
@@ -223,7 +223,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
                 yield {columns[name]: value for name, value in row.items()}
 
 
-def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder: Path) -> Prompt:
+def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) -> Prompt:
     text = row["instruction"]
     image = row["image"]
     if not isinstance(text, str) or not text.strip():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
 from pacorl.records.edits import (
     LANGUAGES,
     character_fields,
@@ -122,7 +122,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     path = Path(path)
     rows = []
     for prompt in prompts:
-        row: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
+        row: JsonObject = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
         if prompt.size:
             row |= {"height": prompt.size.height, "width": prompt.size.width}
         row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}

@@ -27,7 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import blamed_on, check_keys, parse_object, read_text, text_field, text_lines
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, read_text, text_field, text_lines
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -102,7 +102,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     return rankings
 
 
-def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
+def _ranking(record: JsonObject, line: int) -> Ranking:
     check_keys(record, KEYS, foreign=True)
     ranking = Ranking(
         line=line,
@@ -204,8 +204,8 @@ def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
         raise ValueError(f"{path}:{start}: not valid CSV ({error})") from None
 
 
-def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str], delimiter: str) -> dict[str, Any]:
-    row: dict[str, Any] = {}
+def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str], delimiter: str) -> JsonObject:
+    row: JsonObject = {}
     # Spreadsheets leave out the last empty cells of a row, or add some.
     for name, cell in zip_longest(header, cells, fillvalue=""):
         if cell and not name:

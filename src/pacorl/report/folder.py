@@ -21,6 +21,7 @@ from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import shown_names
 from pacorl.io.documents import (
     MAX_YAML_BYTES,
+    JsonObject,
     blamed_on,
     dump_yaml,
     parse_object,
@@ -71,7 +72,7 @@ class Sample:
         return self.scores.get("consistency")
 
     @property
-    def measures(self) -> dict[str, Any]:
+    def measures(self) -> JsonObject:
         """Return the scores under the page's names, first the judge's P(Yes) of the matrix."""
         judged = self.p_yes and self.consistency is not None
         if judged:

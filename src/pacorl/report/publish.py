@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from pacorl.config.base import changed_keys
 from pacorl.config.public import find_secret, public
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS
-from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
+from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import digest, write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
@@ -62,7 +62,7 @@ PUBLISHED = re.compile(
 class CardRow(BaseModel):
     name: str
     source: str
-    values: dict[str, Any]
+    values: JsonObject
 
 
 class CardTable(BaseModel):
@@ -189,7 +189,7 @@ def check_no_link(path: Path) -> None:
         raise ValueError(f"{path} is a link, and links are not published; copy its target")
 
 
-def _config(run: Path) -> dict[str, Any]:
+def _config(run: Path) -> JsonObject:
     path = run / "config.yaml"
     try:
         document = read_yaml(path)
@@ -203,13 +203,13 @@ def _config(run: Path) -> dict[str, Any]:
     return document
 
 
-def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> dict[str, Any]:
+def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> JsonObject:
     """Build the front matter of the card, with the keys of the hub."""
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
-    header: dict[str, Any] = {"license": licence or base_licence}
+    header: JsonObject = {"license": licence or base_licence}
     if licence_name and not licence:
         header["license_name"] = licence_name
     if base not in ("", "tiny"):  # the hub links the base, and has none of this name
@@ -222,7 +222,7 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: s
     return header
 
 
-def _training(config: Mapping[str, Any]) -> tuple[str, str]:
+def _training(config: JsonObject) -> tuple[str, str]:
     """Describe the method of a run and its data."""
     if "character" in config:
         return "flow matching on images of a character", f"the images of `{Path(config['character']).name}`"
@@ -232,7 +232,7 @@ def _training(config: Mapping[str, Any]) -> tuple[str, str]:
     return f"{method} (arXiv 2512.04784)", ", ".join(f"`{_name_of(str(source))}`" for source in sources)
 
 
-def _task(config: Mapping[str, Any]) -> str:
+def _task(config: JsonObject) -> str:
     """Return the hub's name of the model's task."""
     if "data" in config:
         return "image-text-to-text"
@@ -280,7 +280,7 @@ def _measured(run: Path) -> Iterator[str]:
     summary = read_object(path) if path.is_file() else {}
     sides = ("before", "after", "difference")
     with blamed_on(path):
-        figures = [typed(summary.get(side) or {}, dict[str, Any]) for side in sides]
+        figures = [typed(summary.get(side) or {}, JsonObject) for side in sides]
     rows = []
     for name in figures[1]:
         rows.append([name, *(_figure(side.get(name)) for side in figures)])

@@ -12,7 +12,7 @@ from typing import Any
 
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.documents import read_object
+from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME
 from pacorl.judge import JUDGE, JUDGES
 from pacorl.judge.judge import BackendOptions, InProcessOptions
@@ -163,13 +163,13 @@ def _replaced(key: str, published: str) -> str:
     return f"{key} is not here: its sizes are those of {published} as published"
 
 
-def _processor(folder: Path) -> dict[str, Any]:
+def _processor(folder: Path) -> JsonObject:
     """Read a processor's image options from either of transformers' two files."""
     saved = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
     return image_options(saved.get("image_processor", saved))
 
 
-def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+def image_options(saved: JsonObject) -> JsonObject:
     """Keep the saved options of an image processor that decide an image's size."""
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels", "size")
     return {name: saved[name] for name in names if saved.get(name)}
@@ -339,7 +339,7 @@ def _has_weights(folder: Path) -> bool:
     return all((folder / shard).exists() for shard in shards)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
     if path.exists():
         return read_object(path, fix="fetch the checkpoint again")

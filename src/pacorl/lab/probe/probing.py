@@ -33,6 +33,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, draw_samples, velocity_at
 from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
 from pacorl.grpo.scoring import Scorer, scoring_overlaps
+from pacorl.io.documents import JsonObject
 from pacorl.lab.plan.work import Work, work_of
 from pacorl.lab.probe.credit import CreditFinding, measure_credit
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
@@ -523,7 +524,7 @@ class Finding:
     missing_groups: int
     """Groups left out because a score in them is missing."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the finding for programs."""
         levels = {}
         for name in self.variances.names:
@@ -557,7 +558,7 @@ class Findings:
     credit: CreditFinding | None = None
     """Panel credit beside set credit, if it was asked for."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the whole probe for programs; undefined figures are null."""
         design = self.design
         document = {

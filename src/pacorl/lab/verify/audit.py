@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from safetensors.torch import load_file
 
@@ -15,7 +15,7 @@ from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import best_checkpoint, check_whole
 from pacorl.grpo.ledger import FILES, Record, line_hash, read_ledger, sha256, summary, weight_items
 from pacorl.grpo.start import checkpoints
-from pacorl.io.documents import read_jsonl, read_object, read_text
+from pacorl.io.documents import JsonObject, read_jsonl, read_object, read_text
 from pacorl.io.files import check_digests, safetensors_errors
 from pacorl.report.page import check_report
 
@@ -52,7 +52,7 @@ class Audit:
         """Whether no check failed."""
         return all(finding.fine for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Convert to a JSON object."""
         return {"fine": self.fine, **asdict(self)}
 
@@ -227,11 +227,11 @@ CHECKS: Mapping[str, Callable[[Path, Sequence[Record]], str]] = {
 }
 
 
-def _moment(state: Mapping[str, Any]) -> Moment:
+def _moment(state: JsonObject) -> Moment:
     return state["epoch"], state["step"]
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _name(entry: JsonObject) -> str:
     return f"{entry['kind']} {entry['epoch']}"
 
 

@@ -29,7 +29,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import Scorer, Scores
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.io.documents import as_read_back, dump_yaml, read_jsonl, read_object, read_text
+from pacorl.io.documents import JsonObject, as_read_back, dump_yaml, read_jsonl, read_object, read_text
 from pacorl.lab.verify.audit import Kind, check_samples, ranges, repeatable
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
@@ -92,10 +92,10 @@ class Comparison:
         """The first quantity that differs by more than its tolerance."""
         return next((quantity for quantity in self.quantities if not quantity.close), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Convert to a JSON object. An infinite difference becomes null."""
         first = self.first.name if self.first else None
-        document: dict[str, Any] = as_read_back(asdict(self) | {"answer": self.answer, "first": first})
+        document: JsonObject = as_read_back(asdict(self) | {"answer": self.answer, "first": first})
         return document
 
 
