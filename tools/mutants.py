@@ -99,6 +99,7 @@ class Mutant:
             ValueError: if the old text does not occur exactly once, or no function changes.
             SyntaxError: if the bug is not valid Python.
         """
+        # Compiled both ways and compared function by function: only these are exchanged in memory.
         before = compile(source, self.file, "exec")
         after = compile(self.apply(source), self.file, "exec")
         changed = []
@@ -211,11 +212,13 @@ def in_fork(
 ) -> None:
     """Run tests in a fork: all of them, or after `prepare` until the first failure."""
     child = os.fork()
+    # The parent waits, and ends whatever the test has started.
     if child:
         os.waitpid(child, 0)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # servers that a failed test left behind
         return
+    # A process group of its own, by which the parent finds servers that remain.
     try:
         os.setsid()
         if prepare:
@@ -273,6 +276,7 @@ class Calls:
         for test in sorted(failed):
             print(f"  {test} fails without a bug, and is left out", flush=True)
 
+        # Functions are stored once, and each test has their numbers.
         numbers = {function: number for number, function in enumerate(self.functions)}
         sources: set[str] = set()
         tests = {}
@@ -362,6 +366,7 @@ class Trials:
 
     def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
         """Map each mutant to the tests that detected it last and pass without it, with their seconds."""
+        # The table names a parametrised test without its parameters.
         variants: dict[str, list[str]] = {}
         for test in items:
             variants.setdefault(test.partition("[")[0], []).append(test)
@@ -408,6 +413,7 @@ class Trials:
         functions: Functions,
     ) -> bool:
         """Check whether one of the tests detects a bug; quick tests run first."""
+        # The functions that are loaded now, each with the code of the bug.
         path = self.folder / SOURCE / mutant.file
         source = path.read_text()
         live = []
@@ -486,6 +492,7 @@ def _digest_of(test_file: str, sources: Sequence[str], folder: Path) -> str:
 
 def copy_repository(root: Path, folder: Path) -> None:
     """Copy the files that git does not ignore, and compile the package."""
+    # Untracked files too: a bug is tried on the code as it is.
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in names:
@@ -503,6 +510,7 @@ def enter(folder: Path) -> None:
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     sys.path[:0] = paths
+    # Modules of the original, loaded to read the bugs, must not be taken for the copy's.
     for name in list(sys.modules):
         if name.partition(".")[0] in ("pacorl", "tools"):
             del sys.modules[name]
@@ -545,6 +553,7 @@ def table(mutants: Sequence[Mutant], results: Mapping[str, Result]) -> str:
             seen = f"`{file}`: `{test.partition('[')[0]}`{', which hangs' * result.hangs}"
         rows.append(f"| {mutant.name} | `{mutant.file}` | {mutant.why} | {seen} | {result.seconds:.1f} |")
 
+    # Survivors first, each with its reason.
     lines = [f"{count} of {len(mutants)} bugs are seen.", ""]
     if survivors:
         lines = [f"{lines[0]} The others:", "", *survivors, ""]

@@ -41,6 +41,7 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files of ADDED, and the page of commands."""
+    # Files, and all files of folders.
     for name in ADDED:
         paths = [ROOT / name]
         if not paths[0].is_file():
@@ -59,6 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if own == "api.md":
         for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
             LOG.warning("api.md: %s has no docstring", name)
+    # Links are relative to the file in the repository, and become relative to the page.
     source = repository_path(own)
 
     def moved(link: re.Match[str]) -> str:
@@ -114,6 +116,7 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
     if not (own.is_module or own.is_class):
         return
 
+    # Fields that the constructor's docstring explains need none of their own.
     constructor = own.members.get("__init__")
     explains = constructor and constructor.has_docstring
     arguments = [argument.name for argument in constructor.parameters] if explains else []

@@ -35,6 +35,7 @@ def sbom() -> dict[str, Any]:
     for distribution in distributions():
         found[distribution.name.lower()] = distribution
 
+    # By name: the order of installation differs from machine to machine.
     components = []
     for _, distribution in sorted(found.items()):
         name = distribution.name

@@ -73,6 +73,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     finally:
         close_judge(judge)
 
+    # The oracle's grades are metrics of each evaluation, and never rewards.
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
@@ -138,6 +139,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
         image = characters.draw(shown, rng.choice((32, 64)))
         posed.append(Question((image,), questions.shows_text(described.text)))
 
+    # A missing answer counts as No.
     verdicts = judge.verdicts(posed)
     accuracy = {"pairs": float(pairs), "texts": float(texts)}
     for kind, judged in {"pair": verdicts[:pairs], "text": verdicts[pairs:]}.items():
@@ -155,6 +157,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
 
 def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> JsonObject:
     """Summarise before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
+    # The first evaluation and the last.
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before = _read_evaluation(evaluations[0], oracle)
     after = _read_evaluation(evaluations[-1], oracle)
@@ -166,6 +169,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
     def change(name: str, rows: NDArray[np.int64]) -> float:
         return after.mean(name, rows) - before.mean(name, rows)
 
+    # Differences, and a verdict on the three that matter most.
     difference = {name: _interval(partial(change, name), draws) for name in METRICS}
     verdict = []
     for name, words in VERDICT.items():

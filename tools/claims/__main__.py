@@ -30,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         if options.quick:
             return min(1, run_quick(claims))
+        # The prices first, then whatever is missing and fits, then the page.
         print(prices(claims), flush=True)
         failed = run_missing(claims, minutes=options.minutes, commit=options.commit)
         write_atomic(ROOT / PAGE, render(read_claims()))

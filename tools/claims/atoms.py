@@ -45,6 +45,7 @@ def run_missing(claims: Sequence[Claim], *, minutes: float, commit: bool, root: 
     """Run the missing atoms while their prices fit into `minutes` of CPU time, and return how many failed."""
     failed, spent = 0, 0.0
     for claim in claims:
+        # The atoms that are missing, as long as one more fits into the budget.
         results = read_results(claim, root)
         missing = [(arm, seed) for seed in claim.seeds for arm in claim.arms if (arm, seed) not in results]
         price = price_of(claim, results)
@@ -53,6 +54,7 @@ def run_missing(claims: Sequence[Claim], *, minutes: float, commit: bool, root: 
         if git(root, "status", "--porcelain", "--", f"{CLAIMS / claim.name}.yaml"):
             raise ValueError(f"{CLAIMS / claim.name}.yaml is not committed: predictions precede runs; commit it first")
 
+        # With the pinned code: results of one claim are results of one revision.
         with worktree(claim.revision, root) as tree:
             for arm, seed in missing:
                 if spent + price > minutes:
@@ -92,10 +94,12 @@ def run_atom(claim: Claim, arm: str, seed: int, tree: Path, *, further: str = ""
     Raises:
         ValueError: if the command fails, exceeds its time, or leaves no such metric.
     """
+    # One thread and no network: figures must not depend on the cores of a machine.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{tree / 'src'}:{tree}"}
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         words = claim.argv(f"{claim.arms[arm]} {further}", seed, Path(folder))
+        # The shell's limit counts CPU time, which waiting for other processes does not use up.
         limited = ["sh", "-c", f'ulimit -t {60 * CPU_MINUTES} && exec "$@"', "atom", *words]
         try:
             done = subprocess.run(
@@ -103,6 +107,7 @@ def run_atom(claim: Claim, arm: str, seed: int, tree: Path, *, further: str = ""
             )
         except subprocess.TimeoutExpired:
             raise ValueError(f"killed after {PATIENCE} s") from None
+        # The command's fault in one line, else its metrics.
         if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             raise ValueError(f"killed, as after {CPU_MINUTES} CPU minutes")
         if done.returncode:
@@ -123,6 +128,7 @@ def value_at(document: Any, keys: str) -> float:
             value = value[int(key)] if isinstance(value, list) else value[key]
         except (KeyError, IndexError, TypeError, ValueError):
             raise ValueError(f"the result has no {keys}") from None
+    # NaN would make every mean of the page NaN.
     if not isinstance(value, (int, float)) or not np.isfinite(value):
         raise ValueError(f"{keys} is {value!r}, not a finite number")
     return float(value)

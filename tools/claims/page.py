@@ -85,6 +85,7 @@ def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[I
     seeds = [seed for seed in claim.seeds if (arm, seed) in results and (against, seed) in results]
     if not seeds:
         return None, 0
+    # Paired by seed: both arms are drawn together.
     sides = np.array([[results[side, seed].metrics[prediction.metric] for seed in seeds] for side in (arm, against)])
 
     def compare(rows: Indices) -> Floats:

@@ -128,6 +128,7 @@ def compare(before: Path, after: Path) -> int:
     differences = equal = 0
     stories = {path.name for path in (*before.iterdir(), *after.iterdir()) if path.is_dir()}
     for name in sorted(stories):
+        # By name, so that a value that only one side has is a difference.
         first = dict(_contents(before / name))
         second = dict(_contents(after / name))
         for key in sorted({*first, *second}):
@@ -143,6 +144,7 @@ def compare(before: Path, after: Path) -> int:
 
 def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yield every comparable value of a story's folder, with its file and path as the name."""
+    # Weights and images by hash, documents value by value; other files are not compared.
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file = str(path.relative_to(folder))
         if path.suffix in (".safetensors", ".png", ".jpg"):

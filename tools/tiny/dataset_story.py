@@ -158,6 +158,7 @@ def narrator() -> FastAPI:
 
     @app.post("/v1/chat/completions")
     def chat(request: JsonObject) -> JsonObject:
+        # It recognises both panels, as a person would.
         *images, question = request["messages"][0]["content"]
         panels = []
         for image in images:
@@ -231,10 +232,12 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
 
 def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
     """Return (N,): 1 if the judge agrees with the label, otherwise 0."""
+    # Ask each pair as the data does.
     questions = []
     for compared in comparisons:
         questions.append(Question(tuple(open_image(path) for path in compared.images), compared.question))
 
+    # An unanswered pair would change which pairs are compared.
     right = []
     errors = []
     for verdict, compared in zip(judge.verdicts(questions), comparisons, strict=True):

@@ -37,6 +37,7 @@ def run_edit_story(
     Returns:
         The summary's path, and the lines of a verdict.
     """
+    # Each seed is a whole run, graded by the oracle at each evaluation.
     grade = partial(grade_edits, oracle=Oracle())
     rows = []
     for seed in seeds:
@@ -57,6 +58,7 @@ def before_and_after(run: Path) -> dict[str, dict[str, float]]:
         if line["kind"] == "evaluation":
             evaluations.append(line)
 
+    # First and last, and what changed between them.
     grades: dict[str, dict[str, float]] = {"before": {}, "after": {}, "change": {}}
     for name in EDIT_GRADES:
         before = evaluations[0][name]

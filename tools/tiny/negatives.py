@@ -57,6 +57,7 @@ def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
         for prompt, grid in zip(prompts, grids, strict=True):
             panels += split(grid, prompt.grid)
 
+    # Whatever the oracle does not recognise.
     failures = []
     for panel, seen in zip(panels, Oracle().read(panels), strict=True):
         if seen is None:
@@ -122,6 +123,7 @@ def _shuffled(rng: Random, noise: Generator) -> Image.Image:
     for strip in np.split(pixels, side):
         blocks += np.split(strip, side, axis=1)
 
+    # Put the blocks together again, in rows.
     rng.shuffle(blocks)
     strips = []
     for start in range(0, len(blocks), side):
@@ -141,6 +143,7 @@ def _blended(rng: Random, noise: Generator) -> Image.Image:
 def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: Random) -> Image.Image:
     """Imitate a broken policy: decode a latent with much noise left."""
     pixels = torch.from_numpy(np.asarray(panel).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    # Noise of the scale of the latents, of which 45 % or more replace the panel.
     clean = encode_panels(vae, pixels)
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     noise = torch.randn(clean.shape, generator=generator) / vae.config.scaling_factor
@@ -168,6 +171,7 @@ def _scene(rng: Random, noise: Generator) -> Image.Image:
     """Draw a texture, perhaps with objects of other textures in front of it."""
     scene = rng.choice(TEXTURES)(rng, noise)
     for _ in range(rng.choice((0, 0, 0, 1, 2, 4))):
+        # Objects with the outlines of clouds, from compact to torn.
         outline = _cloud(noise, rng.uniform(1.5, 3.0))
         inside = outline > np.quantile(outline, rng.uniform(0.4, 0.9))
         mask = Image.fromarray((inside * 255).astype(np.uint8))
@@ -332,6 +336,7 @@ def _window(rng: Random, noise: Generator) -> Image.Image:
 
 
 def _lights(rng: Random, noise: Generator) -> Image.Image:
+    # Discs of light, which add up, on a dark ground.
     pixels = np.broadcast_to(noise.uniform(0, 70, 3), (SIDE, SIDE, 3)).copy()
     for _ in range(rng.randint(6, 40)):
         distance = np.hypot(X - rng.random(), Y - rng.random())

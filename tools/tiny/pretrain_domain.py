@@ -75,10 +75,12 @@ def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, s
     Random(seed).shuffle(learned)
     textures = draw_textures(round(18000 * share), seed=seed)
 
+    # Outside: drawn textures, and the world in other colours.
     outside = []
     for image in (*textures, *recoloured(learned[: round(800 * share)])):
         outside.append(thumbnail(image, size=SIDE))
 
+    # The threshold, on logits of held-out images.
     net = fit(learned, outside, steps=round(12000 * share), log=out / "domain_log.jsonl", seed=seed)
     logits = Domain(net, NAME, SIDE, threshold=0.0).logits(held_out)
     Domain(net, NAME, SIDE, threshold=round(float(logits.quantile(1 - DECLINED_SHARE)), 3)).save(out)
@@ -168,6 +170,7 @@ def drawn(rng: Random, *, count: int) -> Iterator[Image.Image]:
 @torch.no_grad()
 def decoded(vae: AutoencoderKL, rng: Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
     """Decode latents between a drawn grid and noise, and yield the grid or one of its panels."""
+    # Latents of some panels at both sizes, encoded once.
     shown = rng.sample(characters.panels_of("train"), 400)
     scale = vae.config.scaling_factor
     shift = vae.config.shift_factor
@@ -189,6 +192,7 @@ def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
     for steps in (10, 3, 2, 1):
         policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
         yield from _grids(policy, seed=seed + steps, count=2 * count, steps=steps)
+    # Adapters as RL makes them, from hardly visible to destructive.
     for number in range(8):
         for spread in ADAPTER_SPREADS:
             policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
@@ -237,6 +241,7 @@ def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
         edits = character_edits("train", count, seed=seed)
         prompts = prompts_from(str(write_edits(Path(folder), edits, name="edits")), limit=None)
         policy = KONTEXT.from_pretrained(editor, **TRAINED_WITH)
+        # Good edits, and rough ones of too few steps.
         for steps in (10, 2, 1):
             yield from _samples(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=steps)
         random_adapter(policy.transformer, policy.lora_targets, spread=0.15, seed=seed)

@@ -70,6 +70,7 @@ class ImageBank:
         self.panels = characters.all_panels()
         self.number = {panel: number for number, panel in enumerate(self.panels)}
 
+        # In the order that `of` and `of_negative` count in.
         images: list[Image.Image] = []
         for size in PANEL_SIZES:
             images += to_images(panel_pixels(size))
@@ -181,6 +182,7 @@ def _text_example(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageB
         if value != shown:
             wrong.append(f"The {name} is {shown}.")
 
+    # The answer names every wrong attribute, which directs the attention.
     answer = f"Yes. It shows {panel.text}."
     if draw < 0.12:
         answer = "No. It shows nothing."
@@ -190,6 +192,7 @@ def _text_example(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageB
 
 
 def _criterion_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    # A criterion is about one attribute.
     name = rng.choice(KEPT)
     question = questions.meets_criterion(CRITERIA[name])
     if rng.random() < 0.1:
@@ -425,6 +428,7 @@ def collate(
 
 def _chat(example: TrainingExample, processor: Any) -> tuple[list[int], list[int]]:
     """Tokenize an example's prompt, and find the index of each quoted word's last token."""
+    # The prompt, with its images as tokens.
     content = [{"type": "image"}] * len(example.images) + [{"type": "text", "text": example.question}]
     text = chat_text(processor, [{"role": "user", "content": content}])
     # Images of 32 px are 16 patches, merged by fours. The processor would insert the tokens if it had the image.

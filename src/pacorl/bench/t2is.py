@@ -221,7 +221,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
-    # One grid image per case, as the paper generates them.
+    # One grid image per case, cut into the panels that are measured.
     source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]

@@ -302,7 +302,7 @@ def annotate(
     # Without a flag, the database's own sharing holds.
     changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing = Sharing(**changes) if changes else None
-    # A dry run only counts each person's questions.
+    # A dry run shows the division of the work alone.
     people = split_names(annotators)
     if step.dry_run:
         step.print(routes.plan(folder, people, sharing=sharing))

@@ -54,9 +54,9 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
     """Nearest neighbours of each vector: cosine similarities and indices, both (N, K), nearest first."""
     size = len(vectors_NC)
     count = min(count, size - 1)
-    # One more than asked for: a vector finds itself.
     searched = _search_index(vectors_NC, seed)
     searched.add(vectors_NC)
+    # One more than asked for: a vector finds itself.
     similarity, index = searched.search(vectors_NC, count + 1)
     # An inverted file that finds too few returns −1: let that be any vector, at the least similarity.
     missing = index < 0

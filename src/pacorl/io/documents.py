@@ -186,6 +186,7 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: 
     """
     text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
+        # The parser's hooks see a repeated key and a constant, but not where they are.
         document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
         _check_values(document, half_pairs=half_pairs)
     except json.JSONDecodeError as error:
@@ -242,6 +243,7 @@ def _refused(constant: str) -> None:
 
 def _check_values(document: Any, *, half_pairs: bool = False) -> None:
     """Raise ValueError if a document is nested too deeply, or holds a number or text that cannot be used."""
+    # Level by level and not recursively: a deep document would exhaust the stack.
     level: list[tuple[str, Any]] = [("", [document])]
     for depth in range(MAX_DEPTH + 1):
         inner = []

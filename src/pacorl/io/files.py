@@ -101,6 +101,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     """
     if not folder and path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # The nearest existing folder decides, since the missing ones will be made in it.
     above = next(part for part in (path if folder else path.parent, *path.parents) if part.exists())
     if not above.is_dir():
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
@@ -180,6 +181,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
         flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
     """
     try:
+        # Encode first: a text that UTF-8 cannot hold must not touch the old file.
         content = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
         raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
@@ -245,6 +247,7 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     """
     if folder.is_symlink() or not folder.is_dir():
         return []
+    # This command's own files.
     root = folder.resolve()
     for pattern in made:
         for path in [*folder.glob(pattern)]:

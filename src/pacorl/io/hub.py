@@ -98,6 +98,7 @@ def checkpoint_digest(source: str) -> str:
     else:
         return ""
 
+    # With the names: files of exchanged content are another checkpoint.
     content = hashlib.sha256()
     for path in files:
         content.update(f"{path.name} {_file_digest(path)}\n".encode())

@@ -174,6 +174,7 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     Raises:
         ImageError: no judge can take it.
     """
+    # Judges read three channels of 8 bits.
     image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
     check_frames(image, name)
     check_shape(image, name)

@@ -118,6 +118,7 @@ class Answer:
             wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
         except ValueError:  # it may be a date
             wait = 0.0
+        # The API's own message, else the beginning of the body.
         message = self._one_line(str(self.error().get("message") or self.body[:300].decode(errors="replace")))
         return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait, unreachable=unreachable)
 
@@ -325,6 +326,7 @@ class LoopThread:
             return
         for future in list(self._running):  # a copy: finished futures remove themselves from the set
             future.cancel()
+        # Within the loop: tasks belong to its thread.
         asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -87,6 +87,7 @@ def matching(name: str) -> list[Key]:
     matches = below or [key for key in keys() if f".{key.name}".endswith(f".{name}")]
     if matches:
         return matches
+    # The whole name or its last part may be misspelt.
     names = {key.name for key in keys()} | {key.name.rpartition(".")[2] for key in keys()}
     near = difflib.get_close_matches(name, names, n=3)
     raise ValueError(f"no config has the key {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
@@ -101,6 +102,7 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         text = texts.get(name) or _text_of_section(choice, sections)
         is_list = get_origin(field.annotation) in (tuple, list)
         default = "" if sections and not is_list else _default_of(field)
+        # The key itself.
         yield Key(run, path, "", _type_of(annotation), default, text)
 
         # The keys below it.

@@ -165,6 +165,7 @@ def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
     least = LEAST_DRIVERS.get(major, max(LEAST_DRIVERS.values()))
     own = max((needed for version, needed in OWN_DRIVERS.items() if version <= (major, minor)), default=least)
 
+    # Too old to run at all, too old for some features, or fine.
     fix = f"update the driver to {max(least, own)} or newer, or install a torch built for an older CUDA"
     text = f"{driver}, and this torch is built with CUDA {cuda}"
     if int(branch) < least:
@@ -208,6 +209,7 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         host += plan.peak_bytes
         held += plan.peak_bytes
 
+    # Pages of files may be dropped: without them a run fits, but loads slowly.
     memory = _main_memory()
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
     if held > memory:
@@ -267,6 +269,7 @@ def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool)
 
 
 def _asked(key: str, options: BackendOptions) -> Finding:
+    # A judge that cannot be loaded or asked is a finding, as any other fault.
     judge: Judge | None = None
     device = torch.device(available_device())
     try:

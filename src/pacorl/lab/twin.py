@@ -45,6 +45,7 @@ def write_generator(spec: PolicySpec, folder: Path, *, width: Width, depth: int 
         OSError: the disk is full or cannot be written.
     """
     check_new(folder, fix="name another folder")
+    # Tokenizers and schedulers of the tiny twin, weights in the wanted shapes.
     pipeline = spec.twin(vocabulary())
     pipeline.save_config(folder)
     for name, component in pipeline.components.items():
@@ -148,6 +149,7 @@ def write_shards(model: nn.Module, folder: Path, stem: str) -> None:
 
     from pacorl.io.documents import write_json
 
+    # Names first: a shard's file name contains the number of all shards.
     shards = list(shards_of(model))
     weight_map: dict[str, str] = {}
     total = 0

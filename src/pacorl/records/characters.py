@@ -112,6 +112,7 @@ def import_vistorybench(source: Path, out: Path) -> list[Path]:
     Raises:
         ValueError: if a story cannot be read, an image is unusable, or a folder exists already.
     """
+    # One story, or a folder of stories.
     paths = [source / "story.json"]
     if not paths[0].is_file():
         paths = sorted(source.glob("*/story.json"), key=lambda path: path.parent)
@@ -141,6 +142,7 @@ def _import_character(story: Path, name: str, entry: Any, folder: Path) -> Path:
     if not images:
         raise ValueError(f"there is no image in {story / 'image' / name}")
     for image in images:
+        # Opened before it is written: a copied image is a usable one.
         content = read_bytes(image)
         open_image(content, name=str(image))
         write_atomic(folder / image.name, content)

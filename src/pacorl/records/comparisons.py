@@ -112,6 +112,7 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
             save_comparisons(drawn, path)  # last: a file that is there is whole
         return load_comparisons(path)
 
+    # A file.
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -121,6 +122,7 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
             raise ValueError(f"{path}: no such file; give {SOURCES}")
         return load_sharegpt(path.parent, path.name)
 
+    # An entry of a folder's dataset_info.json.
     folder_entry = _folder_entry(source)
     if folder_entry is None:
         raise _unreadable(source)
@@ -288,6 +290,7 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
 
+    # The entry's names of columns and roles, over LLaMA-Factory's.
     columns = COLUMNS | entry.columns
     tags = TAGS | entry.tags
     comparisons = []
@@ -357,6 +360,7 @@ def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
         return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
     info = _info(folder)
 
+    # By name, by file name, or the only one.
     matching = {}
     for key, entry in info.items():
         if name in ("", key, entry.file_name):

@@ -58,6 +58,7 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
         ValueError: if the instruction is missing, or an image is missing, unreadable or outside of `folder`.
     """
     check_keys(record, KEYS, foreign=True)
+    # What to change, in which images, and what the edited image is to show.
     instruction = record.get("instruction")
     if not isinstance(instruction, str) or not instruction.strip():
         raise ValueError(f"'instruction' must be the text of an edit, got {instruction!r}")
@@ -107,6 +108,7 @@ def shown_characters(record: Mapping[str, Any], folder: Path) -> JsonObject:
     characters = []
     for name, entry in entries.items():
         characters.append(Character(name, entry.description.strip(), images_beside(entry.images, folder)))
+    # References by default, or as the record lists them.
     references = in_turn([character.images for character in characters])
     if "references" in record:
         references = images_beside(_texts(record, "references"), folder)
@@ -196,6 +198,7 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: holds no .parquet files")
+    # The images of all files go into one folder, named by content.
     folder = path.parent / f"{path.stem}_images"
     prompts: list[Prompt] = []
     for file in files:
@@ -218,6 +221,7 @@ def _rows(path: Path) -> Iterator[JsonObject]:
             if not present:
                 raise ValueError(f"{path}: has no column {' or '.join(choices)}; it has {', '.join(names)}")
             columns[present[0]] = ours
+        # A few rows at a time: each holds images of megabytes.
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
             for row in batch.to_pylist():
                 yield {columns[name]: value for name, value in row.items()}

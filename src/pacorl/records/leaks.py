@@ -61,6 +61,7 @@ def find_leaks(
     """
     leaks: dict[int, Leak] = {}
     for name, prompts in against.items():
+        # Exact equality by keys, then nearly equal texts by shared word triples.
         equals: dict[str, Prompt] = {}
         for prompt in prompts:
             for key in _keys(prompt):
@@ -144,6 +145,7 @@ def split_prompts(
     Raises:
         ValueError: if no prompts are left for training.
     """
+    # Keep out what is measured elsewhere, and group what belongs together.
     leaks = find_leaks(prompts, keep_out or {}, near=near)
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
@@ -203,6 +205,7 @@ def _trained_texts(run: Path) -> Iterator[str]:
     prompts = config.get("prompts") or {}
     data = config.get("data") or {}
 
+    # A policy was trained on prompts, a judge on comparisons.
     if "train" in prompts:
         read, sources = _prompt_texts, [prompts["train"]]
     else:
@@ -295,6 +298,7 @@ class _NearestPrompt:
         for shingle in shingles:
             shared.update(self.holders.get(shingle, ()))
 
+        # In the order of the prompts, so that the first of equals wins.
         best, nearest = 0.0, 0
         for number in sorted(shared):
             jaccard = shared[number] / len(shingles | self.shingles[number])

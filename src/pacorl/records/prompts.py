@@ -163,10 +163,12 @@ def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> 
     layout = text_field(record, "layout")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text for the generator")
+    # Panels: listed under their key, or behind tags in the text.
     panels = record.get("panels", list(panel_texts(text)))
     if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
         raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
 
+    # The layout, if there is one or if there are panels to lay out.
     grid = Grid(1, 1)
     if layout or panels or LAYOUT.search(text):
         grid = parse_layout(layout or text)
@@ -197,6 +199,7 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
     dimensions = record.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
+    # Dimension → name → text.
     criteria: dict[str, dict[str, str]] = {}
     for dimension, named_texts in dimensions.items():
         texts = named_texts or {}

@@ -112,6 +112,7 @@ def _ranking(record: JsonObject, line: int) -> Ranking:
         **{name: text_field(record, name).strip() for name in TEXTS},
     )
 
+    # A ranking from which nothing, or the wrong thing, would be learnt.
     candidates = ranking.candidates
     repeated = [name for name in candidates if candidates.count(name) > 1]
     if not ranking.reference:
@@ -229,6 +230,7 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
         separators = [mark for mark in SEPARATORS if mark in cell] or SEPARATORS
         tiers = _split(cell, separators[0])
 
+    # Ties within a rank.
     candidates = []
     for tier in tiers:
         candidates.append([name.strip() for name in TIE.split(tier)])
@@ -246,6 +248,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
     Raises:
         ValueError: if candidates or references have no column.
     """
+    # One column for the reference, and no name twice.
     fix = f"the first line names the columns, e.g. {EXAMPLE}"
     for name, count in Counter(header).items():
         if name and count > 1:
@@ -267,6 +270,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         between = [name for name in span if name and name not in KEYS]
     single = [name for name in header if name == "candidates"]
 
+    # Exactly one of the forms.
     forms = [", ".join(form) for form in (single, numbered, between) if form]
     if len(forms) != 1:
         fault = f"candidates are in {' and in '.join(forms)}" if forms else "no candidates"

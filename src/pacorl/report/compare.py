@@ -49,6 +49,7 @@ def side_names(first: Path, second: Path) -> tuple[str, str]:
     """Return the folders' names, with as many parent folders as distinguish them."""
     parts = first.resolve().parts
     others = second.resolve().parts
+    # As few parents as are needed: the names head two columns.
     count = 1
     while parts[-count:] == others[-count:] and count < max(len(parts), len(others)):
         count += 1

@@ -231,6 +231,7 @@ def thinned(points: Points) -> Points:
     """Keep the lowest and highest point of each bucket and both ends; all points if there are at most 2 · BUCKETS."""
     if len(points) <= 2 * BUCKETS:
         return points
+    # Extremes, not means: a spike in the loss must remain visible.
     indices = {0, len(points) - 1}
     for bucket in range(BUCKETS):
         start = bucket * len(points) // BUCKETS
@@ -262,6 +263,7 @@ COLOURS = 6
 
 def line_chart_svg(chart: Chart) -> Markup:
     """Draw the chart's lines and band with axes; data attributes hold the frame and the numbers."""
+    # The frame. SVG's y grows downwards, so that the scale of values is reversed.
     epochs, values = _extent(chart)
     x = Scale(*epochs, LEFT, RIGHT)
     y = Scale(*values, BOTTOM, TOP)
@@ -347,6 +349,7 @@ def _tick(value: float, among: Sequence[float]) -> str:
 
 def _line_svg(line: Line, x: Scale, y: Scale, index: int, *, dots: bool) -> Markup:
     """Draw the stretches between missing values, and a dot per point if there are few."""
+    # A missing value ends a stretch, so that no line bridges it.
     stretches: list[list[tuple[float, float]]] = [[]]
     for epoch, value in line.points:
         if value is None:

@@ -104,6 +104,7 @@ class RunFolder:
 
     def until(self, epoch: int) -> RunFolder:
         """Leave out everything newer than an epoch, and samples without an evaluation in the log."""
+        # Samples may be written before their evaluation's line.
         evaluations = [line for line in self.evaluations if line["epoch"] <= epoch]
         evaluated = {line["epoch"] for line in evaluations}
         return replace(

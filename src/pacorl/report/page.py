@@ -68,6 +68,7 @@ def check_report(run: Path) -> int:
     """
     path = run / "report.html"
     page = read_text(path)
+    # The page states its run and epoch, since the run may have gone on.
     stated = STATED.search(page)
     after = ""
     if stated:
@@ -237,6 +238,7 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
     if len(samples) == 1:
         return [Pair(first[key], None, measure) for key in sorted(first)], 0
 
+    # Largest change first; unjudged pairs last, by prompt.
     last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
     pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
@@ -257,6 +259,7 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     Args:
         names: names of the sides on the page.
     """
+    # Evenly over the ranks, so that no eye chooses the images.
     sets = []
     for index in spread(len(pairs), count=count):
         pair = pairs[index]

@@ -159,6 +159,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
 
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}; write the card first")
+    # Every text is searched for secrets before the first byte leaves this machine.
     paths = published_files(folder)
     for path in paths:
         if path.suffix in TEXT_FILES:
@@ -205,6 +206,7 @@ def _config(run: Path) -> JsonObject:
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> JsonObject:
     """Build the front matter of the card, with the keys of the hub."""
+    # The base decides the licence: an adapter is bound by it.
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):
@@ -245,6 +247,7 @@ def _task(config: JsonObject) -> str:
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
     """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     yield "## Use"
+    # A judge is asked through this project, a generator may be loaded by diffusers too.
     if is_judge:
         source = f"{base} --adapter {name}" if is_adapter else name
         yield f"```bash\npacorl score a.png b.png --judge {source}\n```"
@@ -276,6 +279,7 @@ def _name_of(source: str) -> str:
 
 def _measured(run: Path) -> Iterator[str]:
     """Tabulate the summary's figures, else the last evaluation of the log."""
+    # The quickstart's summary has both sides and their difference.
     path = run / "summary.json"
     summary = read_object(path) if path.is_file() else {}
     sides = ("before", "after", "difference")

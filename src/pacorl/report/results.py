@@ -69,6 +69,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
     """
     if len(samples) < 2:
         return []
+    # Scores by image, on both sides.
     first = {sample.key: _scores(sample) for sample in samples[min(samples)]}
     last = {sample.key: _scores(sample) for sample in samples[max(samples)]}
 
@@ -79,6 +80,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
             if name in last[key]:
                 keys_of.setdefault(name, []).append(key)
 
+    # Paired: each row compares the same images.
     rows = []
     for name, keys in keys_of.items():
         before = np.array([first[key][name] for key in keys])

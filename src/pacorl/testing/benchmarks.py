@@ -66,6 +66,7 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
     data, options = spec.example(folder)
     items = spec.read(data, options)
 
+    # A correct judge, and one that prefers the opposite.
     right = _figures(spec, items, options, folder, ColourJudge())
     wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
 
@@ -76,6 +77,7 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
 
     assert compared, "no figure of the example is a number"
 
+    # No figure may be worse with the correct judge, and one has to be better.
     worse = [column for column in compared if right[column] < wrong[column]]
     assert not worse, f"a wrong judge has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
     assert any(right[column] > wrong[column] for column in compared), (

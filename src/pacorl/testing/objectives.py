@@ -46,6 +46,7 @@ def check_direction(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
     gradient = _gradient(spec, options, start)
     assert gradient.isfinite().all(), "the gradient is not finite"
 
+    # Small, so that the first order decides.
     step = 1e-3 / gradient.abs().max().clamp(min=1e-12)
     gain_B = _fit(spec, start - step * gradient) - _fit(spec, start)
     assert gain_B[BETTER] > 0, "a step against the gradient makes a sample of advantage 1 less likely"

@@ -178,6 +178,7 @@ def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Non
 
     add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
 
+    # A layer is idle if its adapter has no gradient.
     conditioning = adapted.collate(adapted.encode([prompt], image_size))
     idle = check_adapter(adapted, conditioning, image_size, targets=())
     undeclared = sorted(idle - policy.idle_layers)
@@ -218,6 +219,7 @@ def run_pipeline(
         "_auto_resize": False,
     }
     module = sys.modules[type(pipeline).__module__]
+    # Images in the form that this pipeline takes.
     images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
     if prompt.references and policy.stitched:
         images = [stitch(images, image_size)]
@@ -227,6 +229,7 @@ def run_pipeline(
     if images:
         settings["image"] = images if policy.max_sources > 1 else images[0]
 
+    # The pipeline's last latents, before it decodes them.
     latents: list[Tensor] = []
 
     def keep(*step: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
     spread = max(found) - min(found)
     assert spread > 0, f"all images have the score {found[0]}; give images that should differ, or mend the reward"
 
+    # A score may depend on its image alone, and not on its neighbours in a batch.
     backwards = scores_of("tested", reward, prompts[::-1], images[::-1])[::-1]
     _assert_alike(scores, backwards, spread, "in a batch of the opposite order")
 

@@ -99,6 +99,7 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
     """
     if len(prompt.panels) != 1:
         raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not describe the edited image in 'panels'")
+    # The prompt describes the edited panel, so that the change follows from both.
     after = Panel.parse(prompt.panels[0])
     changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:

@@ -182,6 +182,7 @@ def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
 
 
 def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
+    # The place and size of the body; a jump lifts it off its shadow.
     x = 96
     bottom = 200
     half_widths = {"round": 50, "square": 50, "pointed": 62, "tall": 30}
@@ -377,6 +378,7 @@ class Oracle:
 
     def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
         """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
+        # The nearest template always exists; beyond the distance it means nothing.
         panels = []
         for panel, distance in self.nearest(images):
             panels.append(panel if distance <= VALID_DISTANCE else None)
@@ -416,6 +418,7 @@ def grade(described: Sequence[Panel], shown: Sequence[Panel | None]) -> dict[str
         prompt_match: share of the six attributes that a panel's text names and the panel shows, mean over panels.
         valid: share of recognised panels.
     """
+    # Between panels, then between each panel and its text.
     agreement = []
     for first, second in itertools.combinations(shown, 2):
         agreement.append(_share_equal(first, second, KEPT))
@@ -461,6 +464,7 @@ def evenness(majorities: Sequence[Majority]) -> float:
 
     It is 1 if all values are equally common among the sets, and 0 if every set shows the same value.
     """
+    # Per attribute: an even mix of hats must not hide a single colour.
     entropies = []
     for name, values in zip(KEPT, zip(*majorities, strict=True), strict=True):
         counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)

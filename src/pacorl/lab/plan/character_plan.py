@@ -75,6 +75,7 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     count = len(pictures.train) + len(pictures.held_out) + class_images
     rows = character_rows(config, policy, images=count)
 
+    # Counts, and warnings that depend on the whole plan.
     trained = trained_bytes(policy)
     plan = CharacterPlan(
         rows,

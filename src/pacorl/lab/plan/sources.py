@@ -95,6 +95,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     if folder is None:
         return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
 
+    # Configs that are here replace the published ones.
     configs = dict(spec.parts)
     for name in spec.parts:
         local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
@@ -113,6 +114,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
                 f"{spec.published}"
             )
 
+    # Weights, component by component.
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
     return Checkpoint(configs, absences, note)
@@ -130,6 +132,7 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
     """
     if not isinstance(options, InProcessOptions):
         return Checkpoint({})
+    # A LoRA names its base, whose configs have the shapes.
     source = options.checkpoint
     key = f"{key}.checkpoint"
     lora = None if _vision_language_folder(source) else _folder(source, tiny=LOCAL_JUDGE.tiny, marker=PEFT_CONFIG)
@@ -237,10 +240,12 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
     absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
 
+    # Checkpoints and models of rewards.
     for checkpoint in checkpoints:
         absences += checkpoint.absences
     absences += _reward_absences(config)
 
+    # Adapters to start from, and of judges.
     absences.append(adapter_absence("adapter.start", config.adapter.start))
     for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
         if isinstance(judge, InProcessOptions):
@@ -299,6 +304,7 @@ def _absence(key: str, source: str, lacking: str) -> MissingFile:
 def _remedy(source: str) -> str:
     if source == TINY:
         return "`python -m tools.tiny all` makes it again"
+    # A file within a repository, a folder, or a whole repository.
     in_repo = HUB_PATH.fullmatch(source)
     if in_repo and not Path(source).exists():
         return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"

@@ -46,6 +46,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     Raises:
         ValueError: if its samples do not divide among the `world` processes.
     """
+    # The first epoch's sampler, whose tree decides how many latents are distinct.
     spec = OBJECTIVES[config.objective.name]
     samples = config.prompts_per_epoch * config.group_size
     sampler = config.sampling.sampler(
@@ -79,6 +80,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
         others += trained if spec.lag else trained * (1 - 1 / updates)
 
+    # Only a negative text takes a second forward per velocity.
     passes = 1 if config.model.negative_text is None else 2
     return Work(
         sampler,

@@ -103,6 +103,7 @@ def measure_credit(
     Raises:
         ValueError: for prompts without panels or an aggregate without a slope, or if no group has all its scores.
     """
+    # Panel credit needs parts of a score, and panels.
     if AGGREGATES[config.advantages.aggregate].slope is None:
         raise ValueError(
             f"advantages.aggregate {config.advantages.aggregate} has no slope to weigh the parts of a score by, so "
@@ -126,6 +127,7 @@ def measure_credit(
     if not gradients["set"] or not own:
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 
+    # The same draws for every credit, so that their difference is no chance.
     signals = []
     for name, of_groups in gradients.items():
         rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
@@ -184,6 +186,7 @@ def _gradients(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
     rows = _group(draw.sampler, prompt)
+    # Draw and score one group.
     samples = Samples()
     with Scorer(rewards, overlap=False, by_panel=True) as scorer:
         for rollout in draw_samples(draw, rows, samples):
@@ -193,12 +196,14 @@ def _gradients(
         return {}
 
     table = reward_table(scores, rows, names=tuple(rewards), parts=parts)
+    # One loss for all credits: only the advantages differ.
     weights = [reward.weight for reward in config.rewards]
     nodes = draw.sampler.tree.nodes([row.number for row in rows])
     loss = PolicyLoss(
         draw.policy, draw.sampler, draw.cache, options=config.objective, advantage_clip=config.advantages.clip
     )
 
+    # Both halves of the group under each credit.
     gradients = {}
     for name, share in CREDITS.items():
         options = config.advantages.model_copy(update={"credit": share})
@@ -215,6 +220,7 @@ def _halves(values: Advantages, panels: int) -> list[Advantages]:
         value_LB = values.value_B[None] if values.value_LB is None else values.value_LB
         value_LBP = value_LB[..., None].expand(*value_LB.shape, panels)
 
+    # Zero advantages leave the other half out of the loss.
     first_B = torch.arange(value_LBP.shape[1]) < value_LBP.shape[1] // 2
     halves = []
     for inside_B in (first_B, ~first_B):
@@ -261,11 +267,13 @@ def signal_by_noise(halves: Sequence[tuple[Tensor, Tensor]], rng: np.random.Gene
     Returns:
         Signal by noise of a group's gradient, from pairs of groups, and signal by power of a half, from the two halves.
     """
+    # Products in fp64: the signal is a small difference of large sums.
     whole = torch.stack([first + second for first, second in halves]).double()
     product_II = (whole @ whole.T).numpy()
     shared_I = np.array([float(first.double() @ second.double()) for first, second in halves])
     power_I = np.array([float(first.norm() ** 2 + second.norm() ** 2) / 2 for first, second in halves])
 
+    # First the estimate itself, with weight 1 for each group, then the bootstrap's weights.
     count = len(halves)
     weights = [np.ones(count), *rng.multinomial(count, np.full(count, 1 / count), size=DRAWS)]
     between = [_between(product_II, weight_I) for weight_I in weights]

@@ -178,11 +178,13 @@ def plan_design(
         raise ValueError(
             f"the probe has a budget of {budget:g} samples; give --epochs (each has {epoch}) for 1 to {LARGEST:,}"
         )
+    # The requested candidates, each of which must be affordable.
     candidates = [Candidate("", configured.sde_steps, configured.noise_level, configured.size)]
     candidates += _varied(configured, options.steps or (), options.noise_levels or (), options.sizes or ())
     for candidate in candidates[1:]:
         _check(candidate, configured)
 
+    # Default candidates as far as the budget reaches; a refused one is named with its reason.
     most = min(prompts, config.prompts_per_epoch)
     per_start = 1 + READING * (readings - 1)
     left_out = []
@@ -330,6 +332,7 @@ def opened(
     Raises:
         ValueError: if there are several processes, or a builder refuses the config.
     """
+    # One process: draws are not divided among ranks.
     runtime = Runtime()
     device = runtime.device
     if runtime.world > 1:
@@ -461,6 +464,7 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     nodes = max(1, work.node_batch)
     size = models.policy.size_of(models.prompts[0], work.sampler.size)
     latent = models.policy.noise([0], size)
+    # Seconds of each, per image.
     forward = _quickest(models, lambda: _forward(models, size, batch)) / batch
     trained = _quickest(models, lambda: _backward(models, size, nodes)) / nodes
     decode = _quickest(models, lambda: models.policy.decode(latent, size))
@@ -480,6 +484,7 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
 
 @torch.no_grad()
 def _forward(models: Models, size: Size, count: int) -> None:
+    # As in sampling: without gradients, and without the activations kept for them.
     _velocity(models, size, count)
 
 
@@ -627,6 +632,7 @@ def probe(
                 advance=lambda groups: advance(drawn + groups * config.group_size, total),
             )
 
+    # Findings, with what the reader should know of them.
     notes = _notes(design, findings[0])
     seconds = {"probe": time.perf_counter() - started, **models.seconds}
     return Findings(design, readings, tuple(findings), cost, tuple(notes), seconds, credit)

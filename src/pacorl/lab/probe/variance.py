@@ -88,6 +88,7 @@ class Variances:
             counts: distinct draws n_ℓ of each level within the group, which shows a share 1 − 1/n_ℓ of σ²_ℓ.
         """
         weight_L = np.array([1 - 1 / counts[name] for name in self.within])
+        # The estimate and every draw, so that the interval is of the share itself.
         rows_XL = self.rows()[:, 1:] * weight_L
         steps_L = np.isin(self.within, self.steps)
         return estimate(ratio(rows_XL[:, steps_L].sum(1), rows_XL.sum(1)))
@@ -136,6 +137,7 @@ def mean_squares(y: Floats) -> tuple[Floats, Floats]:
     """Compute the (L,) mean squares of a balanced nested array, one axis per level, and their degrees of freedom."""
     squares = []
     freedoms = []
+    # From the grand mean down: each level's means against the level above.
     above = y.mean(keepdims=True)
     for level, count in enumerate(y.shape):
         mean = y.mean(axis=tuple(range(level + 1, y.ndim)), keepdims=True)

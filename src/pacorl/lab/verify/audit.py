@@ -111,6 +111,7 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 
 def _check_log(run: Path, records: Sequence[Record]) -> str:
     log = run / "metrics.jsonl"
+    # Lines of the log, and the lines that the ledger recorded.
     lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
     recorded = []
     for record in records:
@@ -171,6 +172,7 @@ def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
 def _check_best(run: Path, records: Sequence[Record]) -> str:
     folder = run / "checkpoints"
     file = folder / "best.json"
+    # Scores in the checkpoints, against the ledger's.
     recorded = {_moment(record): record.get("score") for record in records}
     epochs: dict[str, int] = {}
     for path in checkpoints(folder):
@@ -181,6 +183,7 @@ def _check_best(run: Path, records: Sequence[Record]) -> str:
         if moment in recorded and state.get("score") not in (None, recorded[moment]):
             raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
 
+    # best.json, against the checkpoints.
     best = best_checkpoint(folder)
     if best is None:
         if file.exists():
@@ -199,6 +202,7 @@ def _check_adapter(run: Path, records: Sequence[Record]) -> str:
     if not existing:
         return "there is none yet"
     files = read_object(existing[-1] / "state.json").get("files", {})
+    # A checkpoint lists the digests of the adapter that it exported.
     prefix = "lora/"
     exported = {}
     for name, sha in files.items():
@@ -244,6 +248,7 @@ def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Pa
     for path in checkpoints(run / "checkpoints"):
         existing[_moment(read_object(path / "state.json"))] = path
 
+    # Epoch → the state after it, as far as it still exists.
     sources: dict[int, Path | None] = {}
     starts: dict[int, Path | None] = {}
     for record in records:
@@ -270,6 +275,7 @@ def ranges(numbers: Sequence[int]) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
+    # A span of one number is that number.
     texts = []
     for span in spans:
         texts.append(f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]))

@@ -251,6 +251,7 @@ def _replay_config(config: PolicyConfig, out: Path, *, measures: Sequence[str] |
     prompts: dict[str, Any] = {"leaks": "off", "benchmarks": ()}
     if measures is None:
         prompts["evaluation_limit"] = 1
+    # An evaluation's own measures, as far as they need no judge.
     held_out = [reward for reward in config.evaluation.rewards if f"{HELD_OUT}{reward.key}" in (measures or ())]
     evaluation = {"judge": None, "rewards": tuple(held_out), "compare_sizes": False, "compare_trained": False}
     changes = {
@@ -292,6 +293,7 @@ def compare(
         again: records of the recomputation's start, and of the epoch or evaluation.
         scores: recorded and new scores of an evaluation; empty if no reward was computed again.
     """
+    # The environment may explain a difference.
     then = start["environment"]
     now = again[0]["environment"]
     environment = {}
@@ -337,6 +339,7 @@ def _hashed(name: str, key: str, then: Record, now: Record, *, since: Record | N
     # JSON's null, written for NaN, becomes NaN.
     old = np.array(then["sketches"][key], dtype=np.float64)
     new = np.array(now["sketches"][key], dtype=np.float64)
+    # Relative to the quantity itself, or for weights to their change within the epoch.
     scale = new - np.array(since["sketches"][key], dtype=np.float64) if since else new
     difference = float(np.linalg.norm(old - new))
     size = float(np.linalg.norm(scale))
