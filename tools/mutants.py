@@ -392,12 +392,12 @@ class Trials:
         by_file: dict[str, list[pytest.Item]] = {}
         for name, item in items.items():
             by_file.setdefault(name.partition("::")[0], []).append(item)
-        for name, own in by_file.items():
+        for name, file_items in by_file.items():
             # The stored calls are of today if neither the test file nor the files that it calls have changed.
             entry = self.calls.files.get(name)
             if entry is None or entry["digest"] != _digest_of(name, entry["sources"], self.folder):
                 print(f"tracing the calls of {name}", flush=True)
-                self.calls.add(name, self._run(own, traced=True), self.folder)
+                self.calls.add(name, self._run(file_items, traced=True), self.folder)
 
     def _callers(self, mutant: Mutant, *, elsewhere: bool = False) -> dict[str, float]:
         """Return the tests that call a changed function, with their seconds, of the bug's package or of all others."""
@@ -573,8 +573,8 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     unknown = set(options.only) - {mutant.name for mutant in mutants}
     if unknown:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
-    chosen = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
-    names = {mutant.name for mutant in chosen}
+    selected = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
+    names = {mutant.name for mutant in selected}
 
     # The tests of the last table.
     page = root / options.page
@@ -587,12 +587,12 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
 
     # The new table.
     started = time.perf_counter()
-    results = try_all(chosen, Calls.load(root / options.json), options.tests, hints, root=root)
+    results = try_all(selected, Calls.load(root / options.json), options.tests, hints, root=root)
     if not options.only:
         page.write_text(f"{text}{MARK}\n\n{table(mutants, results)}")
     seen = sum(bool(result.seen_by) for result in results.values())
-    print(f"{seen} of {len(chosen)} are seen, in {(time.perf_counter() - started) / 60:.1f} minutes")
-    wrong = [mutant.name for mutant in chosen if bool(results[mutant.name].seen_by) == bool(mutant.survives)]
+    print(f"{seen} of {len(selected)} are seen, in {(time.perf_counter() - started) / 60:.1f} minutes")
+    wrong = [mutant.name for mutant in selected if bool(results[mutant.name].seen_by) == bool(mutant.survives)]
     if wrong:
         sys.exit(f"survives without a reason, or is seen and has one: {', '.join(wrong)}")
 

@@ -56,18 +56,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Convert links of the repository to links of the site."""
-    own = page.file.src_uri
-    if own == "api.md":
+    uri = page.file.src_uri
+    if uri == "api.md":
         for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
             LOG.warning("api.md: %s has no docstring", name)
     # Links are relative to the file in the repository, and become relative to the page.
-    source = repository_path(own)
+    source = repository_path(uri)
 
     def moved(link: re.Match[str]) -> str:
         target = link[2]
         if not re.match(r"[a-z]+:", target):
             there = site_path(posixpath.normpath(posixpath.join(posixpath.dirname(source), target)))
-            target = posixpath.relpath(there, posixpath.dirname(own) or ".")
+            target = posixpath.relpath(there, posixpath.dirname(uri) or ".")
         return f"{link[1]}{target}{link[3] or ''})"
 
     return LINK.sub(moved, markdown)
@@ -110,17 +110,17 @@ def undocumented(names: list[str]) -> Iterator[str]:
 
 
 def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
-    own: Any = item.final_target if item.is_alias else item
-    if not own.has_docstring:
-        yield own.path
-    if not (own.is_module or own.is_class):
+    documented: Any = item.final_target if item.is_alias else item
+    if not documented.has_docstring:
+        yield documented.path
+    if not (documented.is_module or documented.is_class):
         return
 
     # Fields that the constructor's docstring explains need none of their own.
-    constructor = own.members.get("__init__")
+    constructor = documented.members.get("__init__")
     explains = constructor and constructor.has_docstring
     arguments = [argument.name for argument in constructor.parameters] if explains else []
-    for member in own.members.values():
+    for member in documented.members.values():
         explained = member.name == "logger" or member.name in arguments
         if member.is_public and not (member.is_imported or member.is_special or explained):
             yield from _undocumented(member)

@@ -31,13 +31,13 @@ def lock(report: Path) -> Iterator[str]:
 
 def sbom() -> dict[str, Any]:
     """Describe the installed distributions in CycloneDX 1.5."""
-    found = {}
+    by_name = {}
     for distribution in distributions():
-        found[distribution.name.lower()] = distribution
+        by_name[distribution.name.lower()] = distribution
 
     # By name: the order of installation differs from machine to machine.
     components = []
-    for _, distribution in sorted(found.items()):
+    for _, distribution in sorted(by_name.items()):
         name = distribution.name
         version = distribution.version
         purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"

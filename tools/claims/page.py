@@ -33,18 +33,18 @@ python -m tools.claims render                    # this page
 
 def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Render the page from the claims and their results."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     for claim in claims:
         results = read_results(claim, root)
-        parts += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
-        parts.append(predictions_table(claim, results))
+        sections += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
+        sections.append(predictions_table(claim, results))
         if results:
-            parts.append(arms_table(claim, results))
+            sections.append(arms_table(claim, results))
         if claim.needs:
-            parts.append(paragraph(f"It cannot run yet: {claim.needs}"))
+            sections.append(paragraph(f"It cannot run yet: {claim.needs}"))
         if claim.notes:
-            parts.append(paragraph(claim.notes))
-    return "\n".join(parts)
+            sections.append(paragraph(claim.notes))
+    return "\n".join(sections)
 
 
 def paragraph(text: str) -> str:

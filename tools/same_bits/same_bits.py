@@ -84,7 +84,7 @@ def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
             for number, command in enumerate(STORIES[name]):
-                arguments = [part.replace("{out}", str(out)) for part in command]
+                arguments = [word.replace("{out}", str(out)) for word in command]
                 print(f"{name}: {' '.join(arguments)}", flush=True)
                 (out / f"stdout-{number}.txt").write_text(_run(arguments, source))
 

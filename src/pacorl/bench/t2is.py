@@ -293,17 +293,17 @@ class T2isBench:
             return []
 
         # One question per image and text.
-        asked = []
+        positions = []
         texts = []
         for index, dimensions in enumerate(case.alignment):
             for dimension, dimension_texts in dimensions.items():
                 for text in dimension_texts:
-                    asked.append((index, dimension))
+                    positions.append((index, dimension))
                     texts.append(text)
-        scores = self.alignment.scores([images[index] for index, _ in asked], texts)
+        scores = self.alignment.scores([images[index] for index, _ in positions], texts)
 
         by_image: list[dict[str, list[float]]] = [{} for _ in images]
-        for (index, dimension), value in zip(asked, _values(scores), strict=True):
+        for (index, dimension), value in zip(positions, _values(scores), strict=True):
             by_image[index].setdefault(dimension, []).append(value)
         return [_means(values) for values in by_image]
 

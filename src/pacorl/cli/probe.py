@@ -159,5 +159,5 @@ def print_credit(console: Console, finding: CreditFinding) -> None:
             cells.append(f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]")
         table.add_row(signal.credit, *cells)
     console.print(table)
-    told = f"{finding.share:.0%} of the change lies in parts without the panel: advantages.credit={finding.advice}"
-    console.print(labelled("locality:", told, style="bold"), highlight=False)
+    locality = f"{finding.share:.0%} of the change lies in parts without the panel: advantages.credit={finding.advice}"
+    console.print(labelled("locality:", locality, style="bold"), highlight=False)

@@ -102,7 +102,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     if not folder and path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # The nearest existing folder decides, since the missing ones will be made in it.
-    above = next(part for part in (path if folder else path.parent, *path.parents) if part.exists())
+    above = next(ancestor for ancestor in (path if folder else path.parent, *path.parents) if ancestor.exists())
     if not above.is_dir():
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     if not os.access(above, os.W_OK | os.X_OK):
@@ -201,8 +201,8 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "not a regular file; name another", str(path))
-    part = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
-    temporary = path.with_name(part)
+    part_name = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
+    temporary = path.with_name(part_name)
     with disk_errors(path, temporary):
         make_folder(path.parent, flush=flush)
         os.close(open_regular(temporary, os.O_WRONLY | os.O_EXCL, mode=mode))
@@ -280,13 +280,13 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk_errors(path: Path, *others: Path) -> Iterator[None]:
+def disk_errors(path: Path, *aliases: Path) -> Iterator[None]:
     """Add `path` to an OSError without a file name, or with the name of one of the `others`."""
     try:
         yield
     except OSError as error:
         # Writes to a full disk raise without a name.
-        names = [str(other) for other in others]
+        names = [str(other) for other in aliases]
         if error.errno and error.filename in (None, *names):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
@@ -394,9 +394,9 @@ def own_folder(folder: Path) -> Iterator[None]:
         ValueError: another process does; it is named.
     """
     note = f"{NOTE}{os.getpid()} on {platform.node()}"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(sole_holder(folder / ".lock", note=note))
+            stack.enter_context(sole_holder(folder / ".lock", note=note))
         except LockedError as error:
             raise ValueError(
                 f"{folder} is being written by {error.holder or 'another process'}; wait for its end or stop it, "
@@ -442,7 +442,7 @@ def inside(folder: Path, relative: str) -> Path:
     """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`."""
     root = folder.resolve()
     # Linux raises for longer names at any later access, when the origin of the name is lost.
-    longest = max((len(part.encode(errors="replace")) for part in Path(relative).parts), default=0)
+    longest = max((len(name.encode(errors="replace")) for name in Path(relative).parts), default=0)
     if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
         raise ValueError(f"{relative[:60]!r} is not a path of a file")
     path = (root / relative).resolve()

@@ -45,7 +45,7 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     if "DiffusionPipeline" in families:
         for component, entry in kind.load_config(source).items():
             # A setting, an absent component, or one among the options, which is not loaded.
-            if component in options or not isinstance(entry, list) or [type(part) for part in entry] != [str, str]:
+            if component in options or not isinstance(entry, list) or [type(word) for word in entry] != [str, str]:
                 continue
             library, name = entry
             # AutoModel and its like would choose a class by the component's own files.

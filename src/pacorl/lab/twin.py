@@ -70,10 +70,10 @@ def write_judge(spec: JudgeSpec, folder: Path, *, width: Width, depth: int | Non
     config = own_config(model)
     if width == "published":
         assert spec.architecture is not None
-        parts = read_object(spec.architecture)
-        config = parts["model"]
+        configs = read_object(spec.architecture)
+        config = configs["model"]
         processor = image_text_processor(
-            tokenizer=processor.tokenizer, image_options=parts["processor"], chat_template=processor.chat_template
+            tokenizer=processor.tokenizer, image_options=configs["processor"], chat_template=processor.chat_template
         )
     write_model({**config, **special_ids(config, processor.tokenizer)}, folder, depth=depth)
     processor.save_pretrained(folder)
@@ -87,14 +87,14 @@ def own_config(model: Any) -> JsonObject:
     return {**config, "architectures": [type(model).__name__]}
 
 
-def published_component(name: str, twin: Any, parts: Parts) -> Any:
+def published_component(name: str, twin: Any, configs: Parts) -> Any:
     """Build the scheduler or processor with its published settings."""
     if name == "scheduler":
-        return type(twin).from_config(parts[name])
+        return type(twin).from_config(configs[name])
     from pacorl.io.processor import image_text_processor
 
     return image_text_processor(
-        tokenizer=twin.tokenizer, image_options=parts[name], chat_template=twin.tokenizer.chat_template
+        tokenizer=twin.tokenizer, image_options=configs[name], chat_template=twin.tokenizer.chat_template
     )
 
 

@@ -239,7 +239,7 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
 
 def _split(cell: str, separator: str) -> list[str]:
     """Split a cell into its parts, without blanks around them and without empty parts."""
-    return [part.strip() for part in cell.split(separator) if part.strip()]
+    return [entry.strip() for entry in cell.split(separator) if entry.strip()]
 
 
 def _rank_columns(header: Sequence[str]) -> list[str]:

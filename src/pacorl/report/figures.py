@@ -237,8 +237,8 @@ def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
                 "title", f"{name}: P(Yes) {bar.confidence:.3f}, share of Yes {bar.share:.3f}, {bar.count} pairs"
             )
             radius = 3 + 9 * math.sqrt(bar.count / most)
-            place = {"cx": across(bar.confidence), "cy": up(bar.share)}
-            drawn.append(tag("circle", title, **place, r=radius, fill=colour_name, opacity=0.7))
+            position = {"cx": across(bar.confidence), "cy": up(bar.share)}
+            drawn.append(tag("circle", title, **position, r=radius, fill=colour_name, opacity=0.7))
     label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
     return tag("svg", *drawn, class_="reliability", viewBox="0 0 300 300", role="img", aria_label=label_text)
 

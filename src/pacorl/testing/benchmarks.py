@@ -39,9 +39,9 @@ class ColourJudge:
         return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
 
     def _p_yes(self, question: Question) -> float:
-        first, *others = [_mean_colour(image) for image in question.images]
+        first, *colours = [_mean_colour(image) for image in question.images]
         distance = 0.0
-        for other in others:
+        for other in colours:
             distance = max(distance, float(np.abs(first - other).max()))
         likeness = 0.05 + 0.9 * math.exp(-6 * distance)
         return 1 - likeness if self.contrary else likeness

@@ -114,17 +114,17 @@ def measure_credit(
         raise ValueError(f"prompt {single.id} is one image without panels, so there is no panel credit to probe")
 
     gradients: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CREDITS}
-    own, rest = [], []
+    own_changes, rest_changes = [], []
     for number, prompt in enumerate(prompts):
         # Another epoch for every group: its noise is its own.
         of_group = replace(draw, epoch=number, by_panel=True)
         for name, halves in _gradients(config, of_group, rewards, prompt).items():
             gradients[name].append(halves)
         own_P, rest_P = _redrawn(config, of_group, rewards, prompt)
-        own += own_P
-        rest += rest_P
+        own_changes += own_P
+        rest_changes += rest_P
         advance(number + 1)
-    if not gradients["set"] or not own:
+    if not gradients["set"] or not own_changes:
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 
     # The same draws for every credit, so that their difference is no chance.
@@ -132,7 +132,7 @@ def measure_credit(
     for name, of_groups in gradients.items():
         rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
         signals.append(CreditSignal(name, *signal_by_noise(of_groups, rng)))
-    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own, rest))
+    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own_changes, rest_changes))
     return CreditFinding(len(prompts), root_own, root_rest, tuple(signals))
 
 
@@ -154,15 +154,15 @@ def _redrawn(
     before = _scores(config, trunk, rewards, x_BNC)
     panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
 
-    own, rest = [], []
+    own_changes, rest_changes = [], []
     for panel in range(prompt.grid.count):
         redrawn = torch.where((panel_N == panel)[:, None], x_BNC.roll(1, 0), x_BNC)
         change = _scores(config, trunk, rewards, redrawn) - before
         of_panel = change[:, 1 + panel]
         judged = change[:, 0].isfinite() & of_panel.isfinite()
-        own += of_panel[judged].tolist()
-        rest += (change[:, 0] - of_panel)[judged].tolist()
-    return own, rest
+        own_changes += of_panel[judged].tolist()
+        rest_changes += (change[:, 0] - of_panel)[judged].tolist()
+    return own_changes, rest_changes
 
 
 def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
@@ -233,12 +233,12 @@ def _gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> Tensor:
     transformer = loss.policy.transformer
     transformer.zero_grad(set_to_none=True)
     update_policy(loss, samples, values, runtime=Runtime(), draw=(0,))
-    parts = []
+    gradients = []
     for weight in transformer.parameters():
         if weight.grad is not None:
-            parts.append(weight.grad.detach().float().flatten().cpu())
+            gradients.append(weight.grad.detach().float().flatten().cpu())
     transformer.zero_grad(set_to_none=True)
-    return _sketch(torch.cat(parts))
+    return _sketch(torch.cat(gradients))
 
 
 def _sketch(gradient: Tensor) -> Tensor:

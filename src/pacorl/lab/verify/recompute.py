@@ -329,8 +329,8 @@ def _evaluation(then: Record, now: Record, scores: Sequence[Floats]) -> Iterator
 def _epoch_scores(record: Record) -> Floats:
     """Return an epoch's scores, and then their parts, as one row."""
     values = list(chain(*record["scores"]["scores"]))
-    for _, parts in record["scores"].get("parts", []):
-        values += chain(*parts.values())
+    for _, panel_scores in record["scores"].get("parts", []):
+        values += chain(*panel_scores.values())
     return np.array(values, dtype=np.float64)
 
 
