@@ -61,7 +61,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
             LOG.warning("api.md: %s has no docstring", name)
     # Links are relative to the file in the repository, and become relative to the page.
-    source = repository_path(uri)
+    source = uri if uri in ADDED else f"docs/{uri}"
+    if uri == "index.md":
+        source = START
 
     def moved(link: re.Match[str]) -> str:
         target = link[2]
@@ -81,13 +83,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def site_path(source: str) -> str:
     """Map `docs/judge.md` to `judge.md` and `README.md` to `index.md`; other files keep their path."""
     return "index.md" if source == START else source.removeprefix("docs/")
-
-
-def repository_path(page: str) -> str:
-    """Invert `site_path`."""
-    if page == "index.md":
-        return START
-    return page if page in ADDED else f"docs/{page}"
 
 
 def commands_page() -> str:

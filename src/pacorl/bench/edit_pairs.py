@@ -81,12 +81,6 @@ class EditPair:
     winner: int | None
     """Index of the preferred edit; None for a tie."""
 
-    def is_right(self, scores: Sequence[float]) -> bool:
-        """Whether the scores of both edits agree with people."""
-        if self.winner is None:
-            return abs(scores[0] - scores[1]) < TIE
-        return scores[self.winner] > scores[1 - self.winner]
-
 
 @dataclass(eq=False)
 class EditPairsBench:
@@ -120,7 +114,13 @@ class EditPairsBench:
 
     def right(self, rows: Sequence[Row]) -> Floats:
         """Compute (N,): 1 for each row that agrees with people."""
-        return np.array([self.data.items[row["key"]].is_right(row["scores"]) for row in rows], dtype=float)
+        right = []
+        for row in rows:
+            winner = self.data.items[row["key"]].winner
+            scores = row["scores"]
+            is_tie = abs(scores[0] - scores[1]) < TIE
+            right.append(is_tie if winner is None else scores[winner] > scores[1 - winner])
+        return np.array(right, dtype=float)
 
     def bootstrapped(self, rows: Sequence[Row], statistic: Callable[[Indices], Floats]) -> list[Interval]:
         """Compute intervals over instructions, whose rows share their images."""

@@ -78,21 +78,18 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, separat
             given_options[name] = value
     if separate:
         given_options["separate"] = True
+    # An adapter on the disk by its content: a run writes new weights under the same path.
+    adapter = options.adapter
+    if adapter:
+        path = Path(adapter)
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        adapter = digest(files[0])[:16] if files else adapter
     return {
         "model": options.model,
-        "adapter": _adapter_digest(options.adapter),
+        "adapter": adapter,
         "size": str(options.size or ""),
         "steps": options.steps,
         "panel": panel,
         "seed": options.seed,
         **packed_form(options.memory),
     } | given_options
-
-
-def _adapter_digest(source: str) -> str:
-    """Digest of an adapter on the disk, else its name: a run writes new weights under the same path."""
-    if not source:
-        return source
-    path = Path(source)
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    return digest(files[0])[:16] if files else source

@@ -143,11 +143,6 @@ def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[flo
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
-def _on_scale(score: object, scale: float) -> bool:
-    # Compare types: a bool is an int to Python, but no score.
-    return type(score) in (int, float) and 0 <= score <= scale  # type: ignore[operator]
-
-
 def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     """Read two scores, scaled to 0 … 10, and the reasoning, from the JSON object in an answer.
 
@@ -159,6 +154,8 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     except ValueError as error:
         raise UnreadableError(str(error)) from None
     scores = document.get("score")
-    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(score, scale) for score in scores):
+    usable = isinstance(scores, list) and len(scores) == 2
+    # Compare types: a bool is an int to Python, but no score.
+    if not usable or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
         raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]

@@ -218,7 +218,12 @@ def write_consistency_rank(export: Export) -> list[Path]:
         # List candidates by name: the order of the list must not reveal the answer.
         names = {}
         for image in (answer.reference, *sorted(answer.candidates)):
-            names[image] = _shown_name(shown, folder, image)
+            # Its whole path if another image has the same name.
+            name = Path(image).name
+            if shown.setdefault((folder, name), image) != image:
+                name = image.replace("/", "__")
+                shown[folder, name] = image
+            names[image] = name
             link_or_copy(export.bring_image(image), root / "images" / folder / names[image])
         reference, *candidates = names.values()
         ranked = [names[image] for image in answer.candidates]
@@ -229,16 +234,6 @@ def write_consistency_rank(export: Export) -> list[Path]:
     write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
-
-
-def _shown_name(shown: dict[tuple[str, str], str], folder: str, image: str) -> str:
-    """Name of an image in a folder of the benchmark; its whole path if another image has the same name."""
-    # The released benchmark has bare names.
-    name = Path(image).name
-    if shown.setdefault((folder, name), image) != image:
-        name = image.replace("/", "__")
-        shown[folder, name] = image
-    return name
 
 
 def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:

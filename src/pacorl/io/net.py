@@ -270,7 +270,11 @@ class Circuit:
             yield
         except TransientError as fault:
             if fault.unreachable:
-                self._note_silence(sent_at, str(fault))
+                self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
+                self._last_fault = str(fault)
+                # A single hanging question, among answered questions, is no silence of the service.
+                if self._silent_since is None and sent_at >= self._answered_at:
+                    self._silent_since = sent_at
             else:
                 self._note_answer()
             raise
@@ -280,13 +284,6 @@ class Circuit:
         self._silent_since = None
         self.cooldown_until = 0.0
         self._answered_at = time.monotonic()
-
-    def _note_silence(self, sent_at: float, fault: str) -> None:
-        self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
-        self._last_fault = fault
-        # A single hanging question, among answered questions, is no silence of the service.
-        if self._silent_since is None and sent_at >= self._answered_at:
-            self._silent_since = sent_at
 
 
 # --- for code that blocks --------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.one_of import OneOf
@@ -99,9 +98,19 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         path = f"{prefix}{name}"
         annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
         choice, sections = _sections_of(annotation)
-        text = texts.get(name) or _text_of_section(choice, sections)
         is_list = get_origin(field.annotation) in (tuple, list)
-        default = "" if sections and not is_list else _default_of(field)
+
+        # Its text, else that of its section, whose keys have defaults of their own.
+        text = texts.get(name, "")
+        if not text and choice:
+            text = f"The options of one {choice.table.noun}."
+        elif not text and sections:
+            text = " ".join((next(iter(sections.values())).__doc__ or "").split())
+        default = ""
+        if field.is_required() and (is_list or not sections):
+            default = "required"
+        elif is_list or not sections:
+            default = json.dumps(field.get_default(call_default_factory=True), default=_plain, ensure_ascii=False)
         # The key itself.
         yield Key(run, path, "", _type_of(annotation), default, text)
 
@@ -112,14 +121,6 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         else:
             for section in sections.values():
                 yield from _keys_of(section, run=run, prefix=inside)
-
-
-def _text_of_section(choice: OneOf | None, sections: Mapping[str, type[BaseModel]]) -> str:
-    if choice:
-        return f"The options of one {choice.table.noun}."
-    if sections:
-        return " ".join((next(iter(sections.values())).__doc__ or "").split())
-    return ""
 
 
 def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
@@ -160,13 +161,6 @@ def _type_of(annotation: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, BaseModel):
         return "section"
     return WORDS.get(origin, getattr(origin, "__name__", str(origin)))
-
-
-def _default_of(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    default = field.get_default(call_default_factory=True)
-    return json.dumps(default, default=_plain, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

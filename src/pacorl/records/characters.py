@@ -87,18 +87,18 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     texts = prompt.panels or (prompt.text,) * prompt.grid.count
     casts = []
     for text in texts:
-        casts.append([character for character in prompt.characters if _is_named(character, text)])
+        folded = text.casefold()
+        cast = []
+        for character in prompt.characters:
+            # Its name as whole words, or its description.
+            name = re.escape(character.name.replace("_", " ").casefold())
+            is_described = character.text and character.text.casefold() in folded
+            if is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
+                cast.append(character)
+        casts.append(cast)
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
-
-
-def _is_named(character: Character, text: str) -> bool:
-    """Check whether a text has a character's name as whole words, or its description."""
-    text = text.casefold()
-    name = re.escape(character.name.replace("_", " ").casefold())
-    described = bool(character.text) and character.text.casefold() in text
-    return described or re.search(rf"(?<!\w){name}(?!\w)", text.replace("_", " ")) is not None
 
 
 def images_in(folder: Path) -> tuple[Path, ...]:

@@ -85,15 +85,6 @@ class Plan:
         return total
 
     @property
-    def device_phases(self) -> set[Phase]:
-        """Phases with device components of their own."""
-        phases = set[Phase]()
-        for row in self.rows:
-            if row.place == "device" and row.phases != tuple(PHASES):
-                phases.update(row.phases)
-        return phases
-
-    @property
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
         return max(self.phase_bytes(phase) for phase in PHASES)
@@ -306,8 +297,12 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
         table.add_section()
 
     # Totals of the phases that have components of their own: generating has no training.
+    phases = set[Phase]()
+    for row in plan.rows:
+        if row.place == "device" and row.phases != tuple(PHASES):
+            phases.update(row.phases)
     for phase, title in PHASES.items():
-        if phase in plan.device_phases:
+        if phase in phases:
             total = plan.phase_bytes(phase)
             remark = "peak" if total == plan.peak_bytes else ""
             table.add_row(f"device, {title}", "", size_text(total), remark)

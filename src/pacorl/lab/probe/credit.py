@@ -238,13 +238,11 @@ def _gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> Tensor:
         if weight.grad is not None:
             gradients.append(weight.grad.detach().float().flatten().cpu())
     transformer.zero_grad(set_to_none=True)
-    return _sketch(torch.cat(gradients))
-
-
-def _sketch(gradient: Tensor) -> Tensor:
-    """Add up stretches of a long vector under random signs, which are the same for every vector of its length."""
+    gradient = torch.cat(gradients)
     if len(gradient) <= SKETCH:
         return gradient
+
+    # Add up stretches of a long vector under random signs, which are the same for every vector of its length.
     generator = torch.Generator().manual_seed(0)
     sketch = torch.zeros(SKETCH)
     for stretch in gradient.split(SKETCH):

@@ -110,7 +110,11 @@ def nested_variances(
     """
     read_often = score_PSMJ.shape[-1] > 1
     names = (PROMPT, START, *steps, *([JUDGE] if read_often else []))
-    y = without_reading_shift(score_PSMJ) if read_often else score_PSMJ[..., 0]
+    y = score_PSMJ[..., 0]
+    if read_often:
+        # Subtract the shift that a reading adds to all scores of a prompt, which cancels in a group's advantages.
+        shift = score_PSMJ.mean(axis=tuple(range(1, score_PSMJ.ndim - 1)), keepdims=True)
+        y = np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
     if len(names) != y.ndim or min(y.shape[1:]) < 2:
         raise ValueError(f"{names} of {y.shape} draws: each level below the prompt needs two draws")
 
@@ -124,13 +128,6 @@ def nested_variances(
     freedom = np.maximum(freedom_L, 1)
     drawn_DL = square_L * freedom / rng.chisquare(freedom, (draws, len(names)))
     return Variances(names, freedom_L, _differences(square_L, y.shape), _differences(drawn_DL, y.shape))
-
-
-def without_reading_shift(score_PSMJ: Floats) -> Floats:
-    """Subtract the shift that a reading adds to all scores of a prompt, which cancels in a group's advantages."""
-    images = tuple(range(1, score_PSMJ.ndim - 1))
-    shift = score_PSMJ.mean(axis=images, keepdims=True)
-    return np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
 
 
 def mean_squares(y: Floats) -> tuple[Floats, Floats]:
