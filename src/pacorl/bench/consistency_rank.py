@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import one_of, option
@@ -124,16 +124,13 @@ def _item(row: JsonObject, prompts: Mapping[str, JsonObject]) -> Ranked:
     if sorted(order) != sorted(candidates):
         raise ValueError(f"rank_images {order} is no order of comp_images {candidates}")
 
-    # The prompt. The published files have a few criteria without a text.
+    # The prompt.
     if folder not in prompts:
         raise ValueError(f"folder {folder!r} has no record in {PROMPTS}")
     prompt = prompts[folder]
-    criteria: dict[str, dict[str, str]] = {}
+    criteria = {}
     for dimension, texts in (prompt.get("criteria") or {}).items():
-        criteria[str(dimension)] = {}
-        for name, text in (texts or {}).items():
-            if isinstance(text, str) and text:
-                criteria[str(dimension)][str(name)] = text
+        criteria[str(dimension)] = named_texts(texts)
 
     return Ranked(
         # A reference is ranked several times, with other candidates each time.

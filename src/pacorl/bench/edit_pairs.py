@@ -32,7 +32,7 @@ from pacorl.bench.items import (
     ListedRows,
     Rows,
     check_filled,
-    faded,
+    drawn_edits,
     open_rows,
     parse_rows,
 )
@@ -40,8 +40,6 @@ from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.config.options import option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, read_json, write_json, write_jsonl
-from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
 
 VC_COLUMNS = ("key", "instruction", "winner", "task")
@@ -280,7 +278,7 @@ def _dataset(
 def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three pairs of two tasks; the preferred edit has the source's colour."""
     rows = []
-    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         task = ("color_alteration", "tone_transfer")[number % 2]
         row = {"key": f"{task}_pair_{number}", "instruction": LIGHTER, "task": task, "winner": "Image B"}
         rows.append({**row, "source_image": source, "edited_images": [bad, good]})
@@ -291,22 +289,11 @@ def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
 def _compass_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three preferences in two dimensions."""
     rows = []
-    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         row = {"source_image": source, "winner": good, "loser": bad, "prompt": LIGHTER}
         rows.append({**row, "dimension": ("IA", "VC")[number % 2], "label": "preference"})
     write_json(folder / "rows.json", rows)
     return folder / "rows.json", EditPairOptions(judge="colour")
-
-
-def _drawn_images(folder: Path) -> list[list[str]]:
-    """Write three sources, each with an edit in its colour and one in another; return their names."""
-    drawn = []
-    for colour in ("red", "green", "blue"):
-        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
-        for name, image in images.items():
-            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
-        drawn.append([f"{colour}_{name}.png" for name in images])
-    return drawn
 
 
 VC_REWARD_BENCH = BenchmarkSpec(

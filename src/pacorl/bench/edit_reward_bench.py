@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, drawn_edits, open_rows, parse_rows
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, write_jsonl
-from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Question
@@ -203,16 +201,13 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
 def _example(folder: Path) -> tuple[Path, BenchmarkOptions]:
     """Write three inputs, each with an output of its own colour and one of another, in every dimension."""
     rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
-        for name, image in images.items():
-            write_atomic(folder / f"{number}_{name}.png", png_bytes(image))
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         row = {
             "key": [f"{number}_good", f"{number}_bad"],
             "instruction": "make it a little lighter",
             "task_type": ("color_alter", "tone_transfer")[number % 2],
-            "input_image": f"{number}_in.png",
-            "output_images": [f"{number}_good.png", f"{number}_bad.png"],
+            "input_image": source,
+            "output_images": [good, bad],
         }
         rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
     write_jsonl(folder / "rows.jsonl", rows)

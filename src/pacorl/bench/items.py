@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.documents import JsonObject, read_jsonl
-from pacorl.io.files import inside
-from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image
+from pacorl.io.files import inside, write_atomic
+from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image, png_bytes
 from pacorl.io.tables import parquet_file
 
 if TYPE_CHECKING:
@@ -36,6 +36,17 @@ def faded(colour: str, share: float, *, side: int = 32) -> Image:
     plain = PIL.Image.new("RGB", size, colour)
     white = PIL.Image.new("RGB", size, "white")
     return PIL.Image.blend(plain, white, share)
+
+
+def drawn_edits(folder: Path) -> list[list[str]]:
+    """Write three sources, each with an edit in its colour and one in another; return their names."""
+    drawn = []
+    for colour in ("red", "green", "blue"):
+        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
+        for name, image in images.items():
+            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
+        drawn.append([f"{colour}_{name}.png" for name in images])
+    return drawn
 
 
 class BadItemError(ValueError):
@@ -102,6 +113,15 @@ def parse_rows(
     for number, row in enumerate(rows):
         records[f"{source}, row {number + 1}"] = (number, row)
     return parse_records(records, parse, skip_bad=skip_bad)
+
+
+def named_texts(mapping: Any) -> dict[str, str]:
+    """Select the texts of a mapping; published criteria have a few names without one."""
+    texts = {}
+    for name, text in (mapping or {}).items():
+        if isinstance(text, str) and text:
+            texts[str(name)] = text
+    return texts
 
 
 def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:

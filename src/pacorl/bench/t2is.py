@@ -24,7 +24,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import PANEL, described, image_source
-from pacorl.bench.items import Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
 from pacorl.config.options import STRONGEST, inherited, option
@@ -168,9 +168,9 @@ def _criteria(record: Any) -> dict[str, dict[str, str]]:
             mapping = mapping[0]
         if not isinstance(mapping, dict):
             raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
-        for key, text in mapping.items():
-            if isinstance(text, str) and text:
-                criteria.setdefault(dimension, {})[str(key)] = text
+        texts = named_texts(mapping)
+        if texts:
+            criteria[dimension] = texts
     return criteria
 
 

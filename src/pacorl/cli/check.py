@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -254,7 +255,7 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
                 images = (inside(folder, ranking.reference), inside(folder, name))
             pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
     # Sorted by their labels, which otherwise take turns: every second pair would be a Yes.
-    return evenly_spread(sorted(pairs, key=lambda pair: pair.consistent), limit)
+    return evenly_spread(sorted(pairs, key=attrgetter("consistent")), limit)
 
 
 def _interval(interval: Interval) -> str:

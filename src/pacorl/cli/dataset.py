@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,10 +58,10 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
-    def perform(self, activity: str, step: Callable[..., JsonObject]) -> None:
+    def perform(self, activity: str, step: Callable[..., JsonObject], *inputs: Any, **options: Any) -> None:
         """Run a step under a progress bar and print its counts."""
         with progress(activity) as advance:
-            counts = step(dry_run=self.dry_run, progress=advance)
+            counts = step(*inputs, **options, dry_run=self.dry_run, progress=advance)
         self.print(counts)
 
     def print(self, counts: JsonObject) -> None:
@@ -156,7 +155,7 @@ def prompts(
     from pacorl.io.documents import read_text
 
     if sentences:
-        step.perform("writing", partial(write_sentences, folder, sentences))
+        step.perform("writing", write_sentences, folder, sentences)
         return
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
@@ -205,8 +204,8 @@ def diversify(
     from pacorl.dataset.selections import Goal
 
     goal = Goal(number=number, distance=distance)
-    work = partial(select, folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed)
-    step.perform("selecting", work)
+    choice = {"method": method, "embed": embed, "per_category": per_category}
+    step.perform("selecting", select, folder, goal=goal, **choice, seed=seed)
 
 
 @app.command("compare-diversity")
@@ -255,8 +254,8 @@ def generate(
     # None is the checkpoint's own default.
     options = vars(generator).copy()
     source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
-    run = partial(module.generate, folder, source, grids=grids, prompts=prompts, shard=Shard.parse(shard))
-    step.perform("generating", run)
+    shares = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
+    step.perform("generating", module.generate, folder, source, **shares)
 
 
 @app.command()
@@ -271,11 +270,11 @@ def pair(
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", partial(pair_images, folder, from_folder))
+        step.perform("copying", pair_images, folder, from_folder)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", partial(cut, folder, prompts=prompts))
+        step.perform("cutting", cut, folder, prompts=prompts)
 
 
 @app.command()
@@ -367,9 +366,8 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    options: dict[str, Any] = {"workers": chat.workers, "price": chat.price or (0.0, 0.0)}
-    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit, **options)
-    step.perform("explaining", run)
+    requests: dict[str, Any] = {"limit": limit, "workers": chat.workers, "price": chat.price or (0.0, 0.0)}
+    step.perform("explaining", write, folder, chat.connect(), rule=rule, question=question, **requests)
 
 
 @app.command()
@@ -389,7 +387,7 @@ def export(
 
     shares = {"train": 1 - test_share, "test": test_share}
     options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
-    step.perform("exporting", partial(write, folder, out=out, rule=rule, question=question, **options))
+    step.perform("exporting", write, folder, out=out, rule=rule, question=question, **options)
 
 
 @app.command()
@@ -419,7 +417,7 @@ def import_(
     """Bring in rankings of your own, or published data."""
     from pacorl.dataset.importing import import_folder
 
-    step.perform("importing", partial(import_folder, folder, source, kind=kind, name=name))
+    step.perform("importing", import_folder, folder, source, kind=kind, name=name)
 
 
 def print_counts(counts: JsonObject, *, as_json: bool) -> None:

@@ -244,7 +244,7 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
         open_names = [name for name in available if quotas[name] < available[name]]
-        quotas[min(open_names, key=lambda name: quotas[name])] += 1
+        quotas[min(open_names, key=quotas.__getitem__)] += 1
     return quotas
 
 

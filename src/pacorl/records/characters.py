@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -115,7 +116,7 @@ def import_vistorybench(source: Path, out: Path) -> list[Path]:
     # One story, or a folder of stories.
     paths = [source / "story.json"]
     if not paths[0].is_file():
-        paths = sorted(source.glob("*/story.json"), key=lambda path: path.parent)
+        paths = sorted(source.glob("*/story.json"), key=attrgetter("parent"))
     if not paths:
         raise ValueError(f"{source} has no story.json, nor has a folder in it; name ViStoryBench's folder of stories")
 

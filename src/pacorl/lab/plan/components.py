@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -282,8 +283,8 @@ def _model_rows(
 
     # Scorers load and work one at a time.
     if scorers:
-        working = max(scorers, key=lambda scorer: scorer.buffers)
-        mapped = max(scorers, key=lambda scorer: scorer.files)
+        working = max(scorers, key=attrgetter("buffers"))
+        mapped = max(scorers, key=attrgetter("files"))
         rows.append(Row(f"{working.name} at work", working.buffers, phases=("score",), note=working.batch))
         rows.append(_mapped(f"{mapped.name}'s files, mapped", mapped.files, phases=("check",)))
 
@@ -331,7 +332,7 @@ def _loading_rows(options: PolicyOptions, policy: PipelinePolicy, *, world: int)
 def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]) -> list[Scorer]:
     """Measure the judges and the encoders of rewards that run in this process."""
     # The grid with the fewest panels has the largest panels, and so the most tokens per question.
-    grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    grid = min((prompt.grid for prompt in prompts), key=attrgetter("count"), default=Grid(2, 2))
     height = max(config.sampling.size[0], config.evaluation.size[0])
     width = max(config.sampling.size[1], config.evaluation.size[1])
     panel = Size(height // grid.rows, width // grid.cols)
@@ -495,8 +496,8 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
         decoded.append(Row("decoding an image", peak + batch.concurrent, phases=("decode",), note=note))
     return [
         Row("encoding prompts", encoded, phases=("encode",), note=f"{prompts} at a time"),
-        max(sampled, key=lambda row: row.bytes),
-        max(decoded, key=lambda row: row.bytes),
+        max(sampled, key=attrgetter("bytes")),
+        max(decoded, key=attrgetter("bytes")),
     ]
 
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -277,7 +278,7 @@ def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> Memory
     text = forward_pass(policy.text_pass(size, prompts=prompts))
     if not policy.max_sources:
         return text
-    return max(text, image_encoding_pass(policy, size=size), key=lambda ledger: ledger.peak)
+    return max(text, image_encoding_pass(policy, size=size), key=attrgetter("peak"))
 
 
 def image_encoding_pass(policy: PipelinePolicy, *, size: Size) -> MemoryLedger:
