@@ -86,15 +86,15 @@ def _panel(rng: Random, size: int | None = None) -> Image.Image:
 
 def _noise(rng: Random, noise: Generator) -> Image.Image:
     size = rng.choice(PANEL_SIZES)
-    mean = noise.uniform(0, 255, 3)
+    mean = _colour(noise)
     std = noise.uniform(5, 120)
     return _image(noise.normal(mean, std, (size, size, 3)))
 
 
 def _flat(rng: Random, noise: Generator) -> Image.Image:
     size = rng.choice(PANEL_SIZES)
-    start = noise.uniform(0, 255, 3)
-    end = noise.uniform(0, 255, 3)
+    start = _colour(noise)
+    end = _colour(noise)
     ramp = np.linspace(0, rng.choice([0, 0, 1]), size)[:, None, None]
     return _image(np.broadcast_to(start + (end - start) * ramp, (size, size, 3)))
 
@@ -257,8 +257,8 @@ def _gradient(rng: Random, noise: Generator) -> Image.Image:
 
 
 def _dots(rng: Random, noise: Generator) -> Image.Image:
-    image, pen = _canvas(noise.uniform(0, 255, 3))
-    fill = _rgb(noise.uniform(0, 255, 3))
+    image, pen = _canvas(_colour(noise))
+    fill = _rgb(_colour(noise))
     pitch = SIDE / rng.choice((4, 6, 10, 16))
     radius = pitch * rng.uniform(0.15, 0.45)
     for x in np.arange(pitch / 2, SIDE, pitch):
@@ -285,12 +285,12 @@ def _dead_leaves(rng: Random, noise: Generator) -> Image.Image:
 
 def _confetti(rng: Random, noise: Generator) -> Image.Image:
     """Draw many small bright rectangles."""
-    image, pen = _canvas(noise.uniform(0, 255, 3))
+    image, pen = _canvas(_colour(noise))
     size = rng.uniform(2, 9)
     for _ in range(int(SIDE**2 / size**2)):
         x, y = noise.uniform(0, SIDE, 2)
         width, height = noise.uniform(0.3, 1.5, 2) * size
-        pen.rectangle((x, y, x + width, y + height), fill=_rgb(noise.uniform(0, 255, 3)))
+        pen.rectangle((x, y, x + width, y + height), fill=_rgb(_colour(noise)))
     return image
 
 
@@ -302,15 +302,15 @@ def _crowd(rng: Random, noise: Generator) -> Image.Image:
         x, y = noise.uniform(0, SIDE, 2)
         width, height = noise.uniform(0.4, 1.4, 2) * size
         shape = rng.choice((pen.ellipse, pen.rectangle))
-        fill = _rgb(noise.uniform(0, 255, 3))
+        fill = _rgb(_colour(noise))
         outline = rng.choice(((30, 26, 30), None))
         shape((x, y, x + width, y + height), fill=fill, outline=outline)
     return image
 
 
 def _bricks(rng: Random, noise: Generator) -> Image.Image:
-    image, pen = _canvas(noise.uniform(0, 255, 3))
-    colour = noise.uniform(0, 255, 3)
+    image, pen = _canvas(_colour(noise))
+    colour = _colour(noise)
     height = SIDE // rng.choice((5, 8, 12))
     for row in range(SIDE // height + 1):
         for column in range(-1, SIDE // (2 * height) + 1):
@@ -325,9 +325,9 @@ def _window(rng: Random, noise: Generator) -> Image.Image:
     """Draw a program's window: bars, boxes and text."""
     image, pen = _canvas(np.array(rng.choice(((250, 250, 250), (236, 240, 244), (28, 30, 36)))))
     font = ImageFont.load_default(size=rng.choice((7, 9, 12)))
-    pen.rectangle((0, 0, SIDE, SIDE // 10), fill=_rgb(noise.uniform(0, 255, 3)))
+    pen.rectangle((0, 0, SIDE, SIDE // 10), fill=_rgb(_colour(noise)))
     if rng.random() < 0.5:
-        pen.rectangle((0, SIDE // 10, SIDE // 4, SIDE), fill=_rgb(noise.uniform(0, 255, 3)))
+        pen.rectangle((0, SIDE // 10, SIDE // 4, SIDE), fill=_rgb(_colour(noise)))
     for top in range(SIDE // 7, SIDE, rng.choice((14, 20, 30))):
         if rng.random() < 0.5:
             pen.rectangle((SIDE // 3, top, SIDE - 10, top + 12), outline=(140, 140, 150))
@@ -373,6 +373,10 @@ def _coloured(values: Array, noise: Generator, *, colours: int) -> Image.Image:
 def _canvas(colour: NDArray[Any]) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     image = Image.new("RGB", (SIDE, SIDE), _rgb(colour))
     return image, ImageDraw.Draw(image)
+
+
+def _colour(noise: Generator) -> Array:
+    return noise.uniform(0, 255, 3)
 
 
 def _rgb(colour: NDArray[Any]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.io.documents import JsonObject, read_jsonl, read_keyed, write_jsonl
@@ -164,7 +164,7 @@ class ConsistencyRank:
     def settings(self) -> JsonObject:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {item.key: [item.prompt] for item in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

@@ -6,7 +6,7 @@ of a tie, if it scores both equally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,7 +36,7 @@ from pacorl.bench.items import (
     open_rows,
     parse_rows,
 )
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, read_json, write_json, write_jsonl
@@ -92,7 +92,7 @@ class EditPairsBench:
     def settings(self) -> JsonObject:
         return {"benchmark": self.name, "data": self.data.fingerprint, **self.judge.settings()}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {key: [pair.instruction] for key, pair in self.data.items.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

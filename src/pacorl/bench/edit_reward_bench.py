@@ -7,7 +7,7 @@ overall = √(PF · C). A row is right if the first output scores higher; figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -18,7 +18,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, drawn_edits, open_rows, parse_rows
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.documents import JsonObject, write_jsonl
@@ -115,7 +115,7 @@ class EditRewardBench:
     def settings(self) -> JsonObject:
         return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         """Return the distinct outputs of the rows, with their instructions."""
         return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 

@@ -7,7 +7,7 @@ rated by a rubric, and averaged per task type, then over task types; "-I" is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -20,7 +20,7 @@ from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOp
 from pacorl.bench.image_sources import described, image_source
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
@@ -168,7 +168,7 @@ class GeditBench:
             "images": dict(self.made_by),
         }
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

@@ -28,11 +28,11 @@ ROWS_AT_A_TIME = 8
 """Rows of a parquet file in memory; each may hold several images of some megabytes."""
 
 
-def faded(colour: str, share: float, *, side: int = 32) -> Image:
+def faded(colour: str, share: float) -> Image:
     """Mix a colour with a share of white: the images of examples."""
     import PIL.Image
 
-    size = (side, side)
+    size = (32, 32)
     plain = PIL.Image.new("RGB", size, colour)
     white = PIL.Image.new("RGB", size, "white")
     return PIL.Image.blend(plain, white, share)

@@ -17,6 +17,8 @@ from pacorl.io.documents import JsonObject, read_object
 
 Row = dict[str, Any]
 """Raw result of one item: `key` and the judgements, or `error` with the reason why there are none."""
+Texts = Mapping[str, Sequence[str]]
+"""Item in order → its texts and ids."""
 PUBLISHED = Path(__file__).with_name("published.json")
 MARK = "†"
 MINUS = "\N{MINUS SIGN}"
@@ -66,7 +68,7 @@ class Benchmark(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """Inputs of the results, as JSON: the data, the judge, the questions."""
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         """Item in order → its texts and ids, which are looked up in a model's training data."""
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

@@ -26,7 +26,7 @@ from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, Ge
 from pacorl.bench.image_sources import PANEL, described, image_source
 from pacorl.bench.items import Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
-from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
+from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import STRONGEST, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
@@ -265,7 +265,7 @@ class T2isBench:
             settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
         return settings
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         # Ids too: a training record of a case may have other words, and the case's id.
         return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 

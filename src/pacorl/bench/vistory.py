@@ -18,7 +18,7 @@ import numpy as np
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
 from pacorl.bench.items import Dataset, ImageCache, faded, parse_records
-from pacorl.bench.suite import Row, Table
+from pacorl.bench.suite import Row, Table, Texts
 from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap
@@ -185,7 +185,7 @@ class VistoryBench:
         settings = {"benchmark": "vistory", "data": self.data.fingerprint, "judge": self.judge.name}
         return settings | {"images": dict(self.made_by), "copy_encoder": self.encoder_name}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {story.id: [shot.text for shot in story.shots] for story in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

@@ -24,9 +24,9 @@ from pacorl.config.options import (
     inherited,
     option,
 )
-from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
+    from pacorl.io.documents import JsonObject
     from pacorl.judge.http.chat import ChatModel
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)

@@ -16,7 +16,6 @@ from pacorl.cli.generate import load_generator
 from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels
 from pacorl.cli.shared import Commands, echo_errors, needing
 from pacorl.config.options import JudgeOptions, inherited, option
-from pacorl.io.documents import JsonObject
 
 if TYPE_CHECKING:
     from pacorl.generate.generator import Generator
@@ -103,12 +102,12 @@ class Toolbox:
         """The generator, loaded by the first repair."""
         return load_generator(self._options, memory="normal", edits=False)
 
-    def guarded(self, tool: Callable[..., JsonObject]) -> Callable[..., JsonObject]:
+    def guarded(self, tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """Wrap a tool: one call at a time, and a fault of the input becomes a tool error."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         @wraps(tool)
-        def call(**arguments: Any) -> JsonObject:
+        def call(**arguments: Any) -> dict[str, Any]:
             try:
                 # The server calls tools on several threads, and a model answers one call at a time.
                 with self._lock:
@@ -126,7 +125,7 @@ class Toolbox:
         characters: Sequence[str] = (),
         theme: str = "",
         criteria: Sequence[str] = (),
-    ) -> JsonObject:
+    ) -> dict[str, Any]:
         """Check whether all images show the same, after three controls, and name the odd one out.
 
         Args:
@@ -142,10 +141,10 @@ class Toolbox:
         _, opened, _ = open_images(self._files(images))
         ask = self._asked(least, characters, theme, criteria)
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
-        document: JsonObject = gate(self.reward.judge, opened, names=images).to_dict()
+        document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
-    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> JsonObject:
+    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Score every pair of images, and name the image that fits the others least.
 
         Args:
@@ -154,7 +153,7 @@ class Toolbox:
         """
         return self._scores(images, theme).to_dict()
 
-    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> JsonObject:
+    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Rank candidates by how well they fit a reference image, best first.
 
         Args:
@@ -178,7 +177,7 @@ class Toolbox:
         criteria: Sequence[str] = (),
         texts: Sequence[str] = (),
         tries: int = 4,
-    ) -> JsonObject:
+    ) -> dict[str, Any]:
         """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
 
         Args:

@@ -155,6 +155,8 @@ def table(rows: Sequence[MeasuredSelection]) -> str:
 
 Embedder = Callable[[Sequence[str]], Vectors]
 
+BATCH = 64
+"""Texts per forward of a text model."""
 DIMENSIONS = 128
 WORDS = 2048
 """Vocabulary of `words`; bounds its vectors at 8 KiB."""
@@ -203,11 +205,10 @@ def unit(rows: NDArray[Any]) -> Vectors:
 class TransformerEmbedder:
     """A CLIP text model, or a sentence encoder with the pooling of its own files (else the mean)."""
 
-    def __init__(self, checkpoint: str, *, batch: int = 64) -> None:
+    def __init__(self, checkpoint: str) -> None:
         from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModelWithProjection
         from transformers.utils import cached_file
 
-        self.batch = batch
         self.is_clip = pretrained(AutoConfig, checkpoint).model_type in ("clip", "clip_text_model")
         kind = CLIPTextModelWithProjection if self.is_clip else AutoModel
         self.model = pretrained(kind, checkpoint).eval().requires_grad_(False)
@@ -226,8 +227,8 @@ class TransformerEmbedder:
         # Longest first, so that a batch pads little; put back in order at the end.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         rows = []
-        for start in range(0, len(order), self.batch):
-            rows.append(self._embed([texts[i] for i in order[start : start + self.batch]]))
+        for start in range(0, len(order), BATCH):
+            rows.append(self._embed([texts[i] for i in order[start : start + BATCH]]))
         return unit(np.concatenate(rows)[np.argsort(order)])
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
