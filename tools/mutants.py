@@ -371,7 +371,7 @@ class Trials:
         for test in items:
             variants.setdefault(test.partition("[")[0], []).append(test)
 
-        # Each test by itself: a test that depends on an earlier one would fail with every bug.
+        # Each test by itself: a dependent test would fail with every bug.
         passed = dict[str, float]()
         count = 0
         for hint in sorted(set(self.hints.values())):

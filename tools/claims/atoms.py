@@ -19,7 +19,7 @@ from pacorl.io.documents import read_json, write_json
 from tools.claims.claim import CLAIMS, CPU_MINUTES, ROOT, Claim, Result, Results, path_of, read_results
 
 PATIENCE = 4 * 3600
-"""Seconds after which an atom that waits for ever is killed."""
+"""Seconds after which a hanging atom is killed."""
 
 
 def price_of(claim: Claim, results: Results) -> float:

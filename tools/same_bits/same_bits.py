@@ -128,7 +128,7 @@ def compare(before: Path, after: Path) -> int:
     differences = equal = 0
     stories = {path.name for path in (*before.iterdir(), *after.iterdir()) if path.is_dir()}
     for name in sorted(stories):
-        # By name, so that a value that only one side has is a difference.
+        # By name, so that a value of one side alone is a difference.
         first = dict(_contents(before / name))
         second = dict(_contents(after / name))
         for key in sorted({*first, *second}):

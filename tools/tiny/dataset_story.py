@@ -80,6 +80,7 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
     """
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished story; name another folder")
+    # The models load in seconds, and their bars would hide the story.
     quiet_loading()
 
     # The dataset, and a judge trained on it.
@@ -209,6 +210,7 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
             "optimizer": {"lr": 2e-3, "batch": 16, "micro_batch": 16},
         }
     )
+    # An interrupted story goes on behind the finished training.
     if not (out / "merged").is_dir():
         JudgeTrainer(config, resume=True).train()
     return out / "merged"

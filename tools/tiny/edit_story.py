@@ -87,6 +87,7 @@ def verdict(summary: JsonObject) -> list[str]:
             grades.append(f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}")
 
         lines.append(f"seed {row['seed']}: {', '.join(grades)}")
+    # The worst seed decides: a mean would hide a failed run.
     worst = summary["worst"]
     words = "reached" if summary["reached"] else "not reached"
     goals = f"kept {worst['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {worst['followed']:+.3f} (wanted no fall)"

@@ -184,6 +184,7 @@ class EditRewardCompass(EditPairsBench):
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         right_N = self.right(rows)
+        # A figure of all pairs needs a question about every dimension.
         dimension_N = np.array([self.data.items[row["key"]].group for row in rows])
         complete = len(self.judge.abouts) == len(COMPASS_DIMENSIONS)
 

@@ -175,6 +175,7 @@ def _score(row: Row, dimension: str) -> float:
 def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     """Compute macro means over task types, per dimension: strict, then with ties."""
     # One number per (task type, dimension): an interval counts them 2,000 times.
+    # The cell of each row in a table of task types and dimensions.
     tasks = sorted({choice.task for choice, _, _ in judged})
     shape = (len(tasks), len(DIMENSIONS))
     cells = []

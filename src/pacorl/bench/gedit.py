@@ -185,6 +185,7 @@ class GeditBench:
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
         instruction = self.data.items[key].instruction
+        # A rater without a usable answer fails its edit alone.
         try:
             return {"key": key, **rate(self.judge.judge, self.rubric, *images, instruction=instruction)}
         except UnratedError as fault:
@@ -265,6 +266,7 @@ def _example(folder: Path) -> tuple[Path, GeditOptions]:
             "input_image": f"{number}.png",
         }
         write_atomic(folder / f"{number}.png", png_bytes(faded(colour, 0.0)))
+        # The finished edit, where the published layout has it.
         write_atomic(folder / "made" / _edit(number, row).file, png_bytes(faded(colour, 0.1)))
         rows.append(row)
     write_jsonl(folder / "rows.jsonl", rows)

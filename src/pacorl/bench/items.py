@@ -192,7 +192,7 @@ class Rows:
 
 
 class ListedRows(Rows):
-    """Rows of a document that is read whole; images are paths in `folder`."""
+    """Rows of a whole document; images are paths in `folder`."""
 
     def __init__(self, folder: Path, rows: Sequence[JsonObject]) -> None:
         super().__init__(folder, [])

@@ -76,6 +76,7 @@ class Outcome:
     @property
     def remarks(self) -> list[str]:
         """Limits of the tables, a sentence each."""
+        # Each with an example, by which the reader finds the rest.
         lines = []
         if not self.complete:
             lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")

@@ -78,7 +78,7 @@ class _NoJudge:
 
 
 def score_of(value: float | None, name: str) -> Score:
-    """Score of `name`; a number that is not finite is no score."""
+    """Score of `name`; infinities and NaN are no score."""
     if value is None or not isfinite(value):
         return Score(None, f"{name} gave no score")
     return Score(value)

@@ -135,6 +135,7 @@ class Table:
 
     def to_dict(self) -> JsonObject:
         """Table for programs."""
+        # Figures under the columns' names, since a list of numbers could be misread.
         rows = []
         for line in self.lines:
             values = {}
@@ -182,6 +183,7 @@ def grouped(
     figures: Callable[[Sequence[Member]], Sequence[Interval]],
 ) -> list[Table]:
     """Table with a line per group, in the order of their names; none without groups."""
+    # Members by group; the figures of a group need all of them.
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(group_of(member), []).append(member)

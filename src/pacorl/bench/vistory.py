@@ -42,7 +42,7 @@ LITE = tuple(f"{number:02d}" for number in LITE_NUMBERS)
 """Stories of ViStoryBench-Lite."""
 APPEARING = "Characters Appearing"
 DESCRIBED = ("Setting Description", "Static Shot Description", "Shot Perspective Design")
-"""Fields of a shot that describe its image, in the order of the prompt."""
+"""Descriptive fields of a shot, in the order of the prompt."""
 COPY_TEMPERATURE = 0.01
 """Temperature of the softmax over a reference and its mirror image, as in the released evaluation."""
 FIGURES = {"cross": "Character, cross", "self": "Character, self", "alignment": "Alignment", "copied": "Copy-paste"}
@@ -228,7 +228,7 @@ class VistoryBench:
         return {"key": story.id, **means}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        # NaN for a story without the figure, e.g. without a character that appears twice.
+        # NaN for a story without the figure, e.g. if no character appears twice.
         figures_NF = np.array([[row.get(figure, np.nan) for figure in FIGURES] for row in rows])
 
         def statistic(drawn: Any) -> Any:

@@ -226,7 +226,7 @@ def compare_diversity(
     records = []
     for path in files:
         records += read_prompts(path)
-    # An embedding that also selects favours its own selections; the measures are independent.
+    # An embedding favours its own selections; the measures are independent.
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
     rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
     if output.as_json:

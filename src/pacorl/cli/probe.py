@@ -152,6 +152,7 @@ def print_credit(console: Console, finding: CreditFinding) -> None:
 
     from pacorl.io.console import labelled
 
+    # Both signals, since a credit may help within a prompt and not between prompts.
     table = Table("credit", "between prompts", "within a prompt", title="signal of a group's gradient")
     for signal in finding.signals:
         cells = []

@@ -108,6 +108,7 @@ def repair(
     gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
     generator = generator.sized(opened)
+    # A plan of both models ends the command.
     if output.dry_run:
         texts = [prompt.panels[0] for prompt in prompts]
         dry_run(generator, judge, judge.judge, prompts=prompts, panels=texts, as_json=output.as_json)

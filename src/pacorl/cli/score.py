@@ -156,6 +156,7 @@ def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list
     from pacorl.judge.check import failing, panel_scores
     from pacorl.judge.video import frame_scores
 
+    # Of a video neighbours are compared, of a ranking each image with the reference.
     panels = frame_scores(scores) if is_video else panel_scores(scores, [[0]] if scores.ranking else [])
     failed = failing(panels, least)
     lowest = next((panel for panel in failed if panel.score is not None), None)

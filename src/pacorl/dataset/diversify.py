@@ -1,4 +1,4 @@
-"""The step `pacorl dataset diversify`: texts → vectors → a selection, and a table that compares selections with chance.
+"""The step `pacorl dataset diversify`: texts → vectors → a selection, and a table of selections and of chance.
 
 The embeddings `tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any
 sentence encoder.

@@ -1,6 +1,6 @@
 """Reasons for labelled pairs by a vision-language model that sees the label (`pacorl dataset explain`).
 
-The judge learns to answer Yes or No and then why. An explanation that argues for the other label is requested again,
+The judge learns to answer Yes or No and then why. An explanation for the other label is requested again,
 then flagged and left out; the next call tries failed pairs again.
 """
 

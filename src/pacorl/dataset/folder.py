@@ -226,6 +226,7 @@ def connect(
     Raises:
         ValueError: it is no such database or damaged (`check`); the message names it.
     """
+    # A URI, which alone can open a database read-only.
     address = f"file:{quote(str(database))}"
     if read_only:
         # Without a log there is no writer. Then `immutable` keeps SQLite from creating one, as mode=ro would.

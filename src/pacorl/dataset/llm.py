@@ -32,6 +32,7 @@ def fill_journal(
     An exception of `answer` ends it at once.
     """
     with ThreadPoolExecutor(workers) as pool:
+        # All at once: the pool limits how many of them run.
         running = [pool.submit(answer, item) for item in items]
         try:
             for done, future in enumerate(as_completed(running), 1):

@@ -59,6 +59,7 @@ class DatasetStep:
 
     def last(self) -> JsonObject:
         """Manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
+        # A damaged manifest must not pass for unfinished work, which would be done over.
         if not self.path.is_file():
             return {}
         try:

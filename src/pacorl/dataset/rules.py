@@ -212,7 +212,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         dealt[name].append(cluster)
         size[name] += len(cluster)
 
-    # If there are too few clusters for a small share, it receives the smallest cluster of a split that has several.
+    # If there are too few clusters for a small share, it receives the smallest cluster of a split with several.
     for name, share in shares.items():
         giver = max(dealt.values(), key=len)
         if share > 0 and not dealt[name] and len(giver) > 1:

@@ -96,6 +96,7 @@ def limit(resource_name: str, most: int) -> None:
         import resource
     except ImportError:
         return
+    # The hard limit stays: another call may still choose a lower soft limit.
     kind = getattr(resource, resource_name)
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -181,7 +181,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
         flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
     """
     try:
-        # Encode first: a text that UTF-8 cannot hold must not touch the old file.
+        # Encode first: a text beyond UTF-8 must not touch the old file.
         content = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
         raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None

@@ -301,7 +301,7 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine. Raises RuntimeError if the loop is closed."""
         if self._loop.is_closed():
-            work.close()  # Python would warn of a coroutine that is never awaited
+            work.close()  # Python would warn of an unawaited coroutine
             raise RuntimeError("this loop is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(future)

@@ -157,7 +157,7 @@ def _versions() -> list[Finding]:
 
 
 def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
-    """Check that the driver supports torch's version of CUDA. A driver that is too old hides the card from torch."""
+    """Check that the driver supports torch's version of CUDA. Too old a driver hides the card from torch."""
     branch = driver.partition(".")[0]
     if cuda is None or not branch.isdigit():
         return
@@ -269,7 +269,7 @@ def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool)
 
 
 def _asked(key: str, options: BackendOptions) -> Finding:
-    # A judge that cannot be loaded or asked is a finding, as any other fault.
+    # A fault of loading or asking the judge is a finding, as any other.
     judge: Judge | None = None
     device = torch.device(available_device())
     try:

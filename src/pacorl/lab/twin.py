@@ -102,6 +102,7 @@ def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -
     """Look up the ids of image tokens in a vision-language model's tokenizer; empty for other models."""
     if "vision_config" not in config:
         return {}
+    # transformers looks for images by these ids, which differ in the twin's vocabulary.
     ids = {}
     for token in QWEN_SPECIAL_TOKENS:
         name = token.strip("<|>")

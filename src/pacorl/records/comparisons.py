@@ -109,7 +109,7 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
         if not path.is_file():
             make_folder(path.parent)
             drawn = draw_comparisons(path.parent, split=split, count=count)
-            save_comparisons(drawn, path)  # last: a file that is there is whole
+            save_comparisons(drawn, path)  # last: an existing file is whole
         return load_comparisons(path)
 
     # A file.

@@ -185,6 +185,7 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     """
     learned = {plain(text) for text in _trained_texts(run)} - {""}
 
+    # The first shared text is reason enough.
     shared = {}
     for item, item_texts in texts.items():
         for text in item_texts:
@@ -267,6 +268,7 @@ def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         for member in family:
             family_of.update(dict.fromkeys(_keys(member), family))
 
+    # Each family once, at its first member.
     families = {}
     for prompt in prompts:
         family = family_of[_keys(prompt)[0]]

@@ -210,6 +210,7 @@ def _hacking_charts(epochs: Series, evaluations: Series) -> list[Chart]:
     drawn = []
     for line in _lines_of(evaluations, HELD_OUT):
         drawn.append(Chart(HACKING, f"{line.label}, held out", [line], dots=True))
+    # Training and evaluation in one chart: a sign in either is enough.
     for key in dict.fromkeys([*epochs, *evaluations]):
         if key.startswith(MONITOR):
             chart = Chart(HACKING, label(key.removeprefix(MONITOR)))
@@ -315,6 +316,7 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     for _, low, high in chart.band:
         values += [low, high]
 
+    # A run of one epoch has a single point.
     first = min(epochs)
     last = max(epochs)
     if last == first:

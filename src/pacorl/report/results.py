@@ -183,6 +183,7 @@ def alarms(run: RunFolder) -> list[RaisedAlarm]:
                 if key.startswith(ALARM) and record[key]:
                     epochs_of.setdefault((where, key.removeprefix(ALARM)), []).append(int(record["epoch"]))
 
+    # One row per sign, however often it was raised.
     raised = []
     for (where, sign), epochs in epochs_of.items():
         name = label(sign.removeprefix(HELD_OUT))

@@ -514,7 +514,7 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     rollouts = work.latents * latent + work.samples * 3 * size.height * size.width
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
-    # Encoded prompts, in a file that all processes map.
+    # Encoded prompts, in one file for all processes.
     conditioning = policy.conditioning_on_meta(size, batch=1).tensors.values()
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded_bytes = encoded * sum(tensor.nbytes for tensor in conditioning)

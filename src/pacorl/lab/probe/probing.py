@@ -229,6 +229,7 @@ def _varied(
     configured: Sampler, steps: Sequence[int], noise_levels: Sequence[float], sizes: Sequence[Size]
 ) -> Iterator[Candidate]:
     """List one candidate per value that differs from the config's."""
+    # A sample of another size costs as much as it has pixels.
     area = configured.size.height * configured.size.width
     for step in steps:
         if (step,) != configured.sde_steps:
@@ -684,6 +685,7 @@ def level_counts(
         tree = Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
     if config.advantages.among == "siblings":
         tree = replace(tree, seeds=1)
+    # Distinct latents of each level among the samples of a prompt.
     nodes = []
     for level in range(len(tree.branches) + 1):
         nodes.append(tree.group_size // tree.leaves(level))

@@ -20,7 +20,7 @@ from pacorl.io.files import check_digests, safetensors_errors
 from pacorl.report.page import check_report
 
 Kind = Literal["epoch", "evaluation"]
-"""Kind of a record that can be computed again."""
+"""Kind of a repeatable record."""
 Moment = tuple[int, int]
 """Epoch and optimizer step."""
 
