@@ -153,9 +153,9 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
         document = object_within(answer)
     except ValueError as error:
         raise UnreadableError(str(error)) from None
-    scores = document.get("score")
-    usable = isinstance(scores, list) and len(scores) == 2
+    scores: Any = document.get("score")
+    is_pair = isinstance(scores, list) and len(scores) == 2
     # Compare types: a bool is an int to Python, but no score.
-    if not usable or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
+    if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
         raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]
