@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pacorl.io.documents import JsonObject, blamed_on, object_within, parse_yaml, read_text
 from pacorl.types import Question
