@@ -57,7 +57,7 @@ class BenchmarkOptions(FrugalJudge):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
-    """Options of a benchmark that measures a generator, or finished images."""
+    """Options of the benchmarks of generators, or of finished images."""
 
     panel: ClassVar[str] = "Generator"
 
@@ -122,7 +122,7 @@ class BenchmarkSpec(Generic[Options, Items]):
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     example: Callable[[Path], tuple[Path, Options]] | None = None
     """Writer of at least three items in the published format into an empty folder; returns DATA and the options to
-    measure them. A judge that compares mean colours answers them correctly; `pacorl.testing` measures them."""
+    measure them. A comparison of mean colours answers them correctly; `pacorl.testing` measures them."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
 

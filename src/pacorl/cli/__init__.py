@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import typer
+from typer import Exit, Option
 
 from pacorl import __version__
 from pacorl.cli import (
@@ -70,14 +70,14 @@ for group in (dataset.app, files.data, files.prompts, benchmark.app, files.confi
 def _show_version(version: bool) -> None:
     if version:
         echo(f"pacorl {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def options(
     # For the help: `main` reads it before typer does, since it decides how faults are shown.
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
-    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+    debug: bool = Option(False, "--debug", help="Show tracebacks."),
+    version: bool = Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Options of every command."""
 
@@ -98,6 +98,7 @@ def run(command: Commands, name: str) -> None:
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
+        # Read here and not by typer, whose own faults it shows too.
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
             command()

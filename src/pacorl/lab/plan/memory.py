@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ class Operations:
         operation = self._cache.get(key)
         if operation:
             return operation.repeated(args), operation.flops
+        # Unknown: run it on meta tensors, and keep it if it can be repeated.
         outputs = func(*args, **kwargs)
         formula = FLOPS.get(func._overloadpacket)
         flops = float(formula(*args, **kwargs, out_val=outputs)) if formula else 0.0
@@ -100,6 +102,7 @@ def _repeatable(
     results = list(outputs) if is_sequence else [outputs]
     if not results or not all(isinstance(result, Tensor) and result.is_meta for result in results):
         return None
+    # An in-place result is its input; any other shared storage is a view, which cannot be repeated.
     in_place = not is_sequence and bool(args) and outputs is args[0]
     storages = {id(tensor.untyped_storage()) for tensor in inputs}
     if not in_place and any(id(result.untyped_storage()) in storages for result in results):
@@ -154,6 +157,7 @@ class MemoryLedger(TorchDispatchMode):
         key = id(storage)
         if key in self._storages:
             return
+        # Inputs are known from now on, and count nothing.
         size = storage.nbytes() if counted else 0
 
         def freed(_: object) -> None:
@@ -242,6 +246,7 @@ def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
 
+    # Forward and backward, as the trainer makes them.
     with measured() as ledger:
         velocity = policy.velocity(before, sigma_B, conditioning, size)
         loss = log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean()
@@ -273,7 +278,7 @@ def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> Memory
     text = forward_pass(policy.text_pass(size, prompts=prompts))
     if not policy.max_sources:
         return text
-    return max(text, image_encoding_pass(policy, size=size), key=lambda ledger: ledger.peak)
+    return max(text, image_encoding_pass(policy, size=size), key=attrgetter("peak"))
 
 
 def image_encoding_pass(policy: PipelinePolicy, *, size: Size) -> MemoryLedger:
@@ -330,6 +335,7 @@ def judge_cost(
     merged = judge.config.vision_config.spatial_merge_size**2
     vision_flops = 2 * parameter_count(judge.model.visual) * merged * (tokens - QUESTION_TOKENS) * questions
 
+    # The language model, whose weights may be packed or streamed.
     quantize_model(judge, quantize, device=META, stream=stream)
     language = judge.model.language_model
     positions = torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
