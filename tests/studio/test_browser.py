@@ -301,8 +301,21 @@ def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
 
 def test_without_the_link_nothing_is_shown(browser, link):
     page = browser.new_context().new_page()
-    page.goto(link.rpartition("/join/")[0] + "/")
+    page.goto(link.rpartition("/join#")[0] + "/")
     playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
+
+
+def test_a_link_on_another_page_asks_first_and_leaves_the_address(browser, link, tmp_path):
+    elsewhere = tmp_path / "page.html"
+    elsewhere.write_text(f'<a href="{link}">Studio</a>')
+    page = browser.new_context().new_page()
+    page.goto(elsewhere.as_uri())
+    page.locator("a").click()
+    playwright.expect(page.locator("#open")).to_be_visible()
+    assert page.url == link.partition("#")[0]
+    page.locator("#open").click()
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    assert page.url == link.partition("join#")[0]
 
 
 def test_a_person_signs_out_of_this_browser_and_the_link_opens_it_again(page, link):

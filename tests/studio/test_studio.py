@@ -338,8 +338,8 @@ SET = {
 
 
 def enter(client) -> None:
-    answer = client.get("/join/secret", headers={"Sec-Fetch-Site": "none"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    answer = client.post("/join", json={"token": "secret"})
+    assert (answer.status_code, answer.json()) == (200, {"path": "/"})
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert "SameSite=strict" in answer.headers["set-cookie"]
 
@@ -370,7 +370,7 @@ def test_nothing_without_the_token(server):
         assert client.request(method, path, json=SET if path == "/api/sets" else None).status_code in (401, 422), path
     assert client.get("/api/state", headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert client.get("/api/state", headers={"Authorization": "Bearer secret"}).status_code == 200
-    assert client.get("/join/wrong").status_code == 401
+    assert client.post("/join", json={"token": "wrong"}).status_code == 401
     assert client.get("/").status_code == 200
 
 

@@ -130,7 +130,7 @@ def serve(
 
     with listening(host, port) as (listener, url):
         state = AppState(secrets.token_urlsafe(16), names, history, recipe)
-        announce(f"studio: {url}/join/{state.token}")
+        announce(f"studio: {url}/join#{state.token}")
         try:
             run(make_app(state), sockets=[listener])
         finally:
