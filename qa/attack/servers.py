@@ -86,6 +86,8 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/sets/000001/0.png"),
         Asked("GET", "/sets/000001/0.zip"),
         Asked("POST", "/api/judgements", JUDGEMENT),
+        Asked("POST", "/api/checks", JUDGEMENT | {"least": 0.5}),
+        Asked("POST", "/api/repairs", JUDGEMENT | {"least": 0.5, "texts": ["waving, flag", "x"]}, status=422),
         Asked("POST", "/api/uploads?name=cat.png", png(28, 28)),
         Asked("DELETE", "/api/uploads/1"),
         Asked("GET", "/api/state"),
