@@ -93,7 +93,7 @@ async function start() {
 }
 
 function drawNames() {
-  $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
+  $("models").textContent = ["drawn by", state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
   $("compareField").hidden = $("strengthField").hidden = !state.adapter;
 }
 
@@ -401,7 +401,7 @@ function view() {
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
   $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${one.rank}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "mean consistency of its pairs") + tie(one);
+  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
   $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
