@@ -147,7 +147,7 @@ def annotate(folder: Path, scale: Scale) -> dict[str, int]:
     with Store(folder / "annotations.db") as store:
         # A resumed story must renew the links: only digests of the first ones are stored.
         links = prepare(store, folder, scale.people, sharing=Sharing(controls=4), renew=store.people())
-        tokens = {name: links[name].rpartition("/")[2] for name in scale.people}
+        tokens = {name: links[name].rpartition("#")[2] for name in scale.people}
         with serving_app(make_app(folder, store)) as url:
             simulate(url, tokens, noise=scale.noise, attend=scale.attend)
         return {name: store.progress(name)["ranked"] for name in scale.people}

@@ -345,11 +345,11 @@ def simulate(
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
     from pacorl.studio.annotate import simulate as module
 
-    # A link ends with its token, and a token holds no slash.
+    # A link ends with # and its token, which holds no #.
     tokens = {}
     for text in links:
         name, _, link = text.partition("=")
-        tokens[name] = link.rpartition("/")[2]
+        tokens[name] = link.rpartition("#")[2]
     print_counts(module.simulate(url, tokens, noise=noise, attend=split_names(attend)), as_json=output.as_json)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pacorl.types import TINY, Size
@@ -170,6 +171,7 @@ class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
     """The generator, the judge and the panel writer of the studio's page."""
 
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`: curves of the judge, thresholds of Check.")
 
 
 @dataclass(frozen=True, kw_only=True)
