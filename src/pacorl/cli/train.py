@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +22,7 @@ from pacorl.config.options import inherited, option
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
+    from pacorl.lab.plan.plan import Plan
 
 RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
@@ -131,9 +132,9 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():
-        peaks = card_peaks()
-        if peaks:
-            echo(_peak_line(run, *peaks))
+        from pacorl.lab.plan.plan import plan_policy
+
+        _echo_peak(lambda: plan_policy(run))
         echo(f"done: {write_report(folder)}")
 
 
@@ -146,15 +147,19 @@ def card_peaks() -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def _peak_line(run: PolicyConfig, allocated: int, reserved: int) -> str:
-    """Compare the measured peak with the planned one."""
-    from pacorl.lab.plan.plan import peak_line, plan_policy
+def _echo_peak(planned: Callable[[], Plan]) -> None:
+    """Compare the measured peak with the planned one in a line; nothing without CUDA."""
+    from pacorl.lab.plan.plan import peak_line
 
+    peaks = card_peaks()
+    if peaks is None:
+        return
+    allocated, reserved = peaks
     # A finished run must not fail by its plan.
     try:
-        return peak_line(plan_policy(run), allocated=allocated, reserved=reserved)
+        echo(peak_line(planned(), allocated=allocated, reserved=reserved))
     except (ValueError, OSError) as fault:
-        return f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}"
+        echo(f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}")
 
 
 @contextmanager
@@ -275,6 +280,10 @@ def train_character(
     with exit_on_sigterm(), config_errors(config, run):
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
+
+    from pacorl.lab.plan.character_plan import plan_character
+
+    _echo_peak(lambda: plan_character(run))
     echo(f"done: {result.page}\nLoRA: {result.adapter}")
 
 

@@ -365,17 +365,7 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
 
 def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
-    # As many questions as fit the judge's limit of tokens.
-    tokens = memory.pair_tokens(panel, configs)
-    questions = max(1, options.batch_tokens // tokens)
-    cost = memory.judge_cost(
-        configs,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        stream=options.stream,
-        questions=questions,
-        panel=panel,
-    )
+    cost, questions = memory.judge_batch(options, configs, panel=panel)
     return Scorer(
         name,
         cost.parameters,
@@ -384,7 +374,7 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
         buffers=cost.peak,
         files=cost.parameters * getattr(torch, options.dtype).itemsize,
         form=_form(options),
-        batch=f"{questions} questions of {tokens} tokens",
+        batch=f"{questions} questions of {memory.pair_tokens(panel, configs)} tokens",
     )
 
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
+from pacorl.judge.judge import InProcessOptions
 from pacorl.models.lora.adapters import adapter_off
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
@@ -30,6 +32,7 @@ from pacorl.models.quantize.linear import parameter_count, quantize_model, strea
 from pacorl.models.twins import META, model_on_meta
 from pacorl.types import Size
 
+aten = torch.ops.aten
 QUESTION_TOKENS = 128
 """Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 
@@ -127,7 +130,7 @@ FLOPS: Mapping[Any, Callable[..., float]] = {
 
 
 class MemoryLedger(TorchDispatchMode):
-    """Count the bytes of the storages that operations allocate in the block, and their FLOPs.
+    """Count the bytes of the storages that operations allocate in the block, and their FLOPs and traffic.
 
     Weights and inputs, which exist before the block, are not counted.
     """
@@ -137,17 +140,23 @@ class MemoryLedger(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.flops = 0.0
+        self.moved = 0.0
+        """Bytes that operations read and write."""
         self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        for tensor in tensors_in(args):
+        inputs = list(tensors_in(args))
+        for tensor in inputs:
             self._note(tensor, counted=False)
         outputs, flops = OPERATIONS.run(func, args, kwargs or {})
-        self.flops += flops
-        for tensor in tensors_in(outputs):
+        results = list(tensors_in(outputs))
+        for tensor in results:
             self._note(tensor, counted=True)
+        self.flops += flops
+        if launches(func):
+            self.moved += traffic([*inputs, *results])
         return outputs
 
     def _note(self, tensor: Tensor, *, counted: bool) -> None:
@@ -167,6 +176,26 @@ class MemoryLedger(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+WITHOUT_KERNEL = {
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+    aten.new_empty_strided.default, aten.set_.source_Storage, aten.lift_fresh.default,
+}  # fmt: skip
+
+
+@cache
+def launches(func: Any) -> bool:
+    """Return whether an operation launches a kernel, rather than allocating or viewing a tensor."""
+    returns = func._schema.returns
+    views = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
+    return func not in WITHOUT_KERNEL and not any(views)
+
+
+def traffic(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of an operation's arguments and results, an expanded tensor's once."""
+    sizes = {id(tensor): min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors}
+    return sum(sizes.values())
 
 
 def tensors_in(nested: object) -> Iterator[Tensor]:
@@ -307,6 +336,8 @@ class JudgeCost:
     """Bytes above the weights that the questions take in the language model, the largest part of a forward."""
     flops: float
     """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
+    moved: float
+    """Bytes that the language model reads and writes."""
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -347,4 +378,19 @@ def judge_cost(
         streamed_bytes(judge),
         forward.peak,
         forward.flops + vision_flops,
+        forward.moved,
     )
+
+
+def judge_batch(options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:
+    """Measure the batch of questions that a judge of this process takes at a time, and count them."""
+    questions = max(1, options.batch_tokens // pair_tokens(panel, configs))
+    cost = judge_cost(
+        configs,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        stream=options.stream,
+        questions=questions,
+        panel=panel,
+    )
+    return cost, questions

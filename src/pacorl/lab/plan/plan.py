@@ -344,7 +344,7 @@ def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
     """Return this machine's card, or if it is unknown all cards that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    return [card for card in here or fitting if card.hours(cost.total / cost.world) > LEAST_HOURS]
+    return [card for card in here or fitting if cost.hours(card) > LEAST_HOURS]
 
 
 def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:
