@@ -46,6 +46,7 @@ ALLOWED = {
     ("io/files.py", "sweep"): (["unlink"], "half-written files of this machine's dead processes, by their exact form"),
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
+    ("cli/__init__.py", "run"): (["open"], "/dev/null"),
     ("grpo/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "open_aside"): (
@@ -100,7 +101,7 @@ ALLOWED = {
     ("rewards/jpeg.py", "JpegSize.__call__"): (["Image.save"], TO_MEMORY),
     ("tools/mutants.py", "Recorder.__init__"): (["open", "open"], "a file of its own temporary folder; /dev/null"),
     ("tools/mutants.py", "Calls.save"): (["Path.replace", "write_text"], "its own record below build/"),
-    ("tools/mutants.py", "_written"): (["write_text", "write_text"], "a file of its own copy of the repository"),
+    ("tools/mutants.py", "Trials._sees"): (["write_text", "write_text"], "a file of its own copy of the repository"),
     ("tools/mutants.py", "copy_repository"): (["shutil.copyfile"], "into its own temporary folder"),
     ("tools/mutants.py", "main"): (["write_text"], "its table in a page of the repository"),
     ("tools/same_bits/same_bits.py", "record"): (

@@ -132,9 +132,10 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():
-        from pacorl.lab.plan.plan import plan_policy
+        if peaks := card_peaks():
+            from pacorl.lab.plan.plan import plan_policy
 
-        _echo_peak(lambda: plan_policy(run))
+            _echo_peak(peaks, lambda: plan_policy(run))
         echo(f"done: {write_report(folder)}")
 
 
@@ -147,13 +148,10 @@ def card_peaks() -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def _echo_peak(planned: Callable[[], Plan]) -> None:
-    """Compare the measured peak with the planned one in a line; nothing without CUDA."""
+def _echo_peak(peaks: tuple[int, int], planned: Callable[[], Plan]) -> None:
+    """Compare the measured peak with the planned one in a line."""
     from pacorl.lab.plan.plan import peak_line
 
-    peaks = card_peaks()
-    if peaks is None:
-        return
     allocated, reserved = peaks
     # A finished run must not fail by its plan.
     try:
@@ -281,9 +279,10 @@ def train_character(
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
 
-    from pacorl.lab.plan.character_plan import plan_character
+    if peaks := card_peaks():
+        from pacorl.lab.plan.character_plan import plan_character
 
-    _echo_peak(lambda: plan_character(run))
+        _echo_peak(peaks, lambda: plan_character(run))
     echo(f"done: {result.page}\nLoRA: {result.adapter}")
 
 

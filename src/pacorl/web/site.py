@@ -28,6 +28,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
+from pacorl.io.documents import read_text
 from pacorl.web.forms import Form, JsonRoute, Text, validation_message
 from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
 
@@ -135,7 +136,7 @@ class Site:
         """
         # "none": typed, a bookmark, or opened by another program.
         asks = "no" if request.headers.get("sec-fetch-site") == "none" else "yes"
-        page = (SHARED_FILES / "join.html").read_text(encoding="utf-8")
+        page = read_text(SHARED_FILES / "join.html")
         return HTMLResponse(page.format(title=html.escape(self.title), asks=asks))
 
     def _join(self, form: JoinForm, request: Request) -> Response:

@@ -325,13 +325,8 @@ def test_an_adjudicator_takes_over_an_order(dataset, browser, width, scheme):
         admin = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         admin.goto(links["admin"])
         playwright.expect(admin.locator("#adjudicators td").nth(1)).to_have_text("1")
-        admin.locator("#work").click()
-        playwright.expect(admin.locator("#worked")).to_have_text("of 2 rankings")
         assert admin.evaluate(FAULTS)["faults"] == []
-        admin.locator("#most img").last.scroll_into_view_if_needed()
-        admin.wait_for_load_state("networkidle")
-        if SCREENSHOTS:
-            admin.screenshot(path=f"{SCREENSHOTS}/scores-{width}-{scheme}.png", full_page=True)
+        shot(admin, f"adjudicators-{width}-{scheme}")
     with Store(folder / "annotations.db") as store:
         (decision,) = (answer for answer in store.answers() if answer.adjudicated)
         assert decision.candidates == tuple(shown.instance.candidates[::-1])
