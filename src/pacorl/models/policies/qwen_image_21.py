@@ -265,7 +265,7 @@ QWEN_IMAGE_21 = PolicySpec(
     licence=("other", "qwen-research"),
     twin=tiny_qwen_image_21,
     steps=40,
-    parameters=0,
+    parameters=7_115_124_736,
     vae_levels="dim_mult",
 )
 """Its parameters are counted in diffusers' default configuration, which the published transformer has."""
