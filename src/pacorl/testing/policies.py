@@ -254,7 +254,9 @@ def _untouched(pipeline: Any) -> Any:
     """Copy the pipeline with a new transformer of the same weights, without the policy's changes."""
     transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
     transformer.load_state_dict(pipeline.transformer.state_dict())
-    return type(pipeline)(**{**pipeline.components, "transformer": transformer})
+    untouched = copy.copy(pipeline)  # with its settings
+    untouched.transformer = transformer
+    return untouched
 
 
 @contextmanager
