@@ -246,7 +246,7 @@ def test_text_that_depends_on_the_step_is_refused() -> None:
     pipeline = diffusers_own(policy().pipeline)
     pipeline.transformer.register_to_config(causal_condition=False)
     with pytest.raises(
-        ValueError, match="has causal_condition false, .*; name a checkpoint with causal_condition true$"
+        ValueError, match=r"has causal_condition false, .*; name a checkpoint with causal_condition true$"
     ):
         QWEN_IMAGE_21.over(pipeline)
 

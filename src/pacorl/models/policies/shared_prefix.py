@@ -1,8 +1,8 @@
 """Qwen-Image 2.1's transformer with one prefix for all images of a prompt.
 
-Text and references are modulated at t = 0 and attend to no generated token. So their keys and values, the prefix, depend
-neither on the step nor on the generated image: here a forward computes them at batch 1, with gradients, for all of its
-rows. The layers are diffusers' own, and no value is read from the device.
+Text and references are modulated at t = 0 and attend to no generated token. So their keys and values, the prefix,
+depend neither on the step nor on the generated image: here a forward computes them at batch 1, with gradients, for all
+of its rows. The layers are diffusers' own, and no value is read from the device.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21AttnProcessor, QwenImage21KVLayerCache
+from diffusers.models.transformers.transformer_qwenimage21 import (
+    QwenImage21AttnProcessor,
+    QwenImage21KVLayerCache,
+    QwenImage21TransformerBlock,
+)
 from torch import Tensor
+
+BLOCK_FORWARD = QwenImage21TransformerBlock.forward
+"""diffusers' own, by a name of its own: `torch.compile` does not look into the class."""
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values (1, P, H, D) of a block's prefix."""
@@ -114,14 +121,13 @@ def _joint_forward(
 
 
 def _block_forward(block: Any, hidden_states: Tensor | Joint, *args: Any, **kwargs: Any) -> Any:
-    forward = partial(type(block).forward, block)
     if isinstance(hidden_states, Joint):
-        return _joint_block(forward, hidden_states, *args)
-    return forward(hidden_states, *args, **kwargs)
+        return _joint_block(block, hidden_states, *args)
+    return BLOCK_FORWARD(block, hidden_states, *args, **kwargs)
 
 
-def _joint_block(
-    forward: Any, joint: Joint, modulation: Tensor, rotary: Tensor, runs: Sequence[Run], known: KeysValues | None
+def _joint_block(  # noqa: PLR0917 - gradient checkpointing passes no keywords
+    block: Any, joint: Joint, modulation: Tensor, rotary: Tensor, runs: Sequence[Run], known: KeysValues | None
 ) -> tuple[Joint, KeysValues]:
     """Compute a block for the prefix, then for the images, which attend to its keys and values.
 
@@ -132,7 +138,8 @@ def _joint_block(
     length = runs[-1].end
     cache = QwenImage21KVLayerCache()
     if prefix is not None:
-        prefix = forward(
+        prefix = BLOCK_FORWARD(
+            block,
             prefix,
             modulation[-1:],
             rotary[:length],
@@ -146,7 +153,9 @@ def _joint_block(
 
     if target is not None:
         cache.store(*(shared.expand(len(target), -1, -1, -1) for shared in known))
-        target = forward(target, modulation[:-1], rotary[length:], layer_cache=cache, kv_cache_mode="cached")
+        target = BLOCK_FORWARD(
+            block, target, modulation[:-1], rotary[length:], layer_cache=cache, kv_cache_mode="cached"
+        )
     return Joint(prefix, target), known
 
 
