@@ -71,7 +71,7 @@ class Studio:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout
         link = self.process.stdout.readline().removeprefix("studio: ").strip()
-        self.url, self.token = link.split("/join/")
+        self.url, self.token = link.split("/join#")
 
     def __enter__(self) -> Studio:
         return self

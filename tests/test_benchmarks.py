@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 from PIL import Image
-from tools.claims import read_claims
+from tools.claims.claim import read_claims
 
 import pacorl
 from pacorl.io.processor import load_processor

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_day.page import at_full_depth, device, two_depths
+from benchmarks.gpu_day.page import at_full_depth, device, device_name, two_depths
 from benchmarks.gpu_day.results import Results
 
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan import cost
 from pacorl.lab.plan.components import PHASES
-from pacorl.lab.plan.cost import REACHED, Card
+from pacorl.lab.plan.cost import COPIES_SHARE, PRODUCTS_SHARE, Card, Load, roofline, roofline_seconds
 from pacorl.lab.plan.plan import CARD_MARGIN, Plan, plan_policy, with_checkpointing
 from pacorl.lab.plan.work import work_of
 from pacorl.models.quantize import NONE
@@ -75,18 +75,31 @@ END = """
 TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
 """One card of each size."""
 
-SECONDS = """
+RATES = """
 ## Seconds per epoch
 
-*Computed*, not measured: the FLOPs of an epoch by the plan, at {share:.0%} of the card's peak in bf16, without any time
-for data that moves. The judge counts where it computes on the card that trains. Evaluations do not count, and `w8a8`
-counts as bf16. A dash marks a card that is too small for the recipe. *Measured* are sampling and training alone, at two
-depths by `python -m benchmarks.gpu_day`, and extrapolated to the published depth.
-`python -m tools.hardware day.jsonl` fills this column from its results{measured}.
+*Computed*, not measured, by a roofline. A phase of the plan takes the longest of three times: its FLOPs at
+{products:.0%} of the card's peak, its bytes in the card's memory at {copies:.0%} of that peak, and the weights that it
+streams from main memory at {copies:.0%} of the bus. The phases add up. Within a phase the three overlap completely,
+which no card does: expect more. The shares are assumptions, and the peaks are the makers':
 
-| Recipe | GPUs that train | PFLOP an epoch | {cards} | Measured |
-|---|---|---|{rules}---|
+| Card | Products in bf16, TFLOP/s | Memory, GB/s | PCIe ×16, GB/s |
+|---|---|---|---|
 """
+
+SECONDS = """
+A phase without a remark is bounded by its products, *memory* by the card's memory and *bus* by the streamed weights.
+Every forward is taken to have the recipe's whole batch, and `w8a8` counts as bf16. A card that is too small has
+no row. Judging counts where the judge computes on the card that trains. Left out are evaluations, prompts (encoded
+once), CLIP, models that change places by `memory: low`, and waiting for other cards.
+
+*Measured* are sampling and training alone, at two depths by `python -m benchmarks.gpu_day`, and extrapolated to the
+published depth. `python -m tools.hardware day.jsonl` fills this column in the row of the card that it was on{measured}.
+
+| Recipe | GPUs that train | PFLOP an epoch | Card | Sampling | Training | Decoding | Judging | Seconds | Measured |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+TIMED_PHASES = ("sampling", "training", "decoding", "judging")
 
 
 def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -97,15 +110,14 @@ def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
         run = load(PolicyConfig, ROOT / "configs" / f"{name}.yaml")
         plan = planned(run)
         needs += row(name, run, plan)
-        seconds += seconds_row(name, plan, measured_epoch(run, records, processes=processes))
+        measured = {device_name(records): measured_epoch(run, records, processes=processes)}
+        seconds += seconds_rows(name, plan, measured)
 
-    heading = SECONDS.format(
-        share=REACHED,
-        measured=f", which here are those of {device(records)}" if records else "",
-        cards=" | ".join(f"{card.gigabytes} GB, {card.name.removeprefix('NVIDIA ')}" for card in TIMED),
-        rules="---|" * len(TIMED),
-    )
-    return INTRODUCTION + needs + NEEDS + heading + seconds + END
+    rates = RATES.format(products=PRODUCTS_SHARE, copies=COPIES_SHARE)
+    for card in TIMED:
+        rates += f"| {sold_as(card)} | {card.tflops:g} | {card.memory_rate:g} | {card.bus_rate:g} |\n"
+    heading = SECONDS.format(measured=f", which here was {device(records)}" if records else "")
+    return INTRODUCTION + needs + NEEDS + rates + heading + seconds + END
 
 
 def planned(run: PolicyConfig) -> Plan:
@@ -114,19 +126,34 @@ def planned(run: PolicyConfig) -> Plan:
     return plan_policy(with_checkpointing(run, on=on))
 
 
-def seconds_row(name: str, plan: Plan, measured: str) -> str:
-    """Format a recipe's computed and measured seconds of an epoch."""
+def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str]) -> str:
+    """Format a recipe's rows: the computed seconds of an epoch and its phases on each card that fits, and the measured
+    seconds by the card's name."""
     assert plan.cost is not None
-    flops = plan.cost.epoch
-    computed = [seconds_on(card, plan, flops / RECIPES[name]) for card in TIMED]
-    cells = (link(name), str(RECIPES[name]), f"{flops / 1e15:.3g}", *computed, measured)
-    return f"| {' | '.join(cells)} |\n"
+    trains = RECIPES[name]
+    phases = {phase: load * (1 / trains) for phase, load in plan.cost.epoch_phases.items()}
+    rows = ""
+    for card in TIMED:
+        if plan.peak_bytes + CARD_MARGIN > card.gigabytes * 10**9:
+            continue
+        by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]
+        epoch = f"{roofline_seconds(card, phases.values()):.0f}"
+        work = (link(name), str(trains), f"{plan.cost.epoch / 1e15:.3g}")
+        cells = (*work, sold_as(card), *by_phase, epoch, measured.get(card.name, ""))
+        rows += f"| {' | '.join(cells)} |\n"
+    return rows
 
 
-def seconds_on(card: Card, plan: Plan, flops: float) -> str:
-    """Format the seconds of some FLOPs on a card; a dash if the run does not fit."""
-    fits = plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9
-    return f"{3600 * card.hours(flops):.0f}" if fits else "–"
+def phase_cell(card: Card, load: Load) -> str:
+    """Format the seconds of a phase, and what bounds it unless products do."""
+    seconds, bound = roofline(card, load)
+    number = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
+    return number if bound == "products" else f"{number} *{bound}*"
+
+
+def sold_as(card: Card) -> str:
+    """Name a card by its size and its model."""
+    return f"{card.gigabytes} GB, {card.name.removeprefix('NVIDIA ')}"
 
 
 def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, processes: int) -> str:

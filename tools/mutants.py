@@ -34,7 +34,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -48,6 +48,8 @@ FAST = "not slow and not campaign and not vllm"
 MARK = "<!-- What follows is written by tools/mutants.py. -->"
 ROW = re.compile(r"\| (\w+) \| .* \| `([^`]+)`: `([^`]+)`[^|]*\| [\d.]+ \|")
 """Row of the table: the bug, and the file and name of the test that detects it."""
+Functions = dict[tuple[str, str, int], list[FunctionType]]
+"""File, name and first line → the loaded functions."""
 PATIENCE = 60.0
 """Timeout of a test with a bug, in seconds beyond ten times its duration without the bug."""
 
@@ -97,6 +99,7 @@ class Mutant:
             ValueError: if the old text does not occur exactly once, or no function changes.
             SyntaxError: if the bug is not valid Python.
         """
+        # Compiled both ways and compared function by function: only these are exchanged in memory.
         before = compile(source, self.file, "exec")
         after = compile(self.apply(source), self.file, "exec")
         changed = []
@@ -209,11 +212,13 @@ def in_fork(
 ) -> None:
     """Run tests in a fork: all of them, or after `prepare` until the first failure."""
     child = os.fork()
+    # The parent waits, and ends whatever the test has started.
     if child:
         os.waitpid(child, 0)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # servers that a failed test left behind
         return
+    # A process group of its own, by which the parent finds servers that remain.
     try:
         os.setsid()
         if prepare:
@@ -265,17 +270,13 @@ class Calls:
         """Duration of each test."""
         return {name: test["seconds"] for name, test in self.tests()}
 
-    def is_current(self, name: str, folder: Path) -> bool:
-        """Check that the calls of a test file are stored, and that neither it nor the called files have changed."""
-        entry = self.files.get(name)
-        return entry is not None and entry["digest"] == _digest_of(name, entry["sources"], folder)
-
     def add(self, name: str, events: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """Store the calls of a test file."""
         failed = {event["test"] for event in events if event["event"] == "failed"}
         for test in sorted(failed):
             print(f"  {test} fails without a bug, and is left out", flush=True)
 
+        # Functions are stored once, and each test has their numbers.
         numbers = {function: number for number, function in enumerate(self.functions)}
         sources: set[str] = set()
         tests = {}
@@ -365,11 +366,12 @@ class Trials:
 
     def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
         """Map each mutant to the tests that detected it last and pass without it, with their seconds."""
+        # The table names a parametrised test without its parameters.
         variants: dict[str, list[str]] = {}
         for test in items:
             variants.setdefault(test.partition("[")[0], []).append(test)
 
-        # Each test by itself: a test that depends on an earlier one would fail with every bug.
+        # Each test by itself: a dependent test would fail with every bug.
         passed = dict[str, float]()
         count = 0
         for hint in sorted(set(self.hints.values())):
@@ -390,10 +392,12 @@ class Trials:
         by_file: dict[str, list[pytest.Item]] = {}
         for name, item in items.items():
             by_file.setdefault(name.partition("::")[0], []).append(item)
-        for name, own in by_file.items():
-            if not self.calls.is_current(name, self.folder):
+        for name, file_items in by_file.items():
+            # The stored calls are of today if neither the test file nor the files that it calls have changed.
+            entry = self.calls.files.get(name)
+            if entry is None or entry["digest"] != _digest_of(name, entry["sources"], self.folder):
                 print(f"tracing the calls of {name}", flush=True)
-                self.calls.add(name, self._run(own, traced=True), self.folder)
+                self.calls.add(name, self._run(file_items, traced=True), self.folder)
 
     def _callers(self, mutant: Mutant, *, elsewhere: bool = False) -> dict[str, float]:
         """Return the tests that call a changed function, with their seconds, of the bug's package or of all others."""
@@ -406,9 +410,10 @@ class Trials:
         mutant: Mutant,
         tests: Mapping[str, float],
         items: Mapping[str, pytest.Item],
-        functions: Mapping[tuple[str, str, int], list[FunctionType]],
+        functions: Functions,
     ) -> bool:
         """Check whether one of the tests detects a bug; quick tests run first."""
+        # The functions that are loaded now, each with the code of the bug.
         path = self.folder / SOURCE / mutant.file
         source = path.read_text()
         live = []
@@ -429,8 +434,11 @@ class Trials:
 
         events: list[dict[str, Any]] = []
         if ordered:
-            with _written(path, mutant.apply(source)):
+            path.write_text(mutant.apply(source))
+            try:
                 events = self._run(ordered, prepare=bug)
+            finally:
+                path.write_text(source)
 
         # The first failure, else a test without an end.
         result = self.results[mutant.name]
@@ -454,9 +462,9 @@ def _room(test: str) -> str:
     return test.split("/")[1]
 
 
-def live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionType]]:
-    """Find every loaded function of the package, by file, name and first line."""
-    functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+def live_functions(source: Path) -> Functions:
+    """Find every loaded function of the package."""
+    functions: Functions = {}
     # Without this the list lacks frozen objects, and conftest.py freezes everything that was collected.
     gc.unfreeze()
     objects = gc.get_objects()
@@ -479,22 +487,12 @@ def _digest_of(test_file: str, sources: Sequence[str], folder: Path) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _written(path: Path, text: str) -> Iterator[None]:
-    """Replace the text of a file for the block."""
-    before = path.read_text()
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(before)
-
-
 # --- the command -----------------------------------------------------------------------------------------------
 
 
 def copy_repository(root: Path, folder: Path) -> None:
     """Copy the files that git does not ignore, and compile the package."""
+    # Untracked files too: a bug is tried on the code as it is.
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in names:
@@ -512,6 +510,7 @@ def enter(folder: Path) -> None:
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     sys.path[:0] = paths
+    # Modules of the original, loaded to read the bugs, must not be taken for the copy's.
     for name in list(sys.modules):
         if name.partition(".")[0] in ("pacorl", "tools"):
             del sys.modules[name]
@@ -554,6 +553,7 @@ def table(mutants: Sequence[Mutant], results: Mapping[str, Result]) -> str:
             seen = f"`{file}`: `{test.partition('[')[0]}`{', which hangs' * result.hangs}"
         rows.append(f"| {mutant.name} | `{mutant.file}` | {mutant.why} | {seen} | {result.seconds:.1f} |")
 
+    # Survivors first, each with its reason.
     lines = [f"{count} of {len(mutants)} bugs are seen.", ""]
     if survivors:
         lines = [f"{lines[0]} The others:", "", *survivors, ""]
@@ -573,8 +573,8 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     unknown = set(options.only) - {mutant.name for mutant in mutants}
     if unknown:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
-    chosen = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
-    names = {mutant.name for mutant in chosen}
+    selected = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
+    names = {mutant.name for mutant in selected}
 
     # The tests of the last table.
     page = root / options.page
@@ -587,12 +587,12 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
 
     # The new table.
     started = time.perf_counter()
-    results = try_all(chosen, Calls.load(root / options.json), options.tests, hints, root=root)
+    results = try_all(selected, Calls.load(root / options.json), options.tests, hints, root=root)
     if not options.only:
         page.write_text(f"{text}{MARK}\n\n{table(mutants, results)}")
     seen = sum(bool(result.seen_by) for result in results.values())
-    print(f"{seen} of {len(chosen)} are seen, in {(time.perf_counter() - started) / 60:.1f} minutes")
-    wrong = [mutant.name for mutant in chosen if bool(results[mutant.name].seen_by) == bool(mutant.survives)]
+    print(f"{seen} of {len(selected)} are seen, in {(time.perf_counter() - started) / 60:.1f} minutes")
+    wrong = [mutant.name for mutant in selected if bool(results[mutant.name].seen_by) == bool(mutant.survives)]
     if wrong:
         sys.exit(f"survives without a reason, or is seen and has one: {', '.join(wrong)}")
 

@@ -41,6 +41,7 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files of ADDED, and the page of commands."""
+    # Files, and all files of folders.
     for name in ADDED:
         paths = [ROOT / name]
         if not paths[0].is_file():
@@ -55,17 +56,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Convert links of the repository to links of the site."""
-    own = page.file.src_uri
-    if own == "api.md":
+    uri = page.file.src_uri
+    if uri == "api.md":
         for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
             LOG.warning("api.md: %s has no docstring", name)
-    source = repository_path(own)
+    # Links are relative to the file in the repository, and become relative to the page.
+    source = uri if uri in ADDED else f"docs/{uri}"
+    if uri == "index.md":
+        source = START
 
     def moved(link: re.Match[str]) -> str:
         target = link[2]
         if not re.match(r"[a-z]+:", target):
             there = site_path(posixpath.normpath(posixpath.join(posixpath.dirname(source), target)))
-            target = posixpath.relpath(there, posixpath.dirname(own) or ".")
+            target = posixpath.relpath(there, posixpath.dirname(uri) or ".")
         return f"{link[1]}{target}{link[3] or ''})"
 
     return LINK.sub(moved, markdown)
@@ -79,13 +83,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def site_path(source: str) -> str:
     """Map `docs/judge.md` to `judge.md` and `README.md` to `index.md`; other files keep their path."""
     return "index.md" if source == START else source.removeprefix("docs/")
-
-
-def repository_path(page: str) -> str:
-    """Invert `site_path`."""
-    if page == "index.md":
-        return START
-    return page if page in ADDED else f"docs/{page}"
 
 
 def commands_page() -> str:
@@ -108,16 +105,17 @@ def undocumented(names: list[str]) -> Iterator[str]:
 
 
 def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
-    own: Any = item.final_target if item.is_alias else item
-    if not own.has_docstring:
-        yield own.path
-    if not (own.is_module or own.is_class):
+    documented: Any = item.final_target if item.is_alias else item
+    if not documented.has_docstring:
+        yield documented.path
+    if not (documented.is_module or documented.is_class):
         return
 
-    constructor = own.members.get("__init__")
+    # Fields that the constructor's docstring explains need none of their own.
+    constructor = documented.members.get("__init__")
     explains = constructor and constructor.has_docstring
     arguments = [argument.name for argument in constructor.parameters] if explains else []
-    for member in own.members.values():
+    for member in documented.members.values():
         explained = member.name == "logger" or member.name in arguments
         if member.is_public and not (member.is_imported or member.is_special or explained):
             yield from _undocumented(member)

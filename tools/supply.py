@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,21 @@ def lock(report: Path) -> Iterator[str]:
 
 def sbom() -> dict[str, Any]:
     """Describe the installed distributions in CycloneDX 1.5."""
-    found = {}
+    by_name = {}
     for distribution in distributions():
-        found[distribution.name.lower()] = distribution
+        by_name[distribution.name.lower()] = distribution
 
-    components = [_component(found[name]) for name in sorted(found)]
+    # By name: the order of installation differs from machine to machine.
+    components = []
+    for _, distribution in sorted(by_name.items()):
+        name = distribution.name
+        version = distribution.version
+        purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
+        metadata = distribution.metadata
+        licences = [{"expression": metadata["License-Expression"]}] if "License-Expression" in metadata else []
+        component = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+        components.append(component | {"licenses": licences})
     return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
-
-
-def _component(distribution: Distribution) -> dict[str, Any]:
-    name = distribution.name
-    version = distribution.version
-    purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
-    component = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
-    metadata = distribution.metadata
-    licences = [{"expression": metadata["License-Expression"]}] if "License-Expression" in metadata else []
-    return component | {"licenses": licences}
 
 
 if __name__ == "__main__":

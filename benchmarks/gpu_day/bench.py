@@ -106,7 +106,7 @@ def run_of(side: int, options: argparse.Namespace, *, batch: int = 1) -> PolicyC
 
 def parts_at(config: PolicyConfig, blocks: int | None) -> Parts:
     """The configs of the generator's parts, with so many double blocks and twice as many single ones, or its own."""
-    parts = dict(sources.generator(config).configs)
+    parts = dict(sources.generator_of(config.model, config.generator).configs)
     if blocks is not None:
         parts["transformer"] = {**parts["transformer"], "num_layers": blocks, "num_single_layers": 2 * blocks}
     return parts
@@ -251,7 +251,7 @@ class Bench:
 
 def planned(config: PolicyConfig) -> Plan:
     """The plan of the same run, as `--dry-run` makes it."""
-    policy = policy_on_meta(config, sources.generator(config).configs)
+    policy = policy_on_meta(config, sources.generator_of(config.model, config.generator).configs)
     components = training_rows(
         config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=()
     )

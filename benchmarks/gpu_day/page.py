@@ -46,8 +46,19 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 
 def device(records: Sequence[Mapping[str, Any]]) -> str:
-    named = [record for record in records if record.get("figure") == "device" and "device" in record]
+    """The card and its torch."""
+    named = _devices(records)
     return f"{named[-1]['device']}, torch {named[-1]['torch']}" if named else "a card"
+
+
+def device_name(records: Sequence[Mapping[str, Any]]) -> str:
+    """The card's name by torch; empty if no record has it."""
+    named = _devices(records)
+    return str(named[-1]["device"]) if named else ""
+
+
+def _devices(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [record for record in records if record.get("figure") == "device" and "device" in record]
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:

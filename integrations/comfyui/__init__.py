@@ -144,6 +144,7 @@ class RepairSet(CheckSet):
         """Replace the worst image until the batch passes; raises ValueError if the batches do not match."""
         from pacorl.generate.repair import repair_set
 
+        # Redrawn images come in batches of the same order.
         count = len(images)
         if len(redrawn) % count or redrawn.shape[1:] != images.shape[1:]:
             raise ValueError(
@@ -268,6 +269,7 @@ def check_hosts(source: str) -> None:
 
     if not claims(source):
         return
+    # Every server of the judge.
     urls = [source] if is_url(source) else load_endpoints(Path(source)).urls
     hosts = [address_of(url)[0] for url in urls]
     for host in hosts:
@@ -295,6 +297,7 @@ def hosts_file() -> Path:
 
 def to_images(batch: Tensor) -> list[Image.Image]:
     """Convert a batch to images, rounded to 8 bits as in ComfyUI's own files."""
+    # On the CPU, where PIL reads it.
     pixels = (batch.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
     return [Image.fromarray(image) for image in pixels]
 

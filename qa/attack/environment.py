@@ -293,7 +293,7 @@ def _asked(process: subprocess.Popen[str], command: str, port: int, variables: d
     if command != "serve":
         # The link is told on the terminal, if there is one.
         line = process.stdout.readline() if process.stdout else ""
-        found = re.search(r"/join/(\S+)", line)
+        found = re.search(r"/join#(\S+)", line)
         key, request = (found[1], request) if found else ("", Asked("GET", "/health"))
     server = Running(command, process, port, Path(os.devnull))  # type: ignore[arg-type]
     status, body = sent(server, built(server, request, "X-Pacorl-Decline: no", key=key))

@@ -37,6 +37,8 @@ CHECKED_EVERY = 40
 PATIENCE = 0.3
 WHOLE = ("value", "path", "method", "no_key")
 """Damages that leave a request whole, so that it must be answered."""
+OPEN = (b"GET /join", b"POST /join", b"POST /leave")
+"""Requests that need no token: they sign a browser in or out."""
 PUBLIC = ("/health", "/page/base.css", "/page/app.js", "/", "/admin")
 PNG = "data:image/png;base64,"
 PICTURE = PNG + base64.b64encode(png(28, 28)).decode()
@@ -91,6 +93,8 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/sets/000001/0.png"),
         Asked("GET", "/sets/000001/0.zip"),
         Asked("POST", "/api/judgements", JUDGEMENT),
+        Asked("POST", "/api/checks", JUDGEMENT | {"least": 0.5}),
+        Asked("POST", "/api/repairs", JUDGEMENT | {"least": 0.5, "texts": ["waving, flag", "x"]}, status=422),
         Asked("POST", "/api/uploads?name=cat.png", png(28, 28)),
         Asked("DELETE", "/api/uploads/1"),
         Asked("GET", "/api/state"),
@@ -105,7 +109,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/taste/x/use", status=404),
         Asked("POST", "/api/panels", {"text": "Generate four images of the same dentist: a, b, c and d."}),
         Asked("DELETE", "/api/jobs/1"),
-        Asked("POST", "/join", f"token={TOKEN}".encode(), status=303),
+        Asked("POST", "/join", {"token": TOKEN}),
         Asked("POST", "/leave"),
     ),
     "annotate": (
@@ -121,8 +125,8 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/api/admin", None, ADMIN_TOKEN),
         Asked("GET", "/api/admin/rankings.jsonl", None, ADMIN_TOKEN),
         Asked("GET", "/api/admin/audit.jsonl", None, ADMIN_TOKEN),
-        Asked("GET", f"/join/{TOKEN}"),
-        Asked("POST", "/join", f"token={TOKEN}".encode(), status=303),
+        Asked("GET", "/join"),
+        Asked("POST", "/join", {"token": TOKEN}),
         Asked("POST", "/leave"),
     ),
 }  # fmt: skip
@@ -212,8 +216,8 @@ PATHS = [
         "/;?#",
     ],
     *[
-        "/join/" + "x" * 5000,
-        "/join/%ed%a0%80",
+        "/join?" + "x" * 5000,
+        "/join?%ed%a0%80",
         "/api/jobs/" + "9" * 5000,
         "/api/jobs/²",
         "/images/1/" + "9" * 400,
@@ -414,7 +418,7 @@ def outcome(server: Running, number: int, *, seed: int) -> Outcome:
     if status >= 500 and status != 503:
         return Outcome(number, "traceback", seconds, f"{what}: {status} {body[:200]!r} to {request[:600]!r}")
     # Who shows no token is shown no page.
-    if what == "no_key" and status < 400 and not public and b"/join" not in request[:20]:
+    if what == "no_key" and status < 400 and not public and not request.startswith(OPEN):
         return Outcome(number, "wrong", seconds, f"{what}: {status} {body[:200]!r} to {request[:300]!r}")
     return Outcome(number, "fine" if 200 <= status < 400 else "refused", seconds, what)
 

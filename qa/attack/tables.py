@@ -164,7 +164,7 @@ def prepare_annotations(folder: Path) -> None:
     rows = [Instance(f"i{number}", "g", names[0], tuple(names[1:])) for number in range(20)]
     write_records(folder / "instances.jsonl", rows)
     with Store(folder / "annotations.db") as store:
-        token = prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2]
+        token = prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("#")[2]
         person = store.person_of(token)
         for number in range(12):
             key = public_key_of(store.next_tasks("ann")[0])

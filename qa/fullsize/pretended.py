@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pacorl.lab.plan.memory import OPERATIONS, fused_attention, tensors_in
+from pacorl.lab.plan.memory import OPERATIONS, fused_attention, launches, tensors_in, traffic
 from pacorl.models.twins import META
 
 aten = torch.ops.aten
@@ -228,20 +228,6 @@ WEIGHT_BYTES = 2**26
 """A larger copy is of a weight: no latent, image or encoded text is."""
 
 
-WITHOUT_KERNEL = {
-    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
-    aten.new_empty_strided.default, aten.set_.source_Storage, aten.lift_fresh.default,
-}  # fmt: skip
-
-
-@cache
-def _launches(func: Any) -> bool:
-    """Whether an operation does more than to look at a tensor in another way."""
-    returns = func._schema.returns
-    views = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
-    return func not in WITHOUT_KERNEL and not any(views)
-
-
 class _Books(TorchDispatchMode):
     """A thread's hand in the books."""
 
@@ -299,12 +285,10 @@ class _Books(TorchDispatchMode):
         counts = self.card.now
         if func in COPIES and (sent := next((tensor for tensor in inputs if not tensor.is_meta), None)) is not None:
             self.card.copied(sent, back=False)
-        elif _launches(func):
+        elif launches(func):
             counts.kernels += 1
             counts.flops += flops
-            counts.bytes += sum(
-                {id(t): min(t.nbytes, t.untyped_storage().nbytes()) for t in [*inputs, *outputs]}.values()
-            )
+            counts.bytes += traffic([*inputs, *outputs])
 
     def _to_host(self, func: Any, args: Sequence[Any], kwargs: Any) -> Tensor:
         source = args[1] if func is aten.copy_.default else args[0]

@@ -6,15 +6,14 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from random import Random
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from pacorl.core.grid import parse_layout, split
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import train_policy
-from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
@@ -74,6 +73,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     finally:
         close_judge(judge)
 
+    # The oracle's grades are metrics of each evaluation, and never rewards.
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
@@ -96,12 +96,12 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     return write_report(out), summary["verdict"]
 
 
-def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
+def before_and_after(out: Path) -> Image.Image:
     """Join the first evaluation images, before above and after below, without a choice by eye."""
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
     rows = []
     for folder in (folders[0], folders[-1]):
-        rows.append([open_image(path) for path in sorted(folder.iterdir())[:columns]])
+        rows.append([open_image(path) for path in sorted(folder.iterdir())[:6]])
 
     side = 2 * rows[0][0].width
     gap = 8
@@ -114,21 +114,32 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     return canvas
 
 
-def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
+def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200) -> dict[str, float]:
     """Measure the judge's accuracy on held-out characters.
 
     Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
     six attributes changed.
     """
-    rng = random.Random(seed)
+    rng = Random(0)
     pool = characters.panels_of("test")
-    # The answers alternate between Yes and No.
+    # The answers alternate between Yes, for even numbers, and No.
     posed = []
     for number in range(pairs):
-        posed.append(_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng))
+        first = rng.choice(pool)
+        second = characters.set_of(first.kept, 1, rng)[0]
+        if number % 2:
+            second = characters.redrawn_once(second, rng)
+        size = rng.choice((32, 64))
+        images = (characters.draw(first, size), characters.draw(second, size))
+        posed.append(Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}.")))
     for number in range(texts):
-        posed.append(_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng))
+        shown = described = rng.choice(pool)
+        if number % 2:
+            described = characters.redrawn_once(shown, rng, names=tuple(characters.VALUES))
+        image = characters.draw(shown, rng.choice((32, 64)))
+        posed.append(Question((image,), questions.shows_text(described.text)))
 
+    # A missing answer counts as No.
     verdicts = judge.verdicts(posed)
     accuracy = {"pairs": float(pairs), "texts": float(texts)}
     for kind, judged in {"pair": verdicts[:pairs], "text": verdicts[pairs:]}.items():
@@ -141,25 +152,12 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     return accuracy
 
 
-def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question:
-    second = characters.set_of(first.kept, 1, rng)[0]
-    if not equal:
-        second = characters.redrawn_once(second, rng)
-    size = rng.choice((32, 64))
-    images = (characters.draw(first, size), characters.draw(second, size))
-    return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
-
-
-def _text_question(panel: Panel, *, true: bool, rng: random.Random) -> Question:
-    described = panel if true else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
-    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(described.text))
-
-
 # --- the summary -----------------------------------------------------------------------------------------------
 
 
-def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
+def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> JsonObject:
     """Summarise before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
+    # The first evaluation and the last.
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before = _read_evaluation(evaluations[0], oracle)
     after = _read_evaluation(evaluations[-1], oracle)
@@ -171,6 +169,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
     def change(name: str, rows: NDArray[np.int64]) -> float:
         return after.mean(name, rows) - before.mean(name, rows)
 
+    # Differences, and a verdict on the three that matter most.
     difference = {name: _interval(partial(change, name), draws) for name in METRICS}
     verdict = []
     for name, words in VERDICT.items():

@@ -136,3 +136,13 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["pacorl"])
     with pytest.raises(KeyError):
         cli.main()
+
+
+def test_a_stream_that_was_closed_can_be_asked_about_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uvicorn does, whose server would not start."""
+    terminals = []
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit):
+        cli.run(lambda **_: terminals.append(sys.stdout.isatty()), "pacorl")  # type: ignore[arg-type]
+    sys.stdout.close()
+    assert terminals == [False]

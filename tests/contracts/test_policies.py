@@ -375,7 +375,8 @@ def test_what_is_planned_for_a_prompt_is_what_it_is_encoded_to(kind: str, job: J
 
 @KINDS
 def test_published_weights_that_are_not_here_are_named(kind: str) -> None:
-    found = sources.generator(load(PolicyConfig, None, [f"model.kind={kind}"]))
+    config = load(PolicyConfig, None, [f"model.kind={kind}"])
+    found = sources.generator_of(config.model, config.generator)
     assert found.configs == POLICIES[kind].parts
     assert POLICIES[kind].published in found.absences[0].remedy
     assert found.absences[0].remedy.startswith(

@@ -106,7 +106,7 @@ def halfway(dataset):
     for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
         (folder / name).write_text('{"key": "a", "consis')
     store = Store(folder / "annotations.db")
-    ann = store.person_of(prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2])
+    ann = store.person_of(prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("#")[2])
     for number in range(6):
         (task,) = store.next_tasks("ann")
         store.rank(ann, public_key(task.instance.id), sorted(task.slots), request=f"request-{number}")

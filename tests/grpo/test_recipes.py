@@ -97,6 +97,30 @@ def test_the_recipe_of_own_prompts_trains_on_none_of_a_benchmark() -> None:
     assert set(own["prompts"]["benchmarks"]) == {fast["prompts"]["train"], fast["prompts"]["evaluation"]}
 
 
+LARGE = ("flux_t2is", "flux_t2is_fast", "flux_t2is_1gpu", "flux_t2is_own", "kontext_edit", "kontext_edit_1gpu")
+LARGE += ("qwen_edit", "qwen_edit_1gpu")
+"""Recipes for cards of 80 GB."""
+
+
+def test_settings_follow_the_memory_of_the_card() -> None:
+    """What fits is not computed twice, and the children of a start share what a forward unpacks or sends."""
+    assert {recipe(name).model.gradient_checkpointing for name in LARGE} == {"auto"}
+    small = {path.stem: recipe(path.stem) for path in FOLDER.glob("*_24gb.yaml")}
+    assert set(small) == {"flux_t2is_24gb", "kontext_edit_24gb", "qwen_edit_24gb"}
+    assert {run.sampling.batch for run in small.values()} == {8}
+    assert small["qwen_edit_24gb"].model.kind == "qwen_edit"
+
+
+def test_the_fast_recipe_gives_the_judge_two_cards_of_eight() -> None:
+    served, launched = "--replicas 2 --gpus 0,1", "CUDA_VISIBLE_DEVICES=2,3,4,5,6,7 accelerate launch"
+    text = (FOLDER / "flux_t2is_fast.yaml").read_text("utf-8")
+    assert served in text
+    assert launched in text
+    assert f"--num_processes {TRAINERS['flux_t2is_fast']}" in text
+    scaling = " ".join((FOLDER.parent / "docs" / "scaling.md").read_text("utf-8").split())
+    assert "gives it two GPUs of the eight and trains on six" in scaling
+
+
 @pytest.mark.parametrize(("name", "other"), [("t2is", "flux_t2is_fast"), ("edit", "kontext_edit_1gpu")])
 def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: str) -> None:
     ours, theirs = (recipe(each).model_dump() for each in (f"klein_{name}_16gb", other))
@@ -135,7 +159,7 @@ def test_every_config_can_be_planned(path: Path) -> None:
     assert found.peak_bytes > 0
     if path.stem in hardware.RECIPES:
         page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
-        for row in (hardware.row(path.stem, run, found), hardware.seconds_row(path.stem, found, "")):
+        for row in (hardware.row(path.stem, run, found), hardware.seconds_rows(path.stem, found, {})):
             assert row in page, "python -m tools.hardware > docs/hardware.md"
     if path.stem.endswith("_1gpu"):
         assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"

@@ -74,6 +74,17 @@ def generate_in_studio(page: Any) -> None:
     playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
 
 
+def repair_in_studio(page: Any) -> None:
+    generate_in_studio(page)
+    page.locator("#checkMade").click()
+    playwright.expect(page.locator("#checkStrip img").first).to_be_visible(timeout=PATIENCE)
+    page.locator("#least").fill("0.95")
+    page.locator("#tries").fill("1")
+    page.locator("#repairNow").click()
+    playwright.expect(page.locator("#tryStrip img").first).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator("#judgeProgress")).to_be_hidden(timeout=PATIENCE)
+
+
 def served(case: Case) -> Any:
     """A page that a process of its own serves, which takes seconds to start."""
     return pytest.param(case, marks=pytest.mark.slow)
@@ -93,6 +104,7 @@ CASES = [
     served(Case("join", "annotation", "join", follow_link)),
     served(Case("studio", "studio", "open")),
     served(Case("studio-made", "studio", "open", generate_in_studio)),
+    served(Case("studio-repaired", "studio", "open", repair_in_studio)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
 ]

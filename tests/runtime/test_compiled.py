@@ -16,9 +16,11 @@ from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.lora.layers import fuse_lora
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
 from pacorl.models.quantize import NONE, QUANTIZERS
 from pacorl.models.quantize.linear import quantize_model
+from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.runtime.compiled import GRAPHS, compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.tiny.characters import character_prompts, vocabulary
@@ -26,7 +28,8 @@ from pacorl.types import Advantages, Samples, Size
 
 pytestmark = pytest.mark.compiles
 
-needs_nf4 = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
+needs_nf4 = pytest.mark.skipif(not HAS_NF4, reason="bitsandbytes is not installed: pip install 'pacorl[nf4]'")
 SIZE = Size(32, 32)
 SAMPLER = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), tree=Tree(seeds=2, branches=(1, 1)))
 PROMPTS = character_prompts("train", 1)
@@ -80,6 +83,14 @@ def test_only_stochastic_steps_are_sampled_as_they_are_trained(policy: FluxPolic
     assert torch.equal(samples.rollouts[0].final_BNC, plain.rollouts[0].final_BNC)
 
 
+def velocities(policy: FluxPolicy, cache: ConditioningCache, *, gradients: bool) -> None:
+    """Two forwards: the second needs no further graph."""
+    for _ in range(2):
+        with torch.set_grad_enabled(gradients):
+            conditioning = cache.batch(PROMPTS, SIZE)
+            policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), conditioning, SIZE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gradients"),
@@ -98,12 +109,29 @@ def test_each_kind_of_block_is_one_graph(policy: FluxPolicy, name: str, gradient
     graphs = CompileCounter()
     torch._dynamo.reset()
     compile_blocks(policy.transformer, backend=graphs)
-    cache = ConditioningCache(policy)
-    for _ in range(2):
-        with torch.set_grad_enabled(gradients):
-            conditioning = cache.batch(PROMPTS, SIZE)
-            policy.velocity(policy.noise([0], SIZE), torch.full((1,), 0.5), conditioning, SIZE)
+    velocities(policy, ConditioningCache(policy), gradients=gradients)
     assert graphs.frame_count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("fused", torch.float32), ("fused", torch.bfloat16), ("w8a8", torch.float32)]
+)
+def test_the_form_of_ode_steps_is_one_more_graph_of_each_kind_of_block(policy: FluxPolicy, form: str) -> None:
+    """Also in the next epoch, which builds the form anew."""
+    quantize_model(policy.transformer, "int8" if form == "w8a8" else NONE, device="cpu")
+    graphs = CompileCounter()
+    torch._dynamo.reset()
+    compile_blocks(policy.transformer, backend=graphs)
+    cache = ConditioningCache(policy)
+    velocities(policy, cache, gradients=False)
+    assert graphs.frame_count == 2
+    for _ in range(2):
+        faster = Int8Products(policy.transformer) if form == "w8a8" else fuse_lora(policy.transformer, enabled=True)
+        assert faster
+        with faster.swapped_in():
+            velocities(policy, cache, gradients=False)
+        assert graphs.frame_count == 4
 
 
 @pytest.mark.slow  # torch compiles for a minute; bf16 is the type that recipes train in, and the one that rounds most

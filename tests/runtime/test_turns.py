@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from pacorl.config.base import ConfigError, load
 from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
 from pacorl.grpo.trainer import PolicyTrainer
@@ -82,6 +84,29 @@ def test_on_a_card_each_tensor_keeps_its_place_in_main_memory() -> None:
     # All lie in one piece of the arena.
     models = (generator, holder.model)
     assert len({p.untyped_storage().data_ptr() for model in models for p in model.parameters()}) == 1
+
+
+def test_on_a_card_weights_wait_in_pinned_memory_if_it_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinning fails here as under WSL2; the weights then wait in pageable memory."""
+    empty, pinned = torch.empty, []
+
+    def refuse(*shape: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*shape, **options)
+
+    generator = nn.Linear(4, 4).requires_grad_(False)
+    before = generator.weight.clone()
+    turns = Turns(generator, device=torch.device("cuda"))
+    monkeypatch.setattr(torch, "empty", refuse)
+    warn_of_pageable.cache_clear()
+    turns._park(turns._frozen())
+    assert pinned == [True, False]
+    assert torch.equal(generator.weight, before)
+    assert "copies to the card come from pageable memory" in caplog.text
 
 
 def test_each_turn_gives_unused_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,62 @@ def test_judge_waits_for_every_upload(page):
     playwright.expect(page.locator("#judgeNow")).to_be_enabled()
 
 
+def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
+    page = browser.new_context(viewport={"width": 1320, "height": 900}).new_page()
+    page.goto(link)
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    page.keyboard.press("j")
+    scenes = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp")]
+    panels = [Panel("red", "round", "crown", "night", pose, prop) for pose, prop in scenes]
+    shown = [*panels[:3], Panel("red", "round", "cap", "night", "waving", "lamp")]
+    page.locator("#files").set_input_files(
+        [
+            {"name": f"{number}.png", "mimeType": "image/png", "buffer": png(panel)}
+            for number, panel in enumerate(shown, 1)
+        ]
+    )
+    playwright.expect(page.locator("#uploads li")).to_have_count(4)
+
+    # Without a calibration the threshold is 0.5, and the verdict is text.
+    page.locator("#checkNow").focus()
+    page.keyboard.press("Enter")
+    captions = page.locator("#checkStrip figcaption")
+    playwright.expect(captions).to_have_count(4, timeout=PATIENCE)
+    playwright.expect(captions.nth(0)).to_contain_text("belongs: P(same) 0.")
+    playwright.expect(captions.nth(3)).to_contain_text("does not belong, the odd one out: P(same) 0.")
+    playwright.expect(captions.nth(3)).to_contain_text("uncalibrated, lowest for “consistent”")
+    playwright.expect(page.locator("#checkVerdict")).to_contain_text("1 of 4 panels are below 0.5")
+    playwright.expect(page.locator("#tryBox")).to_be_hidden()
+
+    # A repair needs a text for each image; it shows every try, and Esc stops it.
+    page.locator("#repairNow").focus()
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#judgeError")).to_contain_text("0 lines describe 4 images")
+    page.locator("#judgeTexts").fill("\n".join(panel.text for panel in panels))
+    page.locator("#tries").fill("20")
+    page.locator("#least").fill("0.9")
+    page.locator("#repairNow").focus()
+    page.keyboard.press("Enter")
+    tries = page.locator("#tryStrip figcaption")
+    playwright.expect(tries.first).to_contain_text("Try 1 image 4: ", timeout=PATIENCE)
+    playwright.expect(page.locator("#judgePhase")).to_contain_text("of 20")
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("#judgeProgress")).to_be_hidden(timeout=PATIENCE)
+    playwright.expect(tries.first).to_be_visible()
+    playwright.expect(page.locator("#repairNow")).to_be_enabled()
+    assert tries.count() < 20
+    shot(page, "studio-repaired")
+
+
+def test_a_made_set_is_checked_in_one_step(page):
+    page.keyboard.press("Control+Enter")
+    made(page)
+    page.locator("#checkMade").click()
+    playwright.expect(page.locator("#checkStrip figcaption")).to_have_count(4, timeout=PATIENCE)
+    assert len(page.locator("#judgeTexts").input_value().split("\n")) == 4
+    assert page.locator("#judgeLayout").input_value() == "2x2"
+
+
 @pytest.mark.parametrize("look", [("phone", 390, 844, "light"), ("dark", 1320, 900, "dark")], ids=lambda look: look[0])
 def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
     name, width, height, scheme = look
@@ -301,8 +357,21 @@ def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
 
 def test_without_the_link_nothing_is_shown(browser, link):
     page = browser.new_context().new_page()
-    page.goto(link.rpartition("/join/")[0] + "/")
+    page.goto(link.rpartition("/join#")[0] + "/")
     playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
+
+
+def test_a_link_on_another_page_asks_first_and_leaves_the_address(browser, link, tmp_path):
+    elsewhere = tmp_path / "page.html"
+    elsewhere.write_text(f'<a href="{link}">Studio</a>')
+    page = browser.new_context().new_page()
+    page.goto(elsewhere.as_uri())
+    page.locator("a").click()
+    playwright.expect(page.locator("#open")).to_be_visible()
+    assert page.url == link.partition("#")[0]
+    page.locator("#open").click()
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    assert page.url == link.partition("join#")[0]
 
 
 def test_a_person_signs_out_of_this_browser_and_the_link_opens_it_again(page, link):

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import random
 import threading
 import time
 import zipfile
@@ -19,11 +20,14 @@ import pytest
 from PIL import Image
 
 from pacorl.config.options import StudioModels
+from pacorl.core.calibration import Curve
 from pacorl.io.images import ImageError, png_bytes
+from pacorl.judge.calibration import Calibration
+from pacorl.judge.check import check_set
 from pacorl.runtime.turns import Turns
 from pacorl.studio import models as limits
 from pacorl.studio.history import History
-from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
+from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, CancelledError, Job, JobQueue
 from pacorl.studio.models import (
     EXAMPLES,
     ModelHost,
@@ -33,10 +37,11 @@ from pacorl.studio.models import (
     edit_prompt,
     example,
     load_models,
+    panel_prompts,
     prompt_for,
     words,
 )
-from pacorl.tiny.characters import all_panels, draw
+from pacorl.tiny.characters import all_panels, draw, set_of, with_another
 from pacorl.types import Size
 
 
@@ -222,6 +227,60 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     }
 
 
+@pytest.fixture
+def broken_set():
+    """Uploads of a set whose last panel wears another hat, and what its panels should show."""
+    panels = set_of(("red", "round", "crown", "night"), 4, random.Random(1))
+    shown = [*panels[:3], with_another(panels[3], "hat", random.Random(0))]
+    uploads = Uploads()
+    added = [
+        asyncio.run(uploads.add(png_bytes(draw(panel, 64)), f"{number}.png")) for number, panel in enumerate(shown, 1)
+    ]
+    return added, [panel.text for panel in panels]
+
+
+@pytest.mark.slow
+def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
+    uploads, texts = broken_set
+    host = ModelHost(StudioModels())
+    checked = host.check(Job("1", "judgement"), uploads, least=0.5)
+    by_command = check_set(host._loaded[1].judge, [one.open() for one in uploads], least=0.5, names=list("1234"))
+    assert [panel["score"] for panel in checked["panels"]] == [panel.score for panel in by_command.panels]
+    assert (checked["odd"], checked["calibrated"], checked["tries"]) == (3, False, [])
+    assert checked["panels"][3]["lowest_question"] == "consistent"
+    assert checked["verdict"][0].startswith("Failed: 1 of 4 panels")
+
+    job = Job("2", "judgement")
+    repaired = host.check(job, uploads, least=0.5, prompts=panel_prompts(host.names, texts), tries=3)
+    tries = repaired["tries"]
+    assert [one["try"] for one in tries] == list(range(1, len(tries) + 1))
+    assert set(job.images) == {*"0123", *(one["image"] for one in tries)}
+    accepted = [one["image"] for one in tries if one["accepted"]]
+    assert repaired["images"] == [*"012", (accepted or ["3"])[-1]]
+    lowest = min(panel["score"] for panel in repaired["panels"])
+    assert (lowest > checked["panels"][3]["score"]) == bool(accepted)
+    host.close()
+
+
+@pytest.mark.slow
+def test_a_stopped_repair_keeps_what_it_drew(broken_set):
+    class StoppedAtTheSecondTry(Job):
+        def enter(self, phase, *, total=0):
+            super().enter(phase, total=total)
+            if "try 2" in phase:
+                self.is_cancelled = True
+
+    uploads, _ = broken_set
+    host = ModelHost(StudioModels())
+    prompts = panel_prompts(host.names, ["blue tall hero, cap, day, waving, flag"] * 4)
+    job = StoppedAtTheSecondTry("1", "judgement")
+    with pytest.raises(CancelledError):
+        host.check(job, uploads, least=0.5, prompts=prompts, tries=3)
+    assert [one["image"] for one in job.result["tries"]] == ["try-1"]
+    assert "try-1" in job.images
+    host.close()
+
+
 def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     host = ModelHost(StudioModels(kind="kontext"))
     assert host.modes is None
@@ -325,6 +384,11 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setattr(
         ModelHost, "judge", lambda self, job, uploads, **options: {"names": [one.name for one in uploads]}
     )
+    monkeypatch.setattr(
+        ModelHost,
+        "check",
+        lambda self, job, uploads, **options: {**options, "prompts": len(options.get("prompts", []))},
+    )
     studio = module.AppState("secret", folder=tmp_path / "sets")
     with TestClient(module.make_app(studio), follow_redirects=False, base_url="http://localhost") as client:
         yield client, studio
@@ -338,8 +402,8 @@ SET = {
 
 
 def enter(client) -> None:
-    answer = client.get("/join/secret", headers={"Sec-Fetch-Site": "none"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    answer = client.post("/join", json={"token": "secret"})
+    assert (answer.status_code, answer.json()) == (200, {"path": "/"})
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert "SameSite=strict" in answer.headers["set-cookie"]
 
@@ -370,7 +434,7 @@ def test_nothing_without_the_token(server):
         assert client.request(method, path, json=SET if path == "/api/sets" else None).status_code in (401, 422), path
     assert client.get("/api/state", headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert client.get("/api/state", headers={"Authorization": "Bearer secret"}).status_code == 200
-    assert client.get("/join/wrong").status_code == 401
+    assert client.post("/join", json={"token": "wrong"}).status_code == 401
     assert client.get("/").status_code == 200
 
 
@@ -688,3 +752,44 @@ def test_a_waiting_set_can_be_cancelled(server, monkeypatch):
     assert client.delete(f"/api/jobs/{second}").json()["status"] == "cancelled"
     gate.set()
     assert ended(studio.jobs.find(first)).status == "done"
+
+
+def test_a_check_needs_a_threshold_and_a_repair_a_text_for_each_image(server, tmp_path):
+    client, studio = server
+    enter(client)
+    ids = [client.post(f"/api/uploads?name={name}", content=png()).json()["id"] for name in "abcd"]
+    form = {"uploads": ids, "least": 0.4}
+    assert client.get("/api/state").json()["calibrated"] is False
+    assert result_of(client, studio, client.post("/api/checks", json=form))["result"]["least"] == 0.4
+    texts = [f"{SET['theme']}, {text}" for text in SET["panels"]]
+    repair = result_of(client, studio, client.post("/api/repairs", json=form | {"texts": texts, "tries": 2}))
+    assert (repair["result"]["prompts"], repair["result"]["tries"]) == (4, 2)
+
+    for path, changes, fault in (
+        ("checks", {"least": None}, "no threshold"),
+        ("checks", {"least": 1.5}, "least: "),
+        ("checks", {"uploads": ids[:1]}, "nothing to be compared with"),
+        ("repairs", {"texts": texts[:3]}, "3 lines describe 4 images; write one line for each image"),
+        ("repairs", {"texts": ["a fox"] * 4}, "fox"),
+        ("repairs", {"texts": texts, "tries": 21}, "tries: "),
+    ):
+        answer = client.post(f"/api/{path}", json=form | changes)
+        assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
+
+
+def test_a_calibration_gives_the_threshold(server, tmp_path):
+    from pacorl.studio import server as module
+
+    client, studio = server
+    enter(client)
+    path = tmp_path / "calibration.json"
+    Calibration("tiny", {"": Curve()}, {"panels": {2: 0.3, 4: 0.2}}).save(path)
+    calibrated = module.AppState("other", StudioModels(calibration=path), tmp_path / "other")
+    calibrated.close()
+    studio.calibration = calibrated.calibration
+    ids = [client.post(f"/api/uploads?name={name}", content=png()).json()["id"] for name in "ab"]
+    assert client.get("/api/state").json()["calibrated"] is True
+    assert result_of(client, studio, client.post("/api/checks", json={"uploads": ids}))["result"]["least"] == 0.3
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"calibration\.json"):
+        module.AppState("third", StudioModels(calibration=path), tmp_path / "third")

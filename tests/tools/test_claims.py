@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.claims import Claim, Prediction, Result, read_claims, read_results, run_missing
+from tools.claims import atoms, page
+from tools.claims.__main__ import main
+from tools.claims.atoms import run_missing
+from tools.claims.claim import ROOT, Claim, Prediction, Result, read_claims, read_results
 
 from pacorl.core.ranking import Interval
-from tools import claims
 
 SCRIPT = """
 import json, os, pathlib, sys
@@ -67,7 +69,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(root, "add", ".")
     git(root, "commit", "-q", "-m", "claim")
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
-    monkeypatch.setattr(claims, "machine", lambda: "2 cores")
+    monkeypatch.setattr(atoms, "machine", lambda: "2 cores")
     return root
 
 
@@ -78,15 +80,15 @@ def write(root: Path, document: dict[str, Any]) -> None:
 def test_every_claim_is_valid_and_its_revision_has_the_script() -> None:
     found = read_claims()
     assert [claim.name for claim in found] == ["alpha", "log_taming", "resolution"]
-    if git(claims.ROOT, "rev-parse", "--is-shallow-repository") == "true":
+    if git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("a shallow clone lacks the pinned revisions")
     for claim in found:
         script = claim.argv("", 0, Path("out"))[1]
-        assert claims.git(claims.ROOT, "cat-file", "-t", f"{claim.revision}:{script}") == "blob"
+        assert atoms.git(ROOT, "cat-file", "-t", f"{claim.revision}:{script}") == "blob"
 
 
 def test_the_page_is_the_rendering_of_the_results() -> None:
-    assert (claims.ROOT / claims.PAGE).read_text("utf-8") == claims.render(read_claims())
+    assert (ROOT / page.PAGE).read_text("utf-8") == page.render(read_claims())
 
 
 def test_atoms_run_from_the_pinned_revision_and_a_failed_one_runs_again(
@@ -113,7 +115,7 @@ def test_atoms_run_from_the_pinned_revision_and_a_failed_one_runs_again(
     assert list((root / "build").iterdir()) == []
     assert len(git(root, "worktree", "list").splitlines()) == 1
     assert "| b beats a | 0.5 to 1.5 | difference at least 0.5 | 1.000 (1.000 to 1.000) | 2 of 2 | **holds** |" in (
-        claims.render([claim], root)
+        page.render([claim], root)
     )
 
 
@@ -141,17 +143,17 @@ def test_predictions_are_committed_before_a_run(root: Path) -> None:
 def test_an_atom_is_stopped_at_its_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [claim] = read_claims(root)
     (root / "script.py").write_text("while True: pass")
-    monkeypatch.setattr(claims, "CPU_MINUTES", 0)
+    monkeypatch.setattr(atoms, "CPU_MINUTES", 0)
     with pytest.raises(ValueError, match="killed, as after 0 CPU minutes"):
-        claims.run_atom(claim, "a", 0, root)
+        atoms.run_atom(claim, "a", 0, root)
 
 
 def test_a_price_below_the_measured_one_is_corrected(root: Path) -> None:
     [claim] = read_claims(root)
-    assert claims.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "0/4", "0.1", "0"]
+    assert atoms.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "0/4", "0.1", "0"]
     slow = Result(claim=claim.hash, revision="", seconds=180, machine="", metrics={"score": 1.0})
-    claims.save(claim, "a", 0, slow, commit=False, root=root)
-    assert claims.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "1/4", "3.0", "9"]
+    atoms.save(claim, "a", 0, slow, commit=False, root=root)
+    assert atoms.prices([claim], root).splitlines()[1].split() == ["more", "2", "2", "1/4", "3.0", "9"]
     assert run_missing([claim], minutes=2.9, commit=False, root=root) == 0
     assert list(read_results(claim, root)) == [("a", 0)]
 
@@ -186,8 +188,8 @@ def test_a_fault_of_a_file_is_named(root: Path, change: dict[str, Any], message:
 )
 def test_the_rule_decides_when_every_seed_has_run(rule: str, low: float, high: float, count: int, words: str) -> None:
     prediction = Prediction.model_validate(FILE["predictions"][0] | {"rule": rule})
-    assert claims.verdict(prediction, Interval((low + high) / 2, low, high), count, 4) == words
-    assert claims.verdict(prediction, None, 0, 4) == "not run yet"
+    assert page.verdict(prediction, Interval((low + high) / 2, low, high), count, 4) == words
+    assert page.verdict(prediction, None, 0, 4) == "not run yet"
 
 
 def test_arms_are_paired_by_seed() -> None:
@@ -198,12 +200,12 @@ def test_arms_are_paired_by_seed() -> None:
         for atom, score in scores.items()
     }
     ratio = claim.predictions[0].model_copy(update={"figure": "ratio"})
-    assert claims.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0), 2)
-    assert claims.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0), 2)
+    assert page.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0), 2)
+    assert page.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0), 2)
 
 
 @pytest.mark.slow
 def test_the_cheapest_claim_runs_in_small(capsys: pytest.CaptureFixture[str]) -> None:
     cheapest = min((claim for claim in read_claims() if not claim.needs), key=lambda claim: claim.price)
-    assert claims.main(["--quick", "--only", cheapest.name]) == 0
+    assert main(["--quick", "--only", cheapest.name]) == 0
     assert capsys.readouterr().out.startswith(f"{cheapest.name}: a tiny atom took")

@@ -9,14 +9,14 @@ import pytest
 from pacorl.config.base import load
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.components import Row
-from pacorl.lab.plan.cost import Cost
+from pacorl.lab.plan.cost import Cost, Load
 from pacorl.lab.plan.plan import Plan
 from tools import hardware
 
 GIB = 2**30
 TEN_PFLOP = Cost(
-    image=1e14,
-    judged=1e12,
+    phases={"sampling": Load(6e13), "training": Load(3e13, sent=1e11), "decoding": Load(1e13, moved=2e12)},
+    judged=Load(1e12),
     questions=6,
     judges_here=False,
     judge_servers=1,
@@ -33,14 +33,23 @@ def measured(form: str, batch: int, seconds: float, **phase: Any) -> list[dict[s
     return [{**common, "blocks": blocks, "seconds": seconds * blocks} for blocks in (4, 8)]
 
 
-def test_a_card_that_is_too_small_has_no_seconds() -> None:
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
+def test_a_recipe_has_a_row_for_each_card_that_holds_it() -> None:
+    """30 GiB: of the listed cards those of 48 and 80 GB, each with its own bounds."""
     plan = Plan((Row("transformer", 30 * GIB),), (), (), "CPU", None, cost=TEN_PFLOP)
-    row = hardware.seconds_row("flux_t2is_1gpu", plan, "")
-    cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    seconds = 1e16 / (0.3 * 989.4e12)
-    assert cells[1:] == ["1", "10", "–", "–", "–", f"{1e16 / (0.3 * 362e12):.0f}", f"{seconds:.0f}", ""]
-    several = hardware.seconds_row("flux_t2is", plan, "12")
-    assert [cell.strip() for cell in several.split("|")[-3:-1]] == [f"{seconds / 7:.0f}", "12"]
+    small, large = map(cells, hardware.seconds_rows("flux_t2is_1gpu", plan, {"NVIDIA L40S": "12"}).splitlines())
+    assert small[1:4] == ["1", "10", "48 GB, L40S"]
+    sampling, training, decoding = 6e15 / (0.5 * 362e12), 1e13 / (0.8 * 31.5e9), 2e14 / (0.8 * 864e9)
+    assert small[4:8] == [f"{sampling:.3g}", f"{training:.3g} *bus*", f"{decoding:.3g} *memory*", ""]
+    assert small[8:] == [f"{sampling + training + decoding:.0f}", "12"]
+    assert large[3] == "80 GB, H100 80GB HBM3"
+    assert large[9] == ""
+
+    several = cells(hardware.seconds_rows("flux_t2is", plan, {}).splitlines()[1])
+    assert several[4] == f"{6e15 / 7 / (0.5 * 989.4e12):.3g}"
 
 
 def test_a_measured_epoch_is_its_forwards_at_full_depth() -> None:

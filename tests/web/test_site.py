@@ -25,7 +25,7 @@ from pacorl.web.site import Session, Site, listening
 def sign_in(token: str) -> Session:
     if token != "secret":
         raise RefusedError("this link is not known", status=401)
-    return Session("/people", time.time() + 3600, "<ann>")
+    return Session("/people", time.time() + 3600)
 
 
 def echo(site, request):
@@ -43,7 +43,7 @@ def client(tmp_path):
     for name in ("index.html", "people.html", "page.js", "style.css", "notes.txt"):
         (folder / name).write_text(name)
     (tmp_path / "outside.js").write_text("secret")
-    site = Site("a site", folder, cookie="a_cookie", sign_in=sign_in, limits={OTHERS: BodyLimit(100)})
+    site = Site("a <site>", folder, cookie="a_cookie", sign_in=sign_in, limits={OTHERS: BodyLimit(100)})
 
     async def whoami(request: Request) -> dict[str, str]:
         return echo(site, request)
@@ -88,12 +88,13 @@ def test_no_parameter_names_another_page(client, tmp_path):
     assert client.get("/", params={"page": str(tmp_path / "outside.js"), "path": "x"}).text == "index.html"
 
 
-TYPED = {"Sec-Fetch-Site": "none"}
+def join(client, token="secret", url="/join", **headers):
+    return client.post(url, json={"token": token}, headers=headers)
 
 
 def test_a_link_becomes_a_cookie_that_other_sites_cannot_send(client):
-    answer = client.get("/join/secret", headers=TYPED)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/people")
+    answer = join(client)
+    assert (answer.status_code, answer.json()) == (200, {"path": "/people"})
     cookies = answer.headers.get_list("set-cookie")
     assert [cookie.partition("=")[0] for cookie in cookies] == ["a_cookie_8767", "a_cookie_browser_8767"]
     for cookie in cookies:
@@ -101,29 +102,32 @@ def test_a_link_becomes_a_cookie_that_other_sites_cannot_send(client):
         assert "samesite=strict" in cookie.lower()
         assert "expires=" in cookie.lower()
     assert client.get("/whoami").json() == {"token": "secret"}
-    refused = client.get("/join/other", headers=TYPED)
-    assert (refused.status_code, refused.text) == (401, "this link is not known.\n")
+    refused = join(client, "other")
+    assert (refused.status_code, refused.json()) == (401, {"error": "this link is not known"})
     assert "set-cookie" not in refused.headers
+    assert join(client, Origin="http://evil").status_code == 403
 
 
-@pytest.mark.parametrize("site", [{}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}])
-def test_who_was_led_to_a_link_is_asked_before_the_cookie_changes(client, site):
-    answer = client.get("/join/secret", headers=site)
+@pytest.mark.parametrize(
+    ("site", "asks"),
+    [({}, "yes"), ({"Sec-Fetch-Site": "cross-site"}, "yes"), ({"Sec-Fetch-Site": "none"}, "no")],
+)
+def test_who_was_led_to_a_link_is_asked_before_the_cookie_changes(client, site, asks):
+    answer = client.get("/join", headers=site)
     assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
-    assert '<input type="hidden" name="token" value="secret">' in answer.text
-    assert ">Open as &lt;ann&gt;</button>" in answer.text
-    assert answer.headers["referrer-policy"] == "same-origin"
-    origin = {"Origin": "http://localhost:8767", "Content-Type": "application/x-www-form-urlencoded"}
-    joined = client.post("/join", content="token=secret", headers=origin)
-    assert (joined.status_code, joined.headers["location"]) == (303, "/people")
-    assert client.get("/whoami").json() == {"token": "secret"}
-    assert client.post("/join", content="token=secret", headers=origin | {"Origin": "http://evil"}).status_code == 403
+    assert f'data-asks="{asks}"' in answer.text
+    assert "<title>a &lt;site&gt;</title>" in answer.text
+    assert "<script>" not in answer.text
+
+
+def test_no_path_has_a_token(client):
+    assert client.get("/join/secret", headers={"Sec-Fetch-Site": "none"}).status_code == 404
 
 
 @pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("http", False)])
 def test_cookies_of_an_encrypted_page_go_nowhere_else(client, scheme, secure):
     for answer in (
-        client.get(f"{scheme}://localhost:8767/join/secret", headers=TYPED),
+        join(client, url=f"{scheme}://localhost:8767/join"),
         client.post(f"{scheme}://localhost:8767/leave"),
     ):
         cookies = answer.headers.get_list("set-cookie")
@@ -133,13 +137,13 @@ def test_cookies_of_an_encrypted_page_go_nowhere_else(client, scheme, secure):
 
 def test_who_leaves_is_signed_out_and_may_come_back(client):
     assert client.post("/leave").status_code == 200  # also who is not here
-    client.get("/join/secret", headers=TYPED)
+    join(client)
     assert client.post("/leave", headers={"Origin": "http://evil.example"}).status_code == 403
     assert client.get("/whoami").json() == {"token": "secret"}
     assert client.post("/leave").status_code == 200
     assert client.cookies == {}
     assert client.get("/whoami").status_code == 403
-    client.get("/join/secret", headers=TYPED)
+    join(client)
     assert client.get("/whoami").json() == {"token": "secret"}
 
 
@@ -180,7 +184,7 @@ def test_further_names_are_taken_from_the_environment(client, monkeypatch):
     ],
 )
 def test_pages_of_other_origins_change_nothing(client, headers):
-    client.get("/join/secret", headers=TYPED)
+    join(client)
     assert client.post("/whoami", headers=headers).status_code == 403
     assert client.get("/whoami", headers=headers).status_code == 200
     same = {"Origin": "http://localhost:8767", "Sec-Fetch-Site": "same-origin"}
@@ -231,10 +235,9 @@ def test_json_is_bounded_before_it_is_parsed(tmp_path):
 
 
 def test_a_sign_in_is_one_small_field(client):
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    refused = client.post("/join", content="a=1&" * 1000 + "token=secret", headers=form)
-    assert (refused.status_code, refused.json()) == (400, {"error": "the form has one field, the token"})
-    assert client.post("/join", content="token=secret", headers=form).status_code == 303
+    refused = client.post("/join", json={"token": "secret", "name": "ann"})
+    assert (refused.status_code, refused.json()) == (422, {"error": "name: Extra inputs are not permitted"})
+    assert client.post("/join", content="token=secret").status_code == 422
 
 
 def test_a_request_that_reads_has_no_body(client):
@@ -242,7 +245,7 @@ def test_a_request_that_reads_has_no_body(client):
 
 
 def test_a_bearer_comes_before_the_cookie(client):
-    client.get("/join/secret", headers=TYPED)
+    join(client)
     assert client.get("/whoami", headers={"Authorization": "Bearer other"}).json() == {"token": "other"}
 
 
@@ -256,7 +259,7 @@ def test_errors_are_one_line_of_json(client):
 
 @pytest.mark.parametrize("body", [b"x" * 101, (b"x" * 60 for _ in range(2))], ids=["announced", "chunked"])
 def test_large_bodies_are_refused(client, body):
-    client.get("/join/secret", headers=TYPED)
+    join(client)
     answer = client.post("/whoami", content=body)
     assert (answer.status_code, answer.json()) == (413, {"error": "the body is larger than 100 bytes"})
     assert client.post("/whoami", content=b"x" * 100, headers={"Authorization": "Bearer secret"}).status_code == 200
@@ -399,9 +402,8 @@ with listening("127.0.0.1", 0) as (listener, url):
 
 @pytest.mark.slow
 def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
-    """A token is part of a link's path."""
     socket_request = b"Upgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nConnection: Upgrade"
-    requests = {b"/join/a-secret-token": b"Connection: close", b"/health": socket_request, b"/join/other": b"X: y\x00"}
+    requests = {b"/join?a-secret-token": b"Connection: close", b"/health": socket_request, b"/join": b"X: y\x00"}
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, stderr=log, text=True)
         with server:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,27 +84,23 @@ def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
             for number, command in enumerate(STORIES[name]):
-                arguments = [part.replace("{out}", str(out)) for part in command]
+                arguments = [word.replace("{out}", str(out)) for word in command]
                 print(f"{name}: {' '.join(arguments)}", flush=True)
                 (out / f"stdout-{number}.txt").write_text(_run(arguments, source))
 
 
-class _source:  # noqa: N801 - reads as a function
-    """Folder of the code: this checkout, or a temporary worktree of another revision."""
-
-    def __init__(self, revision: str) -> None:
-        self.revision = revision
-
-    def __enter__(self) -> Path:
-        if not self.revision:
-            return ROOT
-        self.folder = Path(tempfile.mkdtemp(prefix="same-bits-")) / "checkout"
-        subprocess.run(["git", "worktree", "add", "--detach", self.folder, self.revision], cwd=ROOT, check=True)
-        return self.folder
-
-    def __exit__(self, *fault: object) -> None:
-        if self.revision:
-            subprocess.run(["git", "worktree", "remove", "--force", self.folder], cwd=ROOT, check=True)
+@contextmanager
+def _source(revision: str) -> Iterator[Path]:
+    """Yield the folder of the code: this checkout, or a temporary worktree of another revision."""
+    if not revision:
+        yield ROOT
+        return
+    folder = Path(tempfile.mkdtemp(prefix="same-bits-")) / "checkout"
+    subprocess.run(["git", "worktree", "add", "--detach", folder, revision], cwd=ROOT, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
 
 
 def _run(arguments: Sequence[str], source: Path) -> str:
@@ -131,6 +128,7 @@ def compare(before: Path, after: Path) -> int:
     differences = equal = 0
     stories = {path.name for path in (*before.iterdir(), *after.iterdir()) if path.is_dir()}
     for name in sorted(stories):
+        # By name, so that a value of one side alone is a difference.
         first = dict(_contents(before / name))
         second = dict(_contents(after / name))
         for key in sorted({*first, *second}):
@@ -146,6 +144,7 @@ def compare(before: Path, after: Path) -> int:
 
 def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yield every comparable value of a story's folder, with its file and path as the name."""
+    # Weights and images by hash, documents value by value; other files are not compared.
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file = str(path.relative_to(folder))
         if path.suffix in (".safetensors", ".png", ".jpg"):
@@ -158,7 +157,9 @@ def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(lines):
                 yield from _values(json.loads(line), f"{file}:{number}", folder)
         elif path.suffix in (".json", ".txt") and path.read_text().lstrip().startswith(("{", "[")):
-            yield from _values(_first_document(path.read_text()), file, folder)
+            # Standard output begins with a document, and may continue with the story's log.
+            document, _ = json.JSONDecoder().raw_decode(path.read_text().lstrip())
+            yield from _values(document, file, folder)
 
 
 def _tensors(path: Path, file: str) -> Iterator[tuple[str, Any]]:
@@ -174,11 +175,6 @@ def _pixels(path: Path) -> tuple[Any, ...]:
 
     with Image.open(path) as image:
         return image.mode, image.size, hashlib.sha256(image.tobytes()).hexdigest()[:16]
-
-
-def _first_document(text: str) -> Any:
-    """Parse the document at the beginning of a story's standard output, which may continue with its log."""
-    return json.JSONDecoder().raw_decode(text.lstrip())[0]
 
 
 def _values(document: Any, name: str, folder: Path) -> Iterator[tuple[str, Any]]:

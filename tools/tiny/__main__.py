@@ -8,10 +8,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import typer
+from typer import Argument, Option
 
 app = typer.Typer(help="Train the tiny checkpoints again (docs/tiny.md).", no_args_is_help=True)
-OUT = typer.Option(Path("runs/tiny"), help="Folder for the checkpoints.")
-SHARE = typer.Option(1.0, help="Share of the documented training steps, for a quick try.")
+OUT = Option(Path("runs/tiny"), help="Folder for the checkpoints.")
+SHARE = Option(1.0, help="Share of the documented training steps, for a quick try.")
 
 
 @app.callback()
@@ -43,9 +44,9 @@ def generator(out: Path = OUT, share: float = SHARE) -> None:
 def judge(
     out: Path = OUT,
     share: float = SHARE,
-    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer captions."),
-    steps: int = typer.Option(5000, help="Training steps of 32 examples."),
-    lr: float = typer.Option(1.5e-3, help="Learning rate."),
+    start: Path | None = Option(None, help="Go on from this judge, with fewer captions."),
+    steps: int = Option(5000, help="Training steps of 32 examples."),
+    lr: float = Option(1.5e-3, help="Learning rate."),
 ) -> None:
     """The judge, from `vae` and failures of `generator` (about 60 CPU minutes)."""
     from diffusers import AutoencoderKL
@@ -59,7 +60,7 @@ def judge(
 
 
 @app.command()
-def domain(out: Path = OUT, share: float = SHARE, seed: int = typer.Option(0, help="Of images and training.")) -> None:
+def domain(out: Path = OUT, share: float = SHARE, seed: int = Option(0, help="Of images and training.")) -> None:
     """The judge's domain, from `generator` and `kontext`, or from the committed ones (about 30 CPU minutes)."""
     from pacorl.models.policies.flux import TINY_FLUX
     from pacorl.models.policies.kontext import TINY_KONTEXT
@@ -82,7 +83,7 @@ def edits(out: Path = OUT) -> None:
 def kontext(
     out: Path = OUT,
     share: float = SHARE,
-    start: Path | None = typer.Option(None, help="The tiny FLUX to start from; by default the committed one."),
+    start: Path | None = Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
     """The editor, from the tiny FLUX (about 20 CPU minutes)."""
     from pacorl.models.policies.flux import TINY_FLUX
@@ -95,9 +96,9 @@ def kontext(
 def edit_judge(
     out: Path = OUT,
     share: float = SHARE,
-    start: Path | None = typer.Option(None, help="The judge to go on from; by default the committed one."),
-    steps: int = typer.Option(900, help="Training steps of 32 examples."),
-    lr: float = typer.Option(8e-4, help="Learning rate."),
+    start: Path | None = Option(None, help="The judge to go on from; by default the committed one."),
+    steps: int = Option(900, help="Training steps of 32 examples."),
+    lr: float = Option(8e-4, help="Learning rate."),
 ) -> None:
     """The judge of edits, from the tiny judge (about 25 CPU minutes)."""
     from diffusers import AutoencoderKL
@@ -124,10 +125,10 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
 
 @app.command()
 def edit_story(
-    config: Path = typer.Argument(Path("configs/tiny_edit.yaml"), help="The run that each seed makes."),
-    overrides: list[str] = typer.Argument(None, metavar="[KEY=VALUE]…", help="Settings over the config's."),
-    out: Path = typer.Option(Path("runs/edit-story"), help="Folder for the runs and summary.json."),
-    seeds: int = typer.Option(3, min=1, help="How many seeds."),
+    config: Path = Argument(Path("configs/tiny_edit.yaml"), help="The run that each seed makes."),
+    overrides: list[str] = Argument(None, metavar="[KEY=VALUE]…", help="Settings over the config's."),
+    out: Path = Option(Path("runs/edit-story"), help="Folder for the runs and summary.json."),
+    seeds: int = Option(3, min=1, help="How many seeds."),
 ) -> None:
     """RL of the editor with √(kept·followed), graded by the oracle before and after, worst of the seeds."""
     from tools.tiny.edit_story import run_edit_story
@@ -138,13 +139,13 @@ def edit_story(
 
 @app.command()
 def dataset_story(
-    folder: Path = typer.Argument(help="A new folder, or the folder of an interrupted story."),
+    folder: Path = Argument(help="A new folder, or the folder of an interrupted story."),
     *,
-    prompts: int = typer.Option(24, help="Selected prompts, of four times as many."),
-    grids: int = typer.Option(4, help="Grids of each prompt."),
-    judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
-    seed: int = typer.Option(0, help="Seed of the story."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    prompts: int = Option(24, help="Selected prompts, of four times as many."),
+    grids: int = Option(4, help="Grids of each prompt."),
+    judge_steps: int = Option(60, help="Steps of the judge's training."),
+    seed: int = Option(0, help="Seed of the story."),
+    as_json: bool = Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """The whole method on the tiny world: a dataset, a judge trained on it, a policy rewarded by the judge."""
     from tools.tiny.dataset_story import Scale, run_story

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
@@ -30,7 +29,7 @@ from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
-from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.http.chat import ChatModel
@@ -71,7 +70,7 @@ class Scale:
     held_out: float = 0.35  # share of the prompts for testing the judge
 
 
-def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
+def run_story(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
     """Run the story in `folder`, write its summary.json and return the content.
 
     An interrupted story goes on from its last finished step.
@@ -81,6 +80,7 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     """
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished story; name another folder")
+    # The models load in seconds, and their bars would hide the story.
     quiet_loading()
 
     # The dataset, and a judge trained on it.
@@ -105,11 +105,11 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     return summary
 
 
-def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
+def make_dataset(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
     """Make the dataset from prompts to exported pairs; return each step's counts."""
-    counts: dict[str, Any] = {}
+    counts: JsonObject = {}
 
-    def done(step: str, counted: Mapping[str, Any], *shown: str) -> None:
+    def done(step: str, counted: JsonObject, *shown: str) -> None:
         counts[step] = dict(counted)
         print(f"{step}:", ", ".join(f"{name} {counted[name]}" for name in shown))
 
@@ -147,7 +147,7 @@ def annotate(folder: Path, scale: Scale) -> dict[str, int]:
     with Store(folder / "annotations.db") as store:
         # A resumed story must renew the links: only digests of the first ones are stored.
         links = prepare(store, folder, scale.people, sharing=Sharing(controls=4), renew=store.people())
-        tokens = {name: links[name].rpartition("/")[2] for name in scale.people}
+        tokens = {name: links[name].rpartition("#")[2] for name in scale.people}
         with serving_app(make_app(folder, store)) as url:
             simulate(url, tokens, noise=scale.noise, attend=scale.attend)
         return {name: store.progress(name)["ranked"] for name in scale.people}
@@ -158,7 +158,8 @@ def narrator() -> FastAPI:
     app = FastAPI(openapi_url=None)
 
     @app.post("/v1/chat/completions")
-    def chat(request: dict[str, Any]) -> dict[str, Any]:
+    def chat(request: JsonObject) -> JsonObject:
+        # It recognises both panels, as a person would.
         *images, question = request["messages"][0]["content"]
         panels = []
         for image in images:
@@ -209,12 +210,13 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
             "optimizer": {"lr": 2e-3, "batch": 16, "micro_batch": 16},
         }
     )
+    # An interrupted story goes on behind the finished training.
     if not (out / "merged").is_dir():
         JudgeTrainer(config, resume=True).train()
     return out / "merged"
 
 
-def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> dict[str, Any]:
+def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> JsonObject:
     """Compare the decision accuracy of two judges, with 95 % intervals bootstrapped over prompts."""
     right_2N = np.stack([_right(judge, comparisons) for judge in (before, after)])
 
@@ -224,7 +226,7 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
 
     # Pairs of one prompt share its grids, so that the bootstrap draws whole prompts.
     groups = [comparison.group for comparison in comparisons]
-    compared: dict[str, Any] = {"pairs": len(comparisons), "prompts": len(set(groups))}
+    compared: JsonObject = {"pairs": len(comparisons), "prompts": len(set(groups))}
     for name, interval in zip(MEASURED, bootstrap(groups, figures), strict=True):
         compared[name] = asdict(interval)
     return compared
@@ -232,10 +234,12 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
 
 def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
     """Return (N,): 1 if the judge agrees with the label, otherwise 0."""
+    # Ask each pair as the data does.
     questions = []
     for compared in comparisons:
         questions.append(Question(tuple(open_image(path) for path in compared.images), compared.question))
 
+    # An unanswered pair would change which pairs are compared.
     right = []
     errors = []
     for verdict, compared in zip(judge.verdicts(questions), comparisons, strict=True):

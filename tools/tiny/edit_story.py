@@ -8,17 +8,16 @@ edits of the first.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config import base as configs
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import train_policy
-from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.records.prompts import prompts_from
 from pacorl.tiny.character_edits import EDIT_GRADES, grade_edits
@@ -38,6 +37,7 @@ def run_edit_story(
     Returns:
         The summary's path, and the lines of a verdict.
     """
+    # Each seed is a whole run, graded by the oracle at each evaluation.
     grade = partial(grade_edits, oracle=Oracle())
     rows = []
     for seed in seeds:
@@ -58,6 +58,7 @@ def before_and_after(run: Path) -> dict[str, dict[str, float]]:
         if line["kind"] == "evaluation":
             evaluations.append(line)
 
+    # First and last, and what changed between them.
     grades: dict[str, dict[str, float]] = {"before": {}, "after": {}, "change": {}}
     for name in EDIT_GRADES:
         before = evaluations[0][name]
@@ -68,7 +69,7 @@ def before_and_after(run: Path) -> dict[str, dict[str, float]]:
     return grades
 
 
-def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[JsonObject]) -> JsonObject:
     """Return the seeds, the smallest change of each grade over them, and whether it reaches the goal."""
     worst = {}
     for name in EDIT_GRADES:
@@ -77,7 +78,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"seeds": rows, "worst": worst, "reached": worst["kept"] >= KEPT_GOAL and worst["followed"] >= 0}
 
 
-def verdict(summary: Mapping[str, Any]) -> list[str]:
+def verdict(summary: JsonObject) -> list[str]:
     """A line per seed, and one for the worst."""
     lines = []
     for row in summary["seeds"]:
@@ -86,6 +87,7 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
             grades.append(f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}")
 
         lines.append(f"seed {row['seed']}: {', '.join(grades)}")
+    # The worst seed decides: a mean would hide a failed run.
     worst = summary["worst"]
     words = "reached" if summary["reached"] else "not reached"
     goals = f"kept {worst['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {worst['followed']:+.3f} (wanted no fall)"

@@ -12,12 +12,12 @@ Legend: B batch, P panels, N tokens, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,7 @@ class Stage:
 
     def update(self, loss: Tensor, **metrics: float) -> None:
         """Make an optimizer step; log every hundredth one, with the mean loss since the last."""
+        # A step.
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -72,6 +73,7 @@ class Stage:
         # The first steps are far from any good weights: the average must forget them.
         decay = min(self.ema, self.step / (self.step + 10))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - decay)
+        # A line of the log.
         if self.step % 100 == 0 or self.step == self.steps:
             line = {"step": self.step, "loss": sum(self.recent) / len(self.recent), **metrics}
             line["seconds"] = round(time.time() - self.started, 1)
@@ -155,6 +157,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
         if step % 4 == 0:
             size = PANEL_SIZES[1]
             count = batch // 4
+        # Four random panels per grid: the autoencoder must not learn which ones belong together.
         panels = pixels[size][torch.randint(len(pixels[size]), (count, 4))]
         grids = tile(panels)
 
@@ -179,7 +182,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 # --- the generator ---------------------------------------------------------------------------------------------
 
 
-def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
+def imperfect_sets(rng: Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
     """Yield (prompt text, panels) of training characters without end, some attributes redrawn by the teacher."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
     subjects = characters.subjects_of("train")
@@ -208,8 +211,9 @@ BATCH = {32: 32, 64: 12}
 def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
     """Train transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px."""
     torch.manual_seed(0)
-    rng = random.Random(0)
+    rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
+    # Models and cached latents.
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
     # The autoencoder has no attention: a grid's latents are its panels' latents, and each panel is encoded once.
     latents = {size: panel_latents(vae, size) for size in PANEL_SIZES}
@@ -300,10 +304,11 @@ FAULTLESS = EditPhase(steps=1200, spoil=0.0)
 UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
 
 
-def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
+def taught_edits(rng: Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
     """Yield edits of training characters without end, and the teacher's result of each."""
     pool = characters.panels_of("train")
     while True:
+        # The edited panel, unless the teacher ignores the instruction.
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         start = edit.before if rng.random() < phase.ignore else edit.after
 
@@ -318,7 +323,7 @@ def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, P
 def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
     """Train a tiny Kontext by flow matching, from the tiny FLUX in `start`; `share` scales the steps."""
     torch.manual_seed(0)
-    rng = random.Random(0)
+    rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
     policy = KONTEXT.over(pipeline, **TRAINED_WITH)
@@ -333,6 +338,7 @@ def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
         teacher = taught_edits(rng, phase)
         stage = Stage([pipeline.transformer], lr=1.5e-3, steps=steps, log=out / "log.jsonl", ema=0.998)
         while stage.step < steps:
+            # The texts of the instructions, the latents of the sources, and the teacher's results.
             edits, panels = zip(*(next(teacher) for _ in range(32)), strict=True)
 
             read = {}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 import io
-import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
@@ -68,17 +68,19 @@ def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, s
     """Write `domain.json` and `domain.safetensors` to `out`; `share` scales images and steps, for a quick try."""
     out.mkdir(parents=True, exist_ok=True)
     generated, spoiled = world_images(generator, editor, seed=seed, share=share)
-    random.Random(seed).shuffle(generated)
+    Random(seed).shuffle(generated)
     # The threshold is set on images of generators: latents that are spoiled by hand are farther from the world.
     held_out = generated[: len(generated) // 5]
     learned = [*generated[len(generated) // 5 :], *spoiled]
-    random.Random(seed).shuffle(learned)
+    Random(seed).shuffle(learned)
     textures = draw_textures(round(18000 * share), seed=seed)
 
+    # Outside: drawn textures, and the world in other colours.
     outside = []
     for image in (*textures, *recoloured(learned[: round(800 * share)])):
         outside.append(thumbnail(image, size=SIDE))
 
+    # The threshold, on logits of held-out images.
     net = fit(learned, outside, steps=round(12000 * share), log=out / "domain_log.jsonl", seed=seed)
     logits = Domain(net, NAME, SIDE, threshold=0.0).logits(held_out)
     Domain(net, NAME, SIDE, threshold=round(float(logits.quantile(1 - DECLINED_SHARE)), 3)).save(out)
@@ -119,7 +121,7 @@ def world_images(
         Drawn or generated images, about 5,900 times `share`, and twice as many of artificially spoiled latents,
         farther from the world than any generator's.
     """
-    rng = random.Random(seed)
+    rng = Random(seed)
     torch.manual_seed(seed)
     vae = FLUX.from_pretrained(generator, **TRAINED_WITH).pipeline.vae
     # Lazy: `drawn` and `handled` take turns with `rng`, and each kind is used up before the next draws.
@@ -139,7 +141,7 @@ def world_images(
     return generated, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
 
 
-def handled(image: Image.Image, rng: random.Random) -> Image.Image:
+def handled(image: Image.Image, rng: Random) -> Image.Image:
     """Imitate a web page or a chat: sometimes compress the image as JPEG, sometimes resize it."""
     draw = rng.random()
     if draw < 0.1:
@@ -153,7 +155,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
     return image
 
 
-def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
+def drawn(rng: Random, *, count: int) -> Iterator[Image.Image]:
     """Yield panels and grids of `tiny.characters`."""
     panels = characters.panels_of("train")
     for _ in range(count):
@@ -166,8 +168,9 @@ def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
 
 
 @torch.no_grad()
-def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
+def decoded(vae: AutoencoderKL, rng: Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
     """Decode latents between a drawn grid and noise, and yield the grid or one of its panels."""
+    # Latents of some panels at both sizes, encoded once.
     shown = rng.sample(characters.panels_of("train"), 400)
     scale = vae.config.scaling_factor
     shift = vae.config.shift_factor
@@ -189,6 +192,7 @@ def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
     for steps in (10, 3, 2, 1):
         policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
         yield from _grids(policy, seed=seed + steps, count=2 * count, steps=steps)
+    # Adapters as RL makes them, from hardly visible to destructive.
     for number in range(8):
         for spread in ADAPTER_SPREADS:
             policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
@@ -218,7 +222,7 @@ def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> 
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=2e-3, betas=(0.9, 0.99))
-    teacher = imperfect_sets(random.Random(seed), redraw=WORDS.redraw)
+    teacher = imperfect_sets(Random(seed), redraw=WORDS.redraw)
     # Without schedule or average: only the images of the first steps matter.
     for step in range(max(steps) + 1):
         if step in steps:
@@ -237,6 +241,7 @@ def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
         edits = character_edits("train", count, seed=seed)
         prompts = prompts_from(str(write_edits(Path(folder), edits, name="edits")), limit=None)
         policy = KONTEXT.from_pretrained(editor, **TRAINED_WITH)
+        # Good edits, and rough ones of too few steps.
         for steps in (10, 2, 1):
             yield from _samples(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=steps)
         random_adapter(policy.transformer, policy.lora_targets, spread=0.15, seed=seed)
@@ -270,26 +275,26 @@ def _samples(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int,
 # --- latents of imperfect generators ---------------------------------------------------------------------------
 
 
-def _clean(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _clean(grids_BCHW: Tensor, rng: Random) -> Tensor:
     return grids_BCHW
 
 
-def _half_denoised(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _half_denoised(grids_BCHW: Tensor, rng: Random) -> Tensor:
     return torch.lerp(grids_BCHW, torch.randn_like(grids_BCHW), _each(grids_BCHW)) * (0.6 + _each(grids_BCHW))
 
 
-def _noise(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _noise(grids_BCHW: Tensor, rng: Random) -> Tensor:
     return torch.randn_like(grids_BCHW) * (0.25 + 1.5 * _each(grids_BCHW))
 
 
-def _soft_noise(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _soft_noise(grids_BCHW: Tensor, rng: Random) -> Tensor:
     batch, channels, side, _ = grids_BCHW.shape
     coarse = torch.randn(batch, channels, *(2 * [rng.choice((2, 4, 8))]))
     soft = F.interpolate(coarse, size=side, mode=rng.choice(("bilinear", "nearest")))
     return soft * (0.4 + _each(grids_BCHW)) + 0.6 * _each(grids_BCHW) * torch.randn_like(grids_BCHW)
 
 
-def _mixed(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _mixed(grids_BCHW: Tensor, rng: Random) -> Tensor:
     """Blocks of two grids."""
     batch, _, side, _ = grids_BCHW.shape
     cells = side // rng.choice((1, 2, 4, 8))
@@ -298,13 +303,13 @@ def _mixed(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
     return mixed + 0.5 * _each(grids_BCHW) * torch.randn_like(grids_BCHW)
 
 
-def _shuffled(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _shuffled(grids_BCHW: Tensor, rng: Random) -> Tensor:
     """Shuffle blocks, like a generator that learned details before the whole."""
     shuffled = shuffled_blocks(grids_BCHW, rng)
     return torch.lerp(shuffled, torch.randn_like(shuffled), 0.6 * _each(shuffled))
 
 
-def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def shuffled_blocks(grids_BCHW: Tensor, rng: Random) -> Tensor:
     """Replace some or all blocks of each grid by others of it, in all grids alike."""
     side = grids_BCHW.shape[-1]
     block = rng.choice((1, 2, 2, 4))
@@ -315,7 +320,7 @@ def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
     return F.fold(blocks, (side, side), block, stride=block)
 
 
-def _periodic(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+def _periodic(grids_BCHW: Tensor, rng: Random) -> Tensor:
     """Add a small periodic pattern, like random adapters."""
     batch, channels, side, _ = grids_BCHW.shape
     period = rng.choice((2, 4))
@@ -328,7 +333,7 @@ def _each(grids_BCHW: Tensor) -> Tensor:  # one number in 0..1 per image
     return torch.rand(len(grids_BCHW), 1, 1, 1)
 
 
-Spoiler = Callable[[Tensor, random.Random], Tensor]
+Spoiler = Callable[[Tensor, Random], Tensor]
 SPOILERS: tuple[Spoiler, ...] = (
     _clean, _half_denoised, _half_denoised, _noise, _noise, _soft_noise, _mixed, _shuffled, _shuffled, _periodic,
 )  # fmt: skip

@@ -7,12 +7,12 @@ trained from scratch.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ class ImageBank:
         self.panels = characters.all_panels()
         self.number = {panel: number for number, panel in enumerate(self.panels)}
 
+        # In the order that `of` and `of_negative` count in.
         images: list[Image.Image] = []
         for size in PANEL_SIZES:
             images += to_images(panel_pixels(size))
@@ -85,11 +86,11 @@ class ImageBank:
             prepared.append(inputs["pixel_values"].half())
         self.patches = torch.cat(prepared).unflatten(0, (len(images), -1))
 
-    def of(self, panel: Panel, rng: random.Random) -> int:
+    def of(self, panel: Panel, rng: Random) -> int:
         """Draw one of the images of a panel, as an index."""
         return self.number[panel] + len(self.panels) * rng.randrange(self.versions)
 
-    def of_negative(self, rng: random.Random) -> int:
+    def of_negative(self, rng: Random) -> int:
         """Draw a negative, as an index."""
         return len(self.panels) * self.versions + rng.randrange(self.negative_count)
 
@@ -105,9 +106,7 @@ def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
 # --- examples --------------------------------------------------------------------------------------------------
 
 
-def training_examples(
-    bank: ImageBank, *, split: Split, rng: random.Random, captions: float
-) -> Iterator[TrainingExample]:
+def training_examples(bank: ImageBank, *, split: Split, rng: Random, captions: float) -> Iterator[TrainingExample]:
     """Yield examples about the characters of one split without end; half of the decisions are Yes.
 
     Args:
@@ -116,20 +115,19 @@ def training_examples(
     pool = characters.panels_of(split)
     kinds = [_pair_example, _text_example, _criterion_example]
     while True:
-        if rng.random() < captions:
-            yield _caption_example(rng.choice(pool), pool, rng, bank)
-        else:
+        if rng.random() >= captions:
             kind = rng.choices(kinds, weights=(3, 4, 1.5))[0]
             yield kind(rng.choice(pool), pool, rng, bank)
+            continue
+        # A caption.
+        panel = rng.choice(pool)
+        if rng.random() < 0.05:
+            yield TrainingExample((bank.of_negative(rng),), CAPTION_REQUEST, "It shows nothing.")
+        else:
+            yield TrainingExample((bank.of(panel, rng),), CAPTION_REQUEST, f"It shows {panel.text}.")
 
 
-def _caption_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
-    if rng.random() < 0.05:
-        return TrainingExample((bank.of_negative(rng),), CAPTION_REQUEST, "It shows nothing.")
-    return TrainingExample((bank.of(panel, rng),), CAPTION_REQUEST, f"It shows {panel.text}.")
-
-
-def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
+def _pair_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
     # The reward's question quotes a prompt's text before its first panel.
     theme = f"{GRID} grid layout of {rng.choice([first, first, rng.choice(pool)]).subject}."
     question = questions.same_theme(theme)
@@ -155,7 +153,7 @@ def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank:
     return TrainingExample((bank.of(first, rng), bank.of(second, rng)), question, answer)
 
 
-def _negative_pair(first: Panel, question: str, rng: random.Random, bank: ImageBank) -> TrainingExample:
+def _negative_pair(first: Panel, question: str, rng: Random, bank: ImageBank) -> TrainingExample:
     good = bank.of(first, rng)
     bad = bank.of_negative(rng)
     images, subject = rng.choice(
@@ -165,7 +163,7 @@ def _negative_pair(first: Panel, question: str, rng: random.Random, bank: ImageB
     return TrainingExample(images, question, f"No. {subject} nothing.")
 
 
-def _text_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
+def _text_example(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
     image = bank.of(panel, rng)
     draw = rng.random()
     described = panel
@@ -184,6 +182,7 @@ def _text_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank:
         if value != shown:
             wrong.append(f"The {name} is {shown}.")
 
+    # The answer names every wrong attribute, which directs the attention.
     answer = f"Yes. It shows {panel.text}."
     if draw < 0.12:
         answer = "No. It shows nothing."
@@ -192,7 +191,8 @@ def _text_example(panel: Panel, pool: Sequence[Panel], rng: random.Random, bank:
     return TrainingExample((image,), questions.shows_text(described.text), answer, tuple(words))
 
 
-def _criterion_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank: ImageBank) -> TrainingExample:
+def _criterion_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    # A criterion is about one attribute.
     name = rng.choice(KEPT)
     question = questions.meets_criterion(CRITERIA[name])
     if rng.random() < 0.1:
@@ -207,12 +207,12 @@ def _criterion_example(first: Panel, pool: Sequence[Panel], rng: random.Random, 
     return TrainingExample((bank.of(first, rng), bank.of(second, rng)), question, answer)
 
 
-def _new_scene(panel: Panel, rng: random.Random) -> Panel:
+def _new_scene(panel: Panel, rng: Random) -> Panel:
     pose, prop = rng.choice(characters.SCENES)
     return replace(panel, pose=pose, prop=prop)
 
 
-def changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
+def changed(panel: Panel, names: Sequence[str], count: int, rng: Random) -> Panel:
     """Change `count` attributes of `names`."""
     for name in rng.sample(names, count):
         panel = with_another(panel, name, rng)
@@ -230,7 +230,7 @@ def differences(first: Panel, second: Panel, names: Sequence[str] = KEPT) -> str
     return " ".join(sentences)
 
 
-def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[TrainingExample]:
+def edit_examples(bank: ImageBank, *, split: Split, rng: Random, captions: float) -> Iterator[TrainingExample]:
     """Yield examples about edits of one split's characters without end; half of the answers are Yes.
 
     Args:
@@ -244,16 +244,27 @@ def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions
             continue
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         seen = _attempt(edit, rng)
-        example = rng.choice((_kept_example, _followed_example))(edit, seen)
+
+        # Either question, and its answer.
+        if rng.choice((True, False)):
+            question = questions.edit_kept(edit.instruction)
+            reasons = differences(edit.before, seen, edit.others)
+            kept = ", ".join(getattr(edit.before, name) for name in edit.others)
+            answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
+        else:
+            question = questions.edit_followed(edit.instruction)
+            shown = getattr(seen, edit.attribute)
+            answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
+
         if rng.random() < 0.1:
             ask = rng.choice((questions.edit_kept, questions.edit_followed))
             images = (bank.of(edit.before, rng), bank.of_negative(rng))
             yield TrainingExample(images, ask(edit.instruction), "No. The second shows nothing.")
         else:
-            yield replace(example, images=(bank.of(edit.before, rng), bank.of(seen, rng)))
+            yield TrainingExample((bank.of(edit.before, rng), bank.of(seen, rng)), question, answer)
 
 
-def _attempt(edit: Edit, rng: random.Random) -> Panel:
+def _attempt(edit: Edit, rng: Random) -> Panel:
     """Imitate an editor's result: followed or not, the rest kept or not, each with probability 1/2."""
     panel = edit.after
     if rng.random() >= 0.5:
@@ -263,19 +274,6 @@ def _attempt(edit: Edit, rng: random.Random) -> Panel:
     if rng.random() < 0.5:
         return panel
     return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)
-
-
-def _kept_example(edit: Edit, seen: Panel) -> TrainingExample:
-    reasons = differences(edit.before, seen, edit.others)
-    kept = ", ".join(getattr(edit.before, name) for name in edit.others)
-    answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
-    return TrainingExample((), questions.edit_kept(edit.instruction), answer)
-
-
-def _followed_example(edit: Edit, seen: Panel) -> TrainingExample:
-    shown = getattr(seen, edit.attribute)
-    answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
-    return TrainingExample((), questions.edit_followed(edit.instruction), answer)
 
 
 # --- training --------------------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def pretrain_judge(
     """
     steps = round(share * steps)
     torch.manual_seed(0)
-    rng = random.Random(0)
+    rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
     model, processor, bank = _begin(start, vae, [*draw_negatives(3000, seed=0, vae=vae), *negatives], teach)
     shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
@@ -343,7 +341,7 @@ def _begin(
     _, processor = twins.tiny_judge(["Yes. No."])
     bank = ImageBank(processor.image_processor, vae=vae, negatives=negatives)
     texts = []
-    for example in islice(teach(bank, split="train", rng=random.Random(0), captions=0.2), 3000):
+    for example in islice(teach(bank, split="train", rng=Random(0), captions=0.2), 3000):
         texts.append(f"{example.question}\n{example.answer}")
 
     # Twice, with the words of the template: frequent words become one token or two.
@@ -430,6 +428,7 @@ def collate(
 
 def _chat(example: TrainingExample, processor: Any) -> tuple[list[int], list[int]]:
     """Tokenize an example's prompt, and find the index of each quoted word's last token."""
+    # The prompt, with its images as tokens.
     content = [{"type": "image"}] * len(example.images) + [{"type": "text", "text": example.question}]
     text = chat_text(processor, [{"role": "user", "content": content}])
     # Images of 32 px are 16 patches, merged by fours. The processor would insert the tokens if it had the image.

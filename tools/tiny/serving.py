@@ -28,6 +28,7 @@ def serving_app(app: Any) -> Iterator[str]:
     server = QuickServer(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
     # A request before the server runs waits in the socket's queue.
     with listening("127.0.0.1", 0) as (listener, url):
+        # A thread and not a process, so that a test can look into the application.
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

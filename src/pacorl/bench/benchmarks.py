@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option
+from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option, with_adapter
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class BenchmarkOptions(FrugalJudge):
     @property
     def subject(self) -> str:
         """Name of the measured model, for the tables."""
-        return self.judge_name
+        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
 
     @property
     def subject_adapter(self) -> str:
@@ -57,7 +57,7 @@ class BenchmarkOptions(FrugalJudge):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
-    """Options of a benchmark that measures a generator, or finished images."""
+    """Options of the benchmarks of generators, or of finished images."""
 
     panel: ClassVar[str] = "Generator"
 
@@ -79,7 +79,7 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
     @property
     def subject(self) -> str:
-        return str(self.images) if self.images else self.generator_name
+        return str(self.images) if self.images else with_adapter(self.model, self.adapter)
 
     @property
     def subject_adapter(self) -> str:
@@ -122,7 +122,7 @@ class BenchmarkSpec(Generic[Options, Items]):
     """Generator of a share's images that the run's folder lacks; None for benchmarks of judges."""
     example: Callable[[Path], tuple[Path, Options]] | None = None
     """Writer of at least three items in the published format into an empty folder; returns DATA and the options to
-    measure them. A judge that compares mean colours answers them correctly; `pacorl.testing` measures them."""
+    measure them. A comparison of mean colours answers them correctly; `pacorl.testing` measures them."""
     all_spellings: bool = False
     """Whether P(Yes) sums every spelling of Yes and of No."""
 

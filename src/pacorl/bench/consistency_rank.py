@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.io.documents import read_jsonl, read_keyed, write_jsonl
+from pacorl.io.documents import JsonObject, read_jsonl, read_keyed, write_jsonl
 from pacorl.io.files import inside, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
@@ -81,10 +81,11 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
             raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
+    # Read and check every record, with its prompt's criteria.
     prompts = read_keyed(folder / PROMPTS, key="idx")
     keys: set[str] = set()
 
-    def parse(row: Mapping[str, Any]) -> Ranked:
+    def parse(row: JsonObject) -> Ranked:
         item = _item(row, prompts)
         if item.key in keys:
             raise ValueError("the same item as an earlier record")
@@ -102,11 +103,12 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     items, refused = parse_records(records, parse, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
+    # The limit comes last: the content covers the whole file, so that a limit may be raised.
     orders = [[item.key, item.best_first] for item in items]
     return Dataset({item.key: item for item in evenly_spread(items, limit)}, refused, orders, folder)
 
 
-def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
+def _item(row: JsonObject, prompts: Mapping[str, JsonObject]) -> Ranked:
     # The order.
     folder: Any = row.get("folder")
     reference: Any = row.get("ref_image", row.get("ref_img"))
@@ -122,16 +124,13 @@ def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> R
     if sorted(order) != sorted(candidates):
         raise ValueError(f"rank_images {order} is no order of comp_images {candidates}")
 
-    # The prompt. The published files have a few criteria without a text.
+    # The prompt.
     if folder not in prompts:
         raise ValueError(f"folder {folder!r} has no record in {PROMPTS}")
     prompt = prompts[folder]
-    criteria: dict[str, dict[str, str]] = {}
+    criteria = {}
     for dimension, texts in (prompt.get("criteria") or {}).items():
-        criteria[str(dimension)] = {}
-        for name, text in (texts or {}).items():
-            if isinstance(text, str) and text:
-                criteria[str(dimension)][str(name)] = text
+        criteria[str(dimension)] = named_texts(texts)
 
     return Ranked(
         # A reference is ranked several times, with other candidates each time.
@@ -162,10 +161,10 @@ class ConsistencyRank:
     paper = paper_table("consistency_rank")
     notes = (NOTE,)
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {item.key: [item.prompt] for item in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

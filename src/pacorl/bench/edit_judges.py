@@ -6,14 +6,14 @@ A wording is read from the file that its authors publish, so that a judge reads 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.bench.rating import UnratedError, ask_scores, read_rubric
 from pacorl.core import questions as wordings
-from pacorl.io.documents import blamed_on, object_within, read_text, read_yaml
+from pacorl.io.documents import JsonObject, blamed_on, object_within, read_text, read_yaml
 from pacorl.judge.judge import ChatJudge
 from pacorl.judge.pairwise import ask
 from pacorl.types import Chat, Question
@@ -58,10 +58,10 @@ class YesNo:
     judge: PacoReward
     abouts: tuple[About, ...] = ("followed", "consistent")
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"judge": self.judge.name}
 
-    def compare(self, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    def compare(self, comparisons: Sequence[Comparison]) -> list[JsonObject]:
         questions = {}
         for number, comparison in enumerate(comparisons):
             followed = comparison.about == "followed"
@@ -72,7 +72,7 @@ class YesNo:
                 questions[number, index] = Question(pair, wording(comparison.instruction))
 
         verdicts = ask(self.judge.judge, questions)
-        results: list[dict[str, Any]] = []
+        results: list[JsonObject] = []
         for number in range(len(comparisons)):
             both = (verdicts[number, 0], verdicts[number, 1])
             errors = [verdict.error for verdict in both if not verdict.valid]
@@ -88,11 +88,11 @@ class Rated:
     rubric: Rubric
     abouts: tuple[About, ...] = ("followed", "consistent", "quality")
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"judge": self.judge.name, "rubric": self.rubric.digest}
 
-    def compare(self, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-        results: list[dict[str, Any]] = []
+    def compare(self, comparisons: Sequence[Comparison]) -> list[JsonObject]:
+        results: list[JsonObject] = []
         for comparison in comparisons:
             try:
                 results.append({"scores": [self._score(comparison, edit) for edit in comparison.images[1:]]})
@@ -140,14 +140,14 @@ class PairChoice:
     wording: PairWording
     abouts: tuple[About, ...] = ("consistent",)
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"judge": self.judge.name, "wording": self.wording.digest}
 
-    def compare(self, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    def compare(self, comparisons: Sequence[Comparison]) -> list[JsonObject]:
         judge = self.judge.judge
         if not isinstance(judge, ChatJudge):
             raise ValueError(f"{self.judge.name} cannot answer a chat; give PairChoice a judge with `reply`")
-        results: list[dict[str, Any]] = []
+        results: list[JsonObject] = []
         for comparison in comparisons:
             try:
                 answer = judge.reply(self.wording.chat(comparison))
@@ -168,6 +168,7 @@ def read_winner(answer: str) -> tuple[float, float]:
 
 def read_wording(path: Path) -> Rubric | PairWording:
     """Read a published wording. Raises ValueError if the file has none of the known forms."""
+    # EditScore publishes a module, PVC-Judge a YAML; a rubric of one's own is a YAML too.
     if path.suffix == ".py":
         return read_rubric(path)
     document = read_yaml(path)
@@ -177,6 +178,7 @@ def read_wording(path: Path) -> Rubric | PairWording:
         return read_rubric(path)
 
     with blamed_on(path):
+        # Texts and images in the order of the chat.
         entries = document["user_prompt"]
         if not isinstance(entries, list):
             raise ValueError("'user_prompt' must be a list of texts and images")

@@ -6,10 +6,10 @@ of a tie, if it scores both equally.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,16 +32,14 @@ from pacorl.bench.items import (
     ListedRows,
     Rows,
     check_filled,
-    faded,
+    drawn_edits,
     open_rows,
-    parse_records,
+    parse_rows,
 )
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import read_json, write_json, write_jsonl
-from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.documents import JsonObject, read_json, write_json, write_jsonl
 from pacorl.records.prompts import evenly_spread
 
 VC_COLUMNS = ("key", "instruction", "winner", "task")
@@ -81,12 +79,6 @@ class EditPair:
     winner: int | None
     """Index of the preferred edit; None for a tie."""
 
-    def is_right(self, scores: Sequence[float]) -> bool:
-        """Whether the scores of both edits agree with people."""
-        if self.winner is None:
-            return abs(scores[0] - scores[1]) < TIE
-        return scores[self.winner] > scores[1 - self.winner]
-
 
 @dataclass(eq=False)
 class EditPairsBench:
@@ -97,10 +89,10 @@ class EditPairsBench:
 
     name: ClassVar[str]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"benchmark": self.name, "data": self.data.fingerprint, **self.judge.settings()}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {key: [pair.instruction] for key, pair in self.data.items.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -114,13 +106,19 @@ class EditPairsBench:
         return [{"key": key, **result} for key, result in zip(keys, self.judge.compare(comparisons), strict=True)]
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         """Return name → cell of the source and both edits."""
         raise NotImplementedError
 
     def right(self, rows: Sequence[Row]) -> Floats:
         """Compute (N,): 1 for each row that agrees with people."""
-        return np.array([self.data.items[row["key"]].is_right(row["scores"]) for row in rows], dtype=float)
+        right = []
+        for row in rows:
+            winner = self.data.items[row["key"]].winner
+            scores = row["scores"]
+            is_tie = abs(scores[0] - scores[1]) < TIE
+            right.append(is_tie if winner is None else scores[winner] > scores[1 - winner])
+        return np.array(right, dtype=float)
 
     def bootstrapped(self, rows: Sequence[Row], statistic: Callable[[Indices], Floats]) -> list[Interval]:
         """Compute intervals over instructions, whose rows share their images."""
@@ -140,7 +138,7 @@ class VcRewardBench(EditPairsBench):
     )
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         edits = row.get("edited_images")
         if not isinstance(edits, list) or len(edits) != 2:
             raise BadItemError("'edited_images' must be two images")
@@ -181,11 +179,12 @@ class EditRewardCompass(EditPairsBench):
         return notes
 
     @staticmethod
-    def cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    def cells(row: JsonObject) -> JsonObject:
         return {name: row.get(name) for name in ("source_image", "winner", "loser")}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         right_N = self.right(rows)
+        # A figure of all pairs needs a question about every dimension.
         dimension_N = np.array([self.data.items[row["key"]].group for row in rows])
         complete = len(self.judge.abouts) == len(COMPASS_DIMENSIONS)
 
@@ -212,7 +211,7 @@ def read_vc_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPair, R
     return _dataset(source, rows, rows.texts(VC_COLUMNS), _vc_pair, options)
 
 
-def _vc_pair(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+def _vc_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
     check_filled(row, VC_COLUMNS, schema=VC_SCHEMA)
     winner = WINNERS.get(row["winner"])
     if winner is None:
@@ -226,6 +225,7 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     if not isinstance(document, list) or not all(isinstance(row, dict) for row in document):
         raise ValueError(f"{source}: must be a list of objects; {COMPASS_SCHEMA}")
     abouts = _check_wording(options)
+    # Rows that the wording has no question about are no items, and no faults.
     data = _dataset(source, ListedRows(source.parent, document), document, _compass_pair, options)
     judged = {key: pair for key, pair in data.items.items() if pair.about in abouts}
     if not judged:
@@ -233,7 +233,7 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     return Dataset(judged, data.refused, data.content, data.source)
 
 
-def _compass_pair(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+def _compass_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
     check_filled(row, COMPASS_COLUMNS, schema=COMPASS_SCHEMA)
     dimension = str(row["dimension"])
     if dimension not in COMPASS_DIMENSIONS:
@@ -254,21 +254,20 @@ def _check_wording(options: EditPairOptions) -> tuple[About, ...]:
 def _dataset(
     source: Path,
     rows: Rows,
-    texts: Sequence[Mapping[str, Any]],
-    parse: Callable[[int, Mapping[str, Any]], tuple[str, EditPair]],
+    texts: Sequence[JsonObject],
+    parse: Callable[[int, JsonObject], tuple[str, EditPair]],
     options: EditPairOptions,
 ) -> Dataset[EditPair, Rows]:
     keys: set[str] = set()
 
-    def parse_new(number: int, row: Mapping[str, Any]) -> tuple[str, EditPair]:
+    def parse_new(number: int, row: JsonObject) -> tuple[str, EditPair]:
         key, pair = parse(number, row)
         if key in keys:
             raise ValueError(f"key {key!r} is that of an earlier row")
         keys.add(key)
         return key, pair
 
-    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
-    pairs, refused = parse_records(records, parse_new, skip_bad=options.skip_bad)
+    pairs, refused = parse_rows(source, texts, parse_new, skip_bad=options.skip_bad)
     if not pairs:
         raise ValueError(f"{source} holds no rows")
     return Dataset(dict(evenly_spread(pairs, options.limit)), refused, list(texts), rows)
@@ -280,7 +279,7 @@ def _dataset(
 def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three pairs of two tasks; the preferred edit has the source's colour."""
     rows = []
-    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         task = ("color_alteration", "tone_transfer")[number % 2]
         row = {"key": f"{task}_pair_{number}", "instruction": LIGHTER, "task": task, "winner": "Image B"}
         rows.append({**row, "source_image": source, "edited_images": [bad, good]})
@@ -291,22 +290,11 @@ def _vc_example(folder: Path) -> tuple[Path, EditPairOptions]:
 def _compass_example(folder: Path) -> tuple[Path, EditPairOptions]:
     """Write three preferences in two dimensions."""
     rows = []
-    for number, (source, good, bad) in enumerate(_drawn_images(folder)):
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         row = {"source_image": source, "winner": good, "loser": bad, "prompt": LIGHTER}
         rows.append({**row, "dimension": ("IA", "VC")[number % 2], "label": "preference"})
     write_json(folder / "rows.json", rows)
     return folder / "rows.json", EditPairOptions(judge="colour")
-
-
-def _drawn_images(folder: Path) -> list[list[str]]:
-    """Write three sources, each with an edit in its colour and one in another; return their names."""
-    drawn = []
-    for colour in ("red", "green", "blue"):
-        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
-        for name, image in images.items():
-            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
-        drawn.append([f"{colour}_{name}.png" for name in images])
-    return drawn
 
 
 VC_REWARD_BENCH = BenchmarkSpec(

@@ -7,23 +7,21 @@ overall = √(PF · C). A row is right if the first output scores higher; figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, drawn_edits, open_rows, parse_rows
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.io.documents import write_jsonl
-from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.judge.pairwise import ask
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Question
@@ -70,19 +68,14 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-
-    records = {}
-    for number, row in enumerate(texts):
-        records[f"{source}, row {number + 1}"] = (number, row)
-
-    choices, refused = parse_records(records, _choice, skip_bad=skip_bad)
+    choices, refused = parse_rows(source, texts, _choice, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
     items = {str(choice.number): choice for choice in evenly_spread(choices, limit)}
     return Dataset(items, refused, texts, rows)
 
 
-def _choice(number: int, row: Mapping[str, Any]) -> Choice:
+def _choice(number: int, row: JsonObject) -> Choice:
     check_filled(row, TEXTS, schema=SCHEMA)
     key = row["key"]
     dimension = str(row["dimension"])
@@ -119,10 +112,10 @@ class EditRewardBench:
                 first.setdefault(output, (choice, index))
         return first
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         """Return the distinct outputs of the rows, with their instructions."""
         return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 
@@ -182,6 +175,7 @@ def _score(row: Row, dimension: str) -> float:
 def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     """Compute macro means over task types, per dimension: strict, then with ties."""
     # One number per (task type, dimension): an interval counts them 2,000 times.
+    # The cell of each row in a table of task types and dimensions.
     tasks = sorted({choice.task for choice, _, _ in judged})
     shape = (len(tasks), len(DIMENSIONS))
     cells = []
@@ -208,16 +202,13 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
 def _example(folder: Path) -> tuple[Path, BenchmarkOptions]:
     """Write three inputs, each with an output of its own colour and one of another, in every dimension."""
     rows = []
-    for number, colour in enumerate(("red", "green", "blue")):
-        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
-        for name, image in images.items():
-            write_atomic(folder / f"{number}_{name}.png", png_bytes(image))
+    for number, (source, good, bad) in enumerate(drawn_edits(folder)):
         row = {
             "key": [f"{number}_good", f"{number}_bad"],
             "instruction": "make it a little lighter",
             "task_type": ("color_alter", "tone_transfer")[number % 2],
-            "input_image": f"{number}_in.png",
-            "output_images": [f"{number}_good.png", f"{number}_bad.png"],
+            "input_image": source,
+            "output_images": [good, bad],
         }
         rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
     write_jsonl(folder / "rows.jsonl", rows)

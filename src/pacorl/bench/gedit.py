@@ -7,24 +7,24 @@ rated by a rubric, and averaged per task type, then over task types; "-I" is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_rows
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
-from pacorl.bench.suite import Row, Table, grouped, paper_table
+from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import write_jsonl
+from pacorl.io.documents import JsonObject, write_jsonl
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.prompts import evenly_spread
@@ -90,12 +90,6 @@ class Edit:
         """File of the input image, for the generator."""
         return f"sources/{self.key}.png"
 
-    @property
-    def subsets(self) -> tuple[str, ...]:
-        """Columns of the edit."""
-        whole = self.language.upper()
-        return (f"{whole}-I", whole) if self.intersection else (whole,)
-
 
 def read_edits(
     source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
@@ -105,24 +99,21 @@ def read_edits(
     texts = rows.texts(TEXTS)
     keys: set[str] = set()
 
-    def parse(number: int, row: Mapping[str, Any]) -> Edit:
+    def parse(number: int, row: JsonObject) -> Edit:
         edit = _edit(number, row)
         if edit.key in keys:
             raise ValueError(f"key {edit.key} is that of an earlier row")
         keys.add(edit.key)
         return edit
 
-    records = {}
-    for number, row in enumerate(texts):
-        records[f"{source}, row {number + 1}"] = (number, row)
-    edits, refused = parse_records(records, parse, skip_bad=skip_bad)
+    edits, refused = parse_rows(source, texts, parse, skip_bad=skip_bad)
     selected = [edit for edit in edits if edit.language in languages]
     if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
     return Dataset({edit.key: edit for edit in evenly_spread(selected, limit)}, refused, texts, rows)
 
 
-def _edit(number: int, row: Mapping[str, Any]) -> Edit:
+def _edit(number: int, row: JsonObject) -> Edit:
     check_filled(row, NEEDED, schema=SCHEMA)
     language = str(row["instruction_language"])
     task = safe_name(str(row["task_type"]))
@@ -149,7 +140,7 @@ class GeditBench:
     """Folder with `fullset/`."""
     judge: PacoReward
     rubric: Rubric
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     workers: int
     """Number of concurrent ratings."""
@@ -168,7 +159,7 @@ class GeditBench:
             "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits."
         ]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {
             "benchmark": "gedit",
             "data": self.data.fingerprint,
@@ -177,7 +168,7 @@ class GeditBench:
             "images": dict(self.made_by),
         }
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -194,6 +185,7 @@ class GeditBench:
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
         instruction = self.data.items[key].instruction
+        # A rater without a usable answer fails its edit alone.
         try:
             return {"key": key, **rate(self.judge.judge, self.rubric, *images, instruction=instruction)}
         except UnratedError as fault:
@@ -209,9 +201,11 @@ class GeditBench:
         task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
         member_NS = np.zeros((len(edits), len(SUBSETS)), bool)
         for index, edit in enumerate(edits):
-            for subset in edit.subsets:
-                member_NS[index, SUBSETS.index(subset)] = True
+            subset = edit.language.upper()
+            member_NS[index, SUBSETS.index(subset)] = True
+            member_NS[index, SUBSETS.index(f"{subset}-I")] = edit.intersection
 
+        # Per subset: a mean per task type, then over the task types that a draw has.
         def statistic(drawn: Indices) -> Floats:
             means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
             for subset in range(len(SUBSETS)):
@@ -272,6 +266,7 @@ def _example(folder: Path) -> tuple[Path, GeditOptions]:
             "input_image": f"{number}.png",
         }
         write_atomic(folder / f"{number}.png", png_bytes(faded(colour, 0.0)))
+        # The finished edit, where the published layout has it.
         write_atomic(folder / "made" / _edit(number, row).file, png_bytes(faded(colour, 0.1)))
         rows.append(row)
     write_jsonl(folder / "rows.jsonl", rows)

@@ -71,27 +71,25 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, separat
     """Settings that change the images, for their recipes and the results; an adapter by its content."""
     if options.images:  # finished images have no further description
         return {"images": str(options.images)}
+    # Unset options are left out: a new default must not change the recipes of old images.
     given_options = {}
     for name, value in options.policy_options.items():
         if value is not None:
             given_options[name] = value
     if separate:
         given_options["separate"] = True
+    # An adapter on the disk by its content: a run writes new weights under the same path.
+    adapter = options.adapter
+    if adapter:
+        path = Path(adapter)
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        adapter = digest(files[0])[:16] if files else adapter
     return {
         "model": options.model,
-        "adapter": _adapter_digest(options.adapter),
+        "adapter": adapter,
         "size": str(options.size or ""),
         "steps": options.steps,
         "panel": panel,
         "seed": options.seed,
         **packed_form(options.memory),
     } | given_options
-
-
-def _adapter_digest(source: str) -> str:
-    """Digest of an adapter on the disk, else its name: a run writes new weights under the same path."""
-    if not source:
-        return source
-    path = Path(source)
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    return digest(files[0])[:16] if files else source

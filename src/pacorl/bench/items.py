@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pacorl.io.documents import read_jsonl
-from pacorl.io.files import inside
-from pacorl.io.images import ImageError, listed, open_image
+from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.io.files import inside, write_atomic
+from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image, png_bytes
 from pacorl.io.tables import parquet_file
 
 if TYPE_CHECKING:
@@ -28,14 +28,25 @@ ROWS_AT_A_TIME = 8
 """Rows of a parquet file in memory; each may hold several images of some megabytes."""
 
 
-def faded(colour: str, share: float, *, side: int = 32) -> Image:
+def faded(colour: str, share: float) -> Image:
     """Mix a colour with a share of white: the images of examples."""
     import PIL.Image
 
-    size = (side, side)
+    size = (32, 32)
     plain = PIL.Image.new("RGB", size, colour)
     white = PIL.Image.new("RGB", size, "white")
     return PIL.Image.blend(plain, white, share)
+
+
+def drawn_edits(folder: Path) -> list[list[str]]:
+    """Write three sources, each with an edit in its colour and one in another; return their names."""
+    drawn = []
+    for colour in ("red", "green", "blue"):
+        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
+        for name, image in images.items():
+            write_atomic(folder / f"{colour}_{name}.png", png_bytes(image))
+        drawn.append([f"{colour}_{name}.png" for name in images])
+    return drawn
 
 
 class BadItemError(ValueError):
@@ -94,7 +105,26 @@ def parse_records(
     return items, faults
 
 
-def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str) -> None:
+def parse_rows(
+    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, skip_bad: bool
+) -> tuple[list[Item], dict[str, str]]:
+    """Parse (index, row) of every row of a table by `parse_records`; messages count from 1."""
+    records = {}
+    for number, row in enumerate(rows):
+        records[f"{source}, row {number + 1}"] = (number, row)
+    return parse_records(records, parse, skip_bad=skip_bad)
+
+
+def named_texts(mapping: Any) -> dict[str, str]:
+    """Select the texts of a mapping; published criteria have a few names without one."""
+    texts = {}
+    for name, text in (mapping or {}).items():
+        if isinstance(text, str) and text:
+            texts[str(name)] = text
+    return texts
+
+
+def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:
     """Raise ValueError naming the columns without a value in a row; `schema` describes a row."""
     missing = [name for name in columns if row.get(name) in (None, "", [])]
     if missing:
@@ -121,13 +151,13 @@ class Rows:
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         self.folder = folder
         self.files = files
-        self._batches: Iterator[tuple[int, list[dict[str, Any]]]] = iter(())
+        self._batches: Iterator[tuple[int, list[JsonObject]]] = iter(())
         self._start = 0
-        self._batch = list[dict[str, Any]]()
+        self._batch = list[JsonObject]()
 
-    def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+    def texts(self, columns: Sequence[str]) -> list[JsonObject]:
         """Read all rows, only `columns`."""
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         for file in self.files:
             if file.suffix == ".jsonl":
                 for row in read_jsonl(file):
@@ -140,8 +170,9 @@ class Rows:
                     rows.append(dict.fromkeys(columns) | row)
         return rows
 
-    def row(self, number: int) -> Mapping[str, Any]:
+    def row(self, number: int) -> JsonObject:
         """Read one whole row; a number below the last one may read from the first file again."""
+        # Forward only: a number below the current batch starts over.
         if number < self._start or not self._batch:
             self._batches = self._read()
             self._start = 0
@@ -150,7 +181,7 @@ class Rows:
             self._start, self._batch = next(self._batches)
         return self._batch[number - self._start]
 
-    def _read(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def _read(self) -> Iterator[tuple[int, list[JsonObject]]]:
         """Yield (number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
         start = 0
         for file in self.files:
@@ -161,17 +192,17 @@ class Rows:
 
 
 class ListedRows(Rows):
-    """Rows of a document that is read whole; images are paths in `folder`."""
+    """Rows of a whole document; images are paths in `folder`."""
 
-    def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, rows: Sequence[JsonObject]) -> None:
         super().__init__(folder, [])
         self._rows = rows
 
-    def row(self, number: int) -> Mapping[str, Any]:
+    def row(self, number: int) -> JsonObject:
         return self._rows[number]
 
 
-def _parquet_batches(file: Path) -> Iterator[list[dict[str, Any]]]:
+def _parquet_batches(file: Path) -> Iterator[list[JsonObject]]:
     with parquet_file(file) as table:
         for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):
             yield batch.to_pylist()
@@ -190,6 +221,14 @@ class ImageCache:
             path = inside(self.folder, name)  # names in the data are untrusted input
             self._opened[name] = _open(path, name=str(path))
         return self._opened[name]
+
+    def open_any(self, *stems: str) -> Image:
+        """Open the image of the first of these names, in any format. Raises BadItemError if there is none."""
+        for stem in stems:
+            for suffix in IMAGE_TYPES:
+                if (self.folder / f"{stem}{suffix}").is_file():
+                    return self.open(f"{stem}{suffix}")
+        raise BadItemError(f"{self.folder / stems[0]}.png is missing")
 
     def decode(self, cell: Any, *, name: str) -> Image:
         """Open a table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""

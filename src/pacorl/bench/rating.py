@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.documents import blamed_on, object_within, parse_yaml, read_text
+from pacorl.io.documents import JsonObject, blamed_on, object_within, parse_yaml, read_text
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     Raises:
         ValueError: one is not usable.
     """
+    # EditScore's module or a YAML, in one form.
     content = read_text(path)
     document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
@@ -77,7 +77,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
 
 
-def _of_editscore(content: str, path: Path) -> dict[str, Any]:
+def _of_editscore(content: str, path: Path) -> JsonObject:
     """Join the texts of EditScore's module as its package does, on the scale that its judges were trained on.
 
     The module is parsed and never run.
@@ -107,7 +107,7 @@ def _parsed(content: str) -> ast.Module:
         raise ValueError(f"not a Python module ({error.msg}, line {error.lineno})") from None
 
 
-def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> dict[str, Any]:
+def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> JsonObject:
     """Ask for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
 
     Raises:
@@ -120,7 +120,7 @@ def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instructi
     return {"semantics": semantics, "quality": quality, "reasons": [why_semantics, why_quality]}
 
 
-def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
+def figures_of(rating: JsonObject) -> tuple[float, float, float]:
     """SC, PQ and O of a rating."""
     semantic = min(rating["semantics"])
     perceptual = min(rating["quality"])
@@ -143,11 +143,6 @@ def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[flo
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
-def _on_scale(score: object, scale: float) -> bool:
-    # Compare types: a bool is an int to Python, but no score.
-    return type(score) in (int, float) and 0 <= score <= scale  # type: ignore[operator]
-
-
 def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     """Read two scores, scaled to 0 … 10, and the reasoning, from the JSON object in an answer.
 
@@ -158,7 +153,9 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
         document = object_within(answer)
     except ValueError as error:
         raise UnreadableError(str(error)) from None
-    scores = document.get("score")
-    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(score, scale) for score in scores):
+    scores: Any = document.get("score")
+    is_pair = isinstance(scores, list) and len(scores) == 2
+    # Compare types: a bool is an int to Python, but no score.
+    if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
         raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]

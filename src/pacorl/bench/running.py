@@ -12,18 +12,17 @@ without the judge.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import packed_form
 from pacorl.generate.image_queue import Shard
-from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
+from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import check_judge
@@ -62,7 +61,7 @@ class Outcome:
         return self.measured + len(self.skipped) == self.total
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Output of `--json`."""
         return {
             "wanted": self.total,
@@ -77,6 +76,7 @@ class Outcome:
     @property
     def remarks(self) -> list[str]:
         """Limits of the tables, a sentence each."""
+        # Each with an example, by which the reader finds the rest.
         lines = []
         if not self.complete:
             lines.append(f"Incomplete: {self.measured} of {self.total} items are measured.")
@@ -168,6 +168,7 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> 
     if not options.subject_adapter:
         return {}
 
+    # The adapter may be a checkpoint's, a few folders below its run's config.
     adapter = Path(options.subject_adapter)
     for folder in (adapter, *adapter.resolve().parents[:RUN_LEVELS]):
         if (folder / "config.yaml").is_file():
@@ -197,17 +198,39 @@ def run(
     trained_on = _leaked(benchmark, options, notice)
     shard = _shard(options)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
-    with _sole_writer(out / f".{shard.file}.lock"), progress("judging") as advance:
-        journal = Journal(out / shard.file)
-        if journal.torn:
-            notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
-        _measure_missing(benchmark, journal, options, shard=shard, notice=notice, advance=advance)
+
+    # Judge. Two writers of one journal would interleave their lines.
+    try:
+        with sole_holder(out / f".{shard.file}.lock"), progress("judging") as advance:
+            sweep(out)
+            journal = Journal(out / shard.file)
+            if journal.torn:
+                notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
+            _measure_missing(benchmark, journal, options, shard=shard, notice=notice, advance=advance)
+    except LockedError:
+        raise ValueError(
+            f"another process writes results in {out}; give each a --shard of its own, e.g. 0/2 and 1/2"
+        ) from None
+
+    # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
-    _write_tables(outcome, title=benchmark.title)
+    remarks = outcome.remarks
+    texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
+    write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")
+    page = render(
+        "benchmark.html",
+        title=benchmark.title,
+        name=out.resolve().name,
+        remarks=remarks,
+        tables=outcome.tables,
+        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
+    )
+    write_atomic(out / "table.html", page)
+    write_json(out / "summary.json", outcome.summary)
     return outcome
 
 
-def _claim(out: Path, settings: Mapping[str, Any]) -> None:
+def _claim(out: Path, settings: JsonObject) -> None:
     """Store the settings in `out`.
 
     Raises:
@@ -227,18 +250,6 @@ def _claim(out: Path, settings: Mapping[str, Any]) -> None:
             f"{out} holds results of other settings: {', '.join(differing)} differ "
             f"({first} was {stored.get(first)!r} and is {requested.get(first)!r}); name another folder with --out"
         )
-
-
-@contextmanager
-def _sole_writer(lock: Path) -> Iterator[None]:
-    try:
-        with sole_holder(lock):
-            sweep(lock.parent)
-            yield
-    except LockedError:
-        raise ValueError(
-            f"another process writes results in {lock.parent}; give each a --shard of its own, e.g. 0/2 and 1/2"
-        ) from None
 
 
 def _measure_missing(
@@ -388,20 +399,3 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
         trained_on=leaked,
         tables=(main, *tables),
     )
-
-
-def _write_tables(outcome: Outcome, *, title: str) -> None:
-    """Write table.md, table.html and summary.json."""
-    texts = [table.markdown for table in outcome.tables] + outcome.remarks
-    text = "\n\n".join(texts)
-    write_atomic(outcome.folder / "table.md", f"# {title}\n\n{text}\n")
-    page = render(
-        "benchmark.html",
-        title=title,
-        name=outcome.folder.resolve().name,
-        remarks=outcome.remarks,
-        tables=outcome.tables,
-        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
-    )
-    write_atomic(outcome.folder / "table.html", page)
-    write_json(outcome.folder / "summary.json", outcome.summary)

@@ -17,7 +17,7 @@ from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
 from pacorl.core.devices import available_device
 from pacorl.core.grid import join
-from pacorl.io.documents import parse_yaml, read_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, parse_yaml, read_jsonl
 from pacorl.judge.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
 from pacorl.types import Grid, Prompt, Question
 
@@ -53,19 +53,19 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
 
-    config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
+    # Arguments as a config would have them.
+    args = {}
+    for text in arguments:
+        name, equals, argument = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"argument {text!r} is not of the form name=value")
+        args[name] = parse_yaml(argument, name=f"argument {text!r}")
+    config = RewardConfig(name=kind, args=args)
     check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded
     (reward,) = build_rewards([config], judge=_NoJudge(), device=available_device()).values()
     if isinstance(reward, Loads):
         reward.load()
     return reward, " ".join([kind, *arguments])
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ValueError(f"argument {text!r} is not of the form name=value")
-    return name, parse_yaml(value, name=f"argument {text!r}")
 
 
 class _NoJudge:
@@ -78,7 +78,7 @@ class _NoJudge:
 
 
 def score_of(value: float | None, name: str) -> Score:
-    """Score of `name`; a number that is not finite is no score."""
+    """Score of `name`; infinities and NaN are no score."""
     if value is None or not isfinite(value):
         return Score(None, f"{name} gave no score")
     return Score(value)
@@ -105,7 +105,7 @@ class JudgePairs:
     judge: PacoReward
     wording: Wording = "reasons"
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"judge": self.judge.name, "wording": self.wording}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -145,7 +145,7 @@ class RewardPairs:
     reward: Reward
     name: str
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"reward": self.name}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -179,12 +179,22 @@ class ScoreFile:
         self.path = path
         self._scores: dict[tuple[str, ...], list[float]] = {}
         for number, row in enumerate(read_jsonl(path), 1):
-            key, scores = _score_row(row, where=f"{path}, record {number}")
-            if key in self._scores:
-                raise ValueError(f"{path}, record {number}: {key[0]}/{key[1]} has scores in an earlier record already")
-            self._scores[key] = scores
+            with blamed_on(f"{path}, record {number}"):
+                names = row.get("comp_images", row.get("comparison_images"))
+                reference = row.get("ref_image", row.get("ref_img"))
+                scores = row.get("scores")
+                if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
+                    raise ValueError(f"needs folder, ref_image and comp_images, it has {', '.join(row)}")
+                if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
+                    raise ValueError(f"'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
+                if len(scores) != len(names):
+                    raise ValueError(f"{len(scores)} scores for {len(names)} candidates")
+                key = (row["folder"], reference, *names)
+                if key in self._scores:
+                    raise ValueError(f"{key[0]}/{key[1]} has scores in an earlier record already")
+            self._scores[key] = [float(score) for score in scores]
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"scores": str(self.path)}
 
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
@@ -201,19 +211,6 @@ class ScoreFile:
         return scores
 
 
-def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], list[float]]:
-    names = row.get("comp_images", row.get("comparison_images"))
-    reference = row.get("ref_image", row.get("ref_img"))
-    scores = row.get("scores")
-    if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
-        raise ValueError(f"{where}: needs folder, ref_image and comp_images, it has {', '.join(row)}")
-    if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
-        raise ValueError(f"{where}: 'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
-    if len(scores) != len(names):
-        raise ValueError(f"{where}: {len(scores)} scores for {len(names)} candidates")
-    return (row["folder"], reference, *names), [float(score) for score in scores]
-
-
 PairScorer = JudgePairs | RewardPairs | ScoreFile
 """Scorer of every candidate of several items; higher fits better."""
 
@@ -224,7 +221,7 @@ class JudgeTexts:
 
     judge: PacoReward
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"alignment": f"judge {self.judge.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
@@ -242,7 +239,7 @@ class RewardTexts:
     reward: Reward
     name: str
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         return {"alignment": f"reward {self.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:

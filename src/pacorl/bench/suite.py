@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pacorl.bench.items import Dataset
 from pacorl.core.ranking import Interval
-from pacorl.io.documents import read_object
+from pacorl.io.documents import JsonObject, read_object
 
 Row = dict[str, Any]
 """Raw result of one item: `key` and the judgements, or `error` with the reason why there are none."""
+Texts = Mapping[str, Sequence[str]]
+"""Item in order → its texts and ids."""
 PUBLISHED = Path(__file__).with_name("published.json")
 MARK = "†"
 MINUS = "\N{MINUS SIGN}"
@@ -66,7 +68,7 @@ class Benchmark(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """Inputs of the results, as JSON: the data, the judge, the questions."""
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         """Item in order → its texts and ids, which are looked up in a model's training data."""
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -131,8 +133,9 @@ class Table:
         """Printed cells of a line."""
         return [cell_text(cell) for cell in line.cells]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Table for programs."""
+        # Figures under the columns' names, since a list of numbers could be misread.
         rows = []
         for line in self.lines:
             values = {}
@@ -180,6 +183,7 @@ def grouped(
     figures: Callable[[Sequence[Member]], Sequence[Interval]],
 ) -> list[Table]:
     """Table with a line per group, in the order of their names; none without groups."""
+    # Members by group; the figures of a group need all of them.
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(group_of(member), []).append(member)

@@ -24,17 +24,17 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import PANEL, described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
+from pacorl.bench.items import Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
-from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
+from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import STRONGEST, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import read_jsonl, read_object, write_json
+from pacorl.io.documents import JsonObject, read_jsonl, read_object, write_json
 from pacorl.io.files import safe_name, write_atomic
-from pacorl.io.images import IMAGE_TYPES, png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import Criterion, ask, by_criterion
 from pacorl.records.leaks import id_text
 from pacorl.records.prompts import evenly_spread, load_prompts
@@ -168,9 +168,9 @@ def _criteria(record: Any) -> dict[str, dict[str, str]]:
             mapping = mapping[0]
         if not isinstance(mapping, dict):
             raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
-        for key, text in mapping.items():
-            if isinstance(text, str) and text:
-                criteria.setdefault(dimension, {})[str(key)] = text
+        texts = named_texts(mapping)
+        if texts:
+            criteria[dimension] = texts
     return criteria
 
 
@@ -221,6 +221,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
+    # One grid image per case, cut into the panels that are measured.
     source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]
@@ -243,7 +244,7 @@ class T2isBench:
     images: Path
     """Folder of the images `{case}_{number:04d}`."""
     judge: PacoReward
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     alignment: TextScorer | None
     aesthetics: RewardTexts | None = None
@@ -256,15 +257,15 @@ class T2isBench:
     paper = PAPER
     notes = (NOTE,)
 
-    def settings(self) -> Mapping[str, Any]:
-        settings: dict[str, Any] = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
+    def settings(self) -> JsonObject:
+        settings: JsonObject = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
         settings["images"] = dict(self.made_by)
         settings |= self.alignment.settings() if self.alignment else {}
         if self.aesthetics:
             settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
         return settings
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         # Ids too: a training record of a case may have other words, and the case's id.
         return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 
@@ -272,7 +273,9 @@ class T2isBench:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
-        images = self._open(case)
+        # A user's finished images may have any format.
+        cache = ImageCache(self.images)
+        images = [cache.open_any(f"{case.id}_{number:04d}") for number in range(1, len(case.captions) + 1)]
         try:
             alignment = self._aligned(case, images)
             consistency = self._consistent(case, images)
@@ -284,39 +287,23 @@ class T2isBench:
             return {"key": case.id, "error": str(fault)}
         return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": aesthetics}
 
-    def _open(self, case: Case) -> list[Image]:
-        cache = ImageCache(self.images)
-        images = []
-        for number in range(1, len(case.captions) + 1):
-            stem = f"{case.id}_{number:04d}"
-            # A user's finished images may have any format.
-            files = []
-            for suffix in IMAGE_TYPES:
-                if (self.images / f"{stem}{suffix}").is_file():
-                    files.append(f"{stem}{suffix}")
-
-            if not files:
-                raise BadItemError(f"{self.images / stem}.png is missing")
-            images.append(cache.open(files[0]))
-        return images
-
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Return for each image: dimension → mean over its texts."""
         if self.alignment is None:
             return []
 
         # One question per image and text.
-        asked = []
+        positions = []
         texts = []
         for index, dimensions in enumerate(case.alignment):
             for dimension, dimension_texts in dimensions.items():
                 for text in dimension_texts:
-                    asked.append((index, dimension))
+                    positions.append((index, dimension))
                     texts.append(text)
-        scores = self.alignment.scores([images[index] for index, _ in asked], texts)
+        scores = self.alignment.scores([images[index] for index, _ in positions], texts)
 
         by_image: list[dict[str, list[float]]] = [{} for _ in images]
-        for (index, dimension), value in zip(asked, _values(scores), strict=True):
+        for (index, dimension), value in zip(positions, _values(scores), strict=True):
             by_image[index].setdefault(dimension, []).append(value)
         return [_means(values) for values in by_image]
 

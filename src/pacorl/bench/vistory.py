@@ -17,15 +17,15 @@ import numpy as np
 
 from pacorl.bench.benchmarks import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.image_sources import described, image_source
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
-from pacorl.bench.suite import Row, Table
+from pacorl.bench.items import Dataset, ImageCache, faded, parse_records
+from pacorl.bench.suite import Row, Table, Texts
 from pacorl.config.options import one_of, option
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
-from pacorl.io.documents import blamed_on, read_object, write_json
+from pacorl.io.documents import JsonObject, blamed_on, read_object, write_json
 from pacorl.io.files import write_atomic
-from pacorl.io.images import IMAGE_TYPES, png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.judge.pairwise import ask
 from pacorl.records.characters import images_in, in_turn
 from pacorl.records.prompts import evenly_spread
@@ -42,7 +42,7 @@ LITE = tuple(f"{number:02d}" for number in LITE_NUMBERS)
 """Stories of ViStoryBench-Lite."""
 APPEARING = "Characters Appearing"
 DESCRIBED = ("Setting Description", "Static Shot Description", "Shot Perspective Design")
-"""Fields of a shot that describe its image, in the order of the prompt."""
+"""Descriptive fields of a shot, in the order of the prompt."""
 COPY_TEMPERATURE = 0.01
 """Temperature of the softmax over a reference and its mirror image, as in the released evaluation."""
 FIGURES = {"cross": "Character, cross", "self": "Character, self", "alignment": "Alignment", "copied": "Copy-paste"}
@@ -107,6 +107,7 @@ def read_stories(folder: Path, options: VistoryOptions) -> Dataset[Story, Path]:
         fix = "name ViStoryBench's folder of stories" if not paths else "take --full, or download ViStoryBench-Lite"
         raise ValueError(f"{folder} has no {'NN/story.json' if not paths else 'story of the Lite selection'}; {fix}")
 
+    # Read and check every story.
     records = {str(path): (path, options.language) for path in selected}
     stories, refused = parse_records(records, _story, skip_bad=options.skip_bad)
     content = [[story.id, *(shot.text for shot in story.shots)] for story in stories]
@@ -119,10 +120,17 @@ def _story(folder: Path, language: str) -> Story:
     shots = document.get("Shots")
     if not isinstance(entries, dict) or not isinstance(shots, list) or not shots:
         raise ValueError("story.json must hold Shots, a list, and Characters, a mapping")
+    # Characters by name, which the shots refer to.
     characters = {}
     for name, entry in entries.items():
         with blamed_on(f"character {name}"):
-            characters[name] = _character(folder, name, entry, language)
+            description = entry.get(f"prompt_{language}") if isinstance(entry, dict) else None
+            if Path(name).name != name or not isinstance(description, str) or not description:
+                raise ValueError(f"needs a name of a folder and the text 'prompt_{language}'")
+            images = images_in(folder / "image" / name)
+            if not images:
+                raise ValueError(f"there is no image in {folder / 'image' / name}")
+        characters[name] = Character(name, description, images)
 
     read = []
     for number, shot in enumerate(shots, 1):
@@ -131,16 +139,6 @@ def _story(folder: Path, language: str) -> Story:
     if len({shot.index for shot in read}) < len(read):
         raise ValueError("two shots have the same index")
     return Story(folder.name, tuple(read))
-
-
-def _character(folder: Path, name: str, entry: Any, language: str) -> Character:
-    description = entry.get(f"prompt_{language}") if isinstance(entry, dict) else None
-    if Path(name).name != name or not isinstance(description, str) or not description:
-        raise ValueError(f"needs a name of a folder and the text 'prompt_{language}'")
-    images = images_in(folder / "image" / name)
-    if not images:
-        raise ValueError(f"there is no image in {folder / 'image' / name}")
-    return Character(name, description, images)
 
 
 def _shot(shot: Any, characters: Mapping[str, Character], language: str) -> Shot:
@@ -173,7 +171,7 @@ class VistoryBench:
     images: Path
     """Folder with `shots/`."""
     judge: PacoReward
-    made_by: Mapping[str, Any]
+    made_by: JsonObject
     """Description of the images in the settings."""
     encoder: ImageEncoder | None = None
     encoder_name: str = ""
@@ -183,24 +181,27 @@ class VistoryBench:
     paper = None
     notes = (NOTE,)
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         settings = {"benchmark": "vistory", "data": self.data.fingerprint, "judge": self.judge.name}
         return settings | {"images": dict(self.made_by), "copy_encoder": self.encoder_name}
 
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Texts:
         return {story.id: [shot.text for shot in story.shots] for story in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, story: Story) -> Row:
-        shots = [self._open(story, shot) for shot in story.shots]
+        drawn = ImageCache(self.images / "shots" / story.id)
+        shots = [drawn.open_any(f"{shot.index:02d}", f"shot_{shot.index:02d}") for shot in story.shots]
+        # The first image of each character is what its shots are compared with.
         cast = {character.name: character for shot in story.shots for character in shot.characters}
         references = ImageCache(self.data.source)
         first_of = {}
         for name, character in cast.items():
             first_of[name] = references.open(str(character.images[0].relative_to(self.data.source)))
 
+        # Alignment of each shot; each character against its reference, and against itself over shots.
         questions: dict[tuple[str, str, tuple[int, ...]], Question] = {}
         shown_in: dict[str, list[Image]] = {}
         for number, (shot, image) in enumerate(zip(story.shots, shots, strict=True)):
@@ -226,16 +227,8 @@ class VistoryBench:
             means["copied"] = fmean(rates)
         return {"key": story.id, **means}
 
-    def _open(self, story: Story, shot: Shot) -> Image:
-        folder = self.images / "shots" / story.id
-        for stem in (f"{shot.index:02d}", f"shot_{shot.index:02d}"):
-            for suffix in IMAGE_TYPES:
-                if (folder / f"{stem}{suffix}").is_file():
-                    return ImageCache(folder).open(f"{stem}{suffix}")
-        raise BadItemError(f"{folder / f'{shot.index:02d}'}.png is missing")
-
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        # NaN for a story without the figure, e.g. without a character that appears twice.
+        # NaN for a story without the figure, e.g. if no character appears twice.
         figures_NF = np.array([[row.get(figure, np.nan) for figure in FIGURES] for row in rows])
 
         def statistic(drawn: Any) -> Any:

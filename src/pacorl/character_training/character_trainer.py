@@ -12,18 +12,19 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss, sigma_at
+from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss
 from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
+from pacorl.core.batches import in_batches
 from pacorl.core.devices import check_card_used
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
@@ -47,8 +48,6 @@ from pacorl.runtime.processes import Interrupted, Runtime
 from pacorl.types import Prompt, Size
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
 
 FREE_KEYS = ("out", "keep_checkpoints", "trackers", "character", "model.gradient_checkpointing")
 """Config keys that a resumed run may change; the character's images are compared by their content."""
@@ -105,6 +104,7 @@ class CharacterTrainer(LoraRun):
         check_trackers(config.trackers)
         check_writable(config.out, folder=True)
         named_start(config.out, resume)
+        # Cheap checks first: an impossible run fails before weights load.
         config.generator.check_trainable(config.model.checkpoint)
         config.generator.check_source(config.model.checkpoint, adapter=config.adapter.start, size=self.size)
 
@@ -139,7 +139,23 @@ class CharacterTrainer(LoraRun):
             self._open_records(start)
             try:
                 with self.bars:
-                    self._run_steps()
+                    # Train, evaluate and save, beginning with the evaluation that a stop cut short.
+                    every = self.config.evaluate_every
+                    self.bars.epoch(self.epoch, note="")
+                    if self.step % every == 0 or self.step == self.total_steps:
+                        self._evaluate_once()
+
+                    while self.step < self.total_steps:
+                        before = self.step
+                        self.train_step()
+                        is_whole = self.step % every == 0 or self.step == self.total_steps
+                        if self.step > before and is_whole:
+                            mean = sum(self.losses) / len(self.losses)
+                            self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
+                            self.losses = []
+                            self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
+                            self._evaluate_once()
+                        self.runtime.check_stop()
             except Interrupted:
                 self.save()
                 raise Interrupted(f"stopped after step {self.step}, and saved; go on with --resume auto") from None
@@ -197,22 +213,25 @@ class CharacterTrainer(LoraRun):
     def _class_examples(self, prompts: Sequence[Prompt]) -> list[Example]:
         """Generate the class images that the run's folder lacks, and encode all of them."""
         config = self.config
-        chosen = [prompts[number % len(prompts)] for number in range(config.prior.images)]
+        class_prompts = [prompts[number % len(prompts)] for number in range(config.prior.images)]
+        # Kept in the run's folder, so that a resumed run trains on the same images.
         paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
         # Whole batches, even for one absent image: its last bits depend on its batch.
         for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
-            absent = [number for number in batch if png_texts(paths[number]).get("prompt") != chosen[number].text]
+            absent = [
+                number for number in batch if png_texts(paths[number]).get("prompt") != class_prompts[number].text
+            ]
             if not absent:
                 continue
             seeds = [seed_of(config.seed, "class image", number) for number in batch]
             with adapter_off(self.policy.transformer):
-                images = self._sample([chosen[number] for number in batch], seeds)
+                images = self._sample([class_prompts[number] for number in batch], seeds)
             for number, image in zip(batch, images, strict=True):
                 if number in absent:
-                    write_atomic(paths[number], png_bytes(image, {"prompt": chosen[number].text}))
+                    write_atomic(paths[number], png_bytes(image, {"prompt": class_prompts[number].text}))
 
         examples = []
-        for prompt, path in zip(chosen, paths, strict=True):
+        for prompt, path in zip(class_prompts, paths, strict=True):
             image = fitted_image(open_image(path), self.size, "crop")
             examples.append(Example(prompt, self.policy.encode_image(image, self.size).float()))
         return examples
@@ -221,6 +240,7 @@ class CharacterTrainer(LoraRun):
         """Open the log, and restore a checkpoint's state."""
         config = self.config
         settings = config.model_dump(mode="json")
+        # Changes are refused before any state is restored.
         changes: dict[str, list[Any]] = {}
         log_lines = 0
         if start:
@@ -243,6 +263,7 @@ class CharacterTrainer(LoraRun):
 
     def _changes_since(self, checkpoint: Path) -> dict[str, list[Any]]:
         """List the changed keys. Raises ValueError for changes of settings or images that are not allowed."""
+        # Images may be moved, but not exchanged: their content is compared.
         state = read_object(checkpoint / "state.json")
         changes = changes_to(self.config, state["config"])
         # Under a cosine the learning rate depends on the length.
@@ -257,26 +278,11 @@ class CharacterTrainer(LoraRun):
 
     # --- training ----------------------------------------------------------------------------------------------
 
-    def _run_steps(self) -> None:
-        """Train, evaluate and save; an evaluation that a stop interrupted is made up for."""
-        every = self.config.evaluate_every
-        self.bars.epoch(self.epoch, note="")
-        if self.step % every == 0 or self.step == self.total_steps:
-            self._evaluate_once()
-
-        while self.step < self.total_steps:
-            before = self.step
-            self.train_step()
-            is_whole = self.step % every == 0 or self.step == self.total_steps
-            if self.step > before and is_whole:
-                self._finish_epoch()
-                self._evaluate_once()
-            self.runtime.check_stop()
-
     def train_step(self) -> None:
         """Take one optimizer step on images of the character and of its class."""
         options = self.config.optimizer
         self.set_learning_rate()
+        # Prior preservation: class images keep the base's idea of the class.
         sources = [("image", self.train_examples, 1.0)]
         if self.class_examples:
             sources.append(("class", self.class_examples, self.config.prior.weight))
@@ -295,17 +301,18 @@ class CharacterTrainer(LoraRun):
     def losses_of(self, name: str, examples: Sequence[Example], rows: Sequence[int]) -> Tensor:
         """Compute the (B,) losses of global rows, whose example, time and noise follow from the seed and the row."""
         seed = self.config.seed
-        chosen = []
+        drawn = []
         for row in rows:
+            # All images once per turn, in an order of its own.
             turn, position = divmod(row, len(examples))
             order = random.Random(seed_of(seed, name, "order", turn)).sample(range(len(examples)), len(examples))
-            chosen.append(examples[order[position]])
+            drawn.append(examples[order[position]])
         times = [draw_time(seed_of(seed, name, "time", row), self.config.times) for row in rows]
-        return self._losses_at(chosen, times, [seed_of(seed, name, "noise", row) for row in rows])
+        return self._losses_at(drawn, times, [seed_of(seed, name, "noise", row) for row in rows])
 
     def _losses_at(self, examples: Sequence[Example], times: Sequence[float], seeds: Sequence[int]) -> Tensor:
         device = self.runtime.device
-        sigma_B = torch.stack([sigma_at(self.sigmas, time) for time in times])
+        sigma_B = torch.stack([self.sigmas[min(int(time * LEVELS), LEVELS - 1)] for time in times])
         return flow_matching_loss(
             self.policy,
             to_device(torch.cat([example.latents for example in examples]), device),
@@ -314,12 +321,6 @@ class CharacterTrainer(LoraRun):
             self.cache.batch([example.prompt for example in examples], self.size),
             size=self.size,
         )
-
-    def _finish_epoch(self) -> None:
-        mean = sum(self.losses) / len(self.losses)
-        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
-        self.losses = []
-        self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -341,6 +342,7 @@ class CharacterTrainer(LoraRun):
     @torch.no_grad()
     def measure_held_out(self) -> float:
         """Average the loss of the averaged adapter over the held-out images, at fixed noise levels and noises."""
+        # Fixed times and noises: the loss differs between steps by the weights alone.
         rows = []
         for number, example in enumerate(self.held_out):
             for level, time in enumerate(HELD_OUT_TIMES):
@@ -356,6 +358,7 @@ class CharacterTrainer(LoraRun):
 
     def _draw_gallery(self) -> None:
         """Generate the page's images, by the base before the first step and by the averaged adapter after the last."""
+        # The same prompts and seeds before and after, so that the page compares pairs.
         jobs = [(prompt, index) for prompt in self.gallery for index in range(self.config.gallery.seeds)]
         prompts = [prompt for prompt, _ in jobs]
         seeds = [noise_seed(self.config.seed, job) for job in jobs]
@@ -372,6 +375,7 @@ class CharacterTrainer(LoraRun):
     ) -> list[Any]:
         """Generate one image per prompt and seed, with the guidance of the config."""
         config = self.config
+        # Training is unguided, the gallery is as the config samples.
         training_options = self.policy.options
 
         def count_batch(size: int) -> None:
@@ -400,6 +404,7 @@ class CharacterTrainer(LoraRun):
         Raises:
             OSError: if the disk is full.
         """
+        # A checkpoint without an evaluation of its own cannot be the best.
         is_evaluated = self.evaluated == self.step and self.held_out_loss is not None
         state = {
             "epoch": self.epoch,
@@ -430,6 +435,7 @@ class CharacterTrainer(LoraRun):
     def _finish(self) -> TrainResult:
         """Write summary.json and the last page."""
         out = self.config.out
+        # From the log: a resumed run has not seen the first evaluation.
         evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
         summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.step}
         for side, line in (("before", evaluations[0]), ("after", evaluations[-1])):
@@ -461,9 +467,3 @@ class CharacterTrainer(LoraRun):
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.steps
-
-
-def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Cut a sequence into batches of `size`; the last may be smaller."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

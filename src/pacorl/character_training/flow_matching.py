@@ -25,11 +25,6 @@ def draw_time(seed: int, density: Literal["uniform", "logit_normal"]) -> float:
     return float(torch.tensor(rng.gauss(0.0, 1.0)).sigmoid())
 
 
-def sigma_at(sigmas: Tensor, time: float) -> Tensor:
-    """Look up the sigma at a position of `policy.training_sigmas(LEVELS, size)`."""
-    return sigmas[min(int(time * LEVELS), LEVELS - 1)]
-
-
 def flow_matching_loss(
     policy: Policy, clean_BNC: Tensor, noise_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, size: Size
 ) -> Tensor:

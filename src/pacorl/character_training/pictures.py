@@ -14,7 +14,7 @@ from pacorl.io.documents import read_text
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
 from pacorl.records.characters import find_character
-from pacorl.types import Character, Prompt, Size
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     if not config.character:
         raise ValueError("character is empty; name a folder with images and a card.yaml")
     character = find_character(config.character, least=LEAST, most=MOST)
-    subject = subject_of(character, config.trigger)
+    subject = f"{config.trigger or character.name}, {character.text}"
     pictures = [Picture(path, caption_of(path, subject)) for path in character.images]
 
     # The last images in equal distances, so that a series of one scene is not held out whole.
@@ -89,11 +89,6 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     if config.flip:
         train += [Picture(picture.path, picture.caption, mirrored=True) for picture in train]
     return PictureSet(subject, tuple(train), tuple(held_out))
-
-
-def subject_of(character: Character, trigger: str) -> str:
-    """Join the trigger word, by default the character's name, and the card's description."""
-    return f"{trigger or character.name}, {character.text}"
 
 
 def caption_of(path: Path, subject: str) -> str:

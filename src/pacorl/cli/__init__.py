@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import typer
+from typer import Exit, Option
 
 from pacorl import __version__
 from pacorl.cli import (
@@ -70,14 +70,14 @@ for group in (dataset.app, files.data, files.prompts, benchmark.app, files.confi
 def _show_version(version: bool) -> None:
     if version:
         echo(f"pacorl {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def options(
     # For the help: `main` reads it before typer does, since it decides how faults are shown.
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
-    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+    debug: bool = Option(False, "--debug", help="Show tracebacks."),
+    version: bool = Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Options of every command."""
 
@@ -90,10 +90,15 @@ def main() -> None:
 def run(command: Commands, name: str) -> None:
     """Run a command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it warns that torchvision is missing
+    # A stream that is closed at the start is None to Python, and libraries ask it whether it is a terminal.
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     # The handler of unconfigured loggers, such as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
+        # Read here and not by typer, whose own faults it shows too.
         if "--debug" in sys.argv:
             sys.argv.remove("--debug")
             command()

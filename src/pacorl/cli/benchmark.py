@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer import Argument, Exit
 from typer.core import TyperGroup
 
 from pacorl.bench.benchmarks import BENCHMARKS, BenchmarkOptions
@@ -50,11 +51,12 @@ def command_of(name: str) -> Any:
     """
     spec = BENCHMARKS.named(name)
 
-    def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
+    def command(data: Path = Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
         run(name, data, options)
 
     # The flags are read from the annotation.
     command.__annotations__["options"] = spec.options
+    # A group of one command: typer builds its parser from the spec's options.
     alone = Commands(add_completion=False)
     alone.command(name, help=spec.summary)(command)
     return typer.main.get_command(alone)
@@ -76,4 +78,4 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
     # A script must not mistake a table with gaps for a finished table.
     if outcome.missing or outcome.skipped:
-        raise typer.Exit(INCOMPLETE)
+        raise Exit(INCOMPLETE)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, option
@@ -63,10 +64,12 @@ class CheckOptions:
         from pacorl.judge.calibration import read_calibration, threshold
         from pacorl.judge.check import check_set
 
+        # A panel is compared with the characters, or without any with the other panels.
         characters = self.characters(folder)
         if not characters:
             scoring.check_count(panels)
         questions = scoring.questions_about(self.theme, scoring.read_criteria(self.criteria))
+        # The calibration's thresholds hold for the plain question; a theme or criterion asks another.
         least = threshold(
             read_calibration(calibration or ""),
             self.least,
@@ -94,7 +97,7 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = typer.Argument(help="Panels, files or URLs; with --grid, one image."),
+    images: list[str] = Argument(help="Panels, files or URLs; with --grid, one image."),
     *,
     judge: CheckJudge,
     ask: CheckOptions,
@@ -134,9 +137,9 @@ def check(
     # The exit code.
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     if any(panel.score is not None for panel in checked.failed):
-        raise typer.Exit(BELOW)
+        raise Exit(BELOW)
     if checked.failed:
-        raise typer.Exit(INCOMPLETE)
+        raise Exit(INCOMPLETE)
 
 
 # --- calibrate ---------------------------------------------------------------------------------------------------
@@ -158,8 +161,8 @@ class CalibrateOptions:
 
 
 def calibrate(
-    judge: str = typer.Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
-    data: str = typer.Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
+    judge: str = Argument(help="A judge's folder or hub name, a server's URL, an endpoints YAML, or tiny."),
+    data: str = Argument(help="Labelled pairs, as for train-reward, or a CSV of rankings."),
     *,
     options: CalibrateOptions,
 ) -> None:
@@ -182,6 +185,7 @@ def calibrate(
         earlier = read_calibration(options.out)  # raises unless it is such a file, which alone is replaced
         if earlier and earlier.thresholds:
             raise ValueError(f"{options.out} has thresholds, which would be lost; name another file with --out")
+    # Everything that can fail fails here, before the judge answers thousands of questions.
     check_writable(options.out)
     check_report(options.report)
     use_cores()
@@ -241,6 +245,7 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
 
     if not source.endswith(".csv"):
         return comparisons_from(source, limit=limit, scratch=scratch)
+    # A file of rankings.
     folder = Path(source).parent
     pairs = []
     for ranking in load_rankings(source):
@@ -250,7 +255,7 @@ def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]
                 images = (inside(folder, ranking.reference), inside(folder, name))
             pairs.append(Comparison(images, question, label, group=ranking.group or ranking.reference))
     # Sorted by their labels, which otherwise take turns: every second pair would be a Yes.
-    return evenly_spread(sorted(pairs, key=lambda pair: pair.consistent), limit)
+    return evenly_spread(sorted(pairs, key=attrgetter("consistent")), limit)
 
 
 def _interval(interval: Interval) -> str:

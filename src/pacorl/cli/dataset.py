@@ -5,13 +5,12 @@ Every step works on one folder, has a --dry-run, and may be run again at any tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, print_json, progress
 from pacorl.config.options import (
@@ -27,15 +26,16 @@ from pacorl.config.options import (
 )
 
 if TYPE_CHECKING:
+    from pacorl.io.documents import JsonObject
     from pacorl.judge.http.chat import ChatModel
 
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
-FOLDER = typer.Argument(help="The dataset's folder.")
-SEED = typer.Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
-PROMPTS = typer.Option("diverse.jsonl", help="The prompts file inside the folder.")
-RULE = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves.")
-QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain.")
+FOLDER = Argument(help="The dataset's folder.")
+SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
+PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
+RULE = Option("best_worst", help="How rankings become pairs: best_worst or halves.")
+QUESTION = Option("theme", help="What the judge is asked: theme, criteria, or plain.")
 
 
 def split_names(text: str) -> list[str]:
@@ -58,13 +58,13 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
-    def perform(self, activity: str, step: Callable[..., Mapping[str, Any]]) -> None:
+    def perform(self, activity: str, step: Callable[..., JsonObject], *inputs: Any, **options: Any) -> None:
         """Run a step under a progress bar and print its counts."""
         with progress(activity) as advance:
-            counts = step(dry_run=self.dry_run, progress=advance)
+            counts = step(*inputs, **options, dry_run=self.dry_run, progress=advance)
         self.print(counts)
 
-    def print(self, counts: Mapping[str, Any]) -> None:
+    def print(self, counts: JsonObject) -> None:
         echo_errors("dry run: nothing was written" if self.dry_run else "")
         print_counts(counts, as_json=self.as_json)
 
@@ -130,13 +130,13 @@ class GridGeneratorOptions(GeneratorOptions):
 def prompts(
     folder: Path = FOLDER,
     *,
-    count: int = typer.Option(2000, min=1, max=LARGEST, help="How many records."),
-    writer: str = typer.Option("llm", help="llm, or tiny for the tiny world (no network)."),
-    taxonomy: Path | None = typer.Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
-    sentences: Path | None = typer.Option(
+    count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
+    writer: str = Option("llm", help="llm, or tiny for the tiny world (no network)."),
+    taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
+    sentences: Path | None = Option(
         None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line; no model."
     ),
-    layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
+    layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
     chat: ChatOptions,
     step: StepOptions,
@@ -155,7 +155,7 @@ def prompts(
     from pacorl.io.documents import read_text
 
     if sentences:
-        step.perform("writing", partial(write_sentences, folder, sentences))
+        step.perform("writing", write_sentences, folder, sentences)
         return
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
@@ -191,13 +191,11 @@ def prompts(
 def diversify(
     folder: Path = FOLDER,
     *,
-    number: int | None = typer.Option(None, min=1, max=LARGEST, help="Select so many prompts."),
-    distance: float | None = typer.Option(
-        None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."
-    ),
-    method: str = typer.Option("independent_set", help="independent_set, farthest_point or facility_location."),
-    embed: str = typer.Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
-    per_category: bool = typer.Option(False, "--per-category", help="Give every category an equal share."),
+    number: int | None = Option(None, min=1, max=LARGEST, help="Select so many prompts."),
+    distance: float | None = Option(None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."),
+    method: str = Option("independent_set", help="independent_set, farthest_point or facility_location."),
+    embed: str = Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
+    per_category: bool = Option(False, "--per-category", help="Give every category an equal share."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
@@ -206,18 +204,18 @@ def diversify(
     from pacorl.dataset.selections import Goal
 
     goal = Goal(number=number, distance=distance)
-    work = partial(select, folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed)
-    step.perform("selecting", work)
+    choice = {"method": method, "embed": embed, "per_category": per_category}
+    step.perform("selecting", select, folder, goal=goal, **choice, seed=seed)
 
 
 @app.command("compare-diversity")
 def compare_diversity(
-    files: list[Path] = typer.Argument(help="T2IS JSONL files, taken together."),
+    files: list[Path] = Argument(help="T2IS JSONL files, taken together."),
     *,
-    number: int = typer.Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
-    embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
-    measures: str = typer.Option("words", help="Embeddings that measure and never select."),
-    draws: int = typer.Option(100, min=1, max=10_000, help="Random choices to compare with."),
+    number: int = Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
+    embeds: str = Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
+    measures: str = Option("words", help="Embeddings that measure and never select."),
+    draws: int = Option(100, min=1, max=10_000, help="Random choices to compare with."),
     seed: int = SEED,
     output: JsonOption,
 ) -> None:
@@ -228,6 +226,7 @@ def compare_diversity(
     records = []
     for path in files:
         records += read_prompts(path)
+    # An embedding favours its own selections; the measures are independent.
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
     rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
     if output.as_json:
@@ -241,8 +240,8 @@ def compare_diversity(
 def generate(
     folder: Path = FOLDER,
     *,
-    grids: int = typer.Option(4, min=1, max=1000, help="Grids per prompt."),
-    shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
+    grids: int = Option(4, min=1, max=1000, help="Grids per prompt."),
+    shard: str = Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
     prompts: str = PROMPTS,
     generator: GridGeneratorOptions,
     step: StepOptions,
@@ -255,8 +254,8 @@ def generate(
     # None is the checkpoint's own default.
     options = vars(generator).copy()
     source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
-    run = partial(module.generate, folder, source, grids=grids, prompts=prompts, shard=Shard.parse(shard))
-    step.perform("generating", run)
+    shares = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
+    step.perform("generating", module.generate, folder, source, **shares)
 
 
 @app.command()
@@ -264,30 +263,30 @@ def pair(
     folder: Path = FOLDER,
     *,
     prompts: str = PROMPTS,
-    from_folder: Path | None = typer.Option(None, help="Your own images in place of grids: one folder for each theme."),
+    from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
     step: StepOptions,
 ) -> None:
     """Cut the grids, or take images of your own, and combine them into questions for people."""
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", partial(pair_images, folder, from_folder))
+        step.perform("copying", pair_images, folder, from_folder)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", partial(cut, folder, prompts=prompts))
+        step.perform("cutting", cut, folder, prompts=prompts)
 
 
 @app.command()
 def annotate(
     folder: Path = FOLDER,
     *,
-    annotators: str = typer.Option("", help="Names, separated by commas; earlier annotators keep their links."),
-    adjudicators: str = typer.Option("", help="Names of people who decide disputed questions."),
-    host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
-    port: int = typer.Option(8765, min=0, max=65_535, help="0 for any free one."),
-    days: float = typer.Option(30, min=0, max=3650, help="How long a link is good for."),
-    renew: str = typer.Option("", help="Make new links for these names ('admin' for the administrator)."),
+    annotators: str = Option("", help="Names, separated by commas; earlier annotators keep their links."),
+    adjudicators: str = Option("", help="Names of people who decide disputed questions."),
+    host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
+    port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
+    days: float = Option(30, min=0, max=3650, help="How long a link is good for."),
+    renew: str = Option("", help="Make new links for these names ('admin' for the administrator)."),
     share: SharingOptions,
     step: StepOptions,
 ) -> None:
@@ -302,6 +301,7 @@ def annotate(
     # Without a flag, the database's own sharing holds.
     changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing = Sharing(**changes) if changes else None
+    # A dry run shows the division of the work alone.
     people = split_names(annotators)
     if step.dry_run:
         step.print(routes.plan(folder, people, sharing=sharing))
@@ -321,8 +321,8 @@ def annotate(
 
 @app.command()
 def characters(
-    source: Path = typer.Argument(help="ViStoryBench's folder of stories, or one story."),
-    out: Path = typer.Argument(help="Where each character gets a folder, e.g. characters."),
+    source: Path = Argument(help="ViStoryBench's folder of stories, or one story."),
+    out: Path = Argument(help="Where each character gets a folder, e.g. characters."),
     *,
     output: JsonOption,
 ) -> None:
@@ -335,23 +335,21 @@ def characters(
 
 @app.command()
 def simulate(
-    url: str = typer.Argument(help="Where the page is served."),
-    links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
+    url: str = Argument(help="Where the page is served."),
+    links: list[str] = Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
     *,
-    noise: float = typer.Option(
-        0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."
-    ),
-    attend: str = typer.Option("colour,shape,hat,palette", help="The attributes that they look at."),
+    noise: float = Option(0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."),
+    attend: str = Option("colour,shape,hat,palette", help="The attributes that they look at."),
     output: JsonOption,
 ) -> None:
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
     from pacorl.studio.annotate import simulate as module
 
-    # A link ends with its token, and a token holds no slash.
+    # A link ends with # and its token, which holds no #.
     tokens = {}
     for text in links:
         name, _, link = text.partition("=")
-        tokens[name] = link.rpartition("/")[2]
+        tokens[name] = link.rpartition("#")[2]
     print_counts(module.simulate(url, tokens, noise=noise, attend=split_names(attend)), as_json=output.as_json)
 
 
@@ -361,27 +359,26 @@ def explain(
     *,
     rule: str = RULE,
     question: str = QUESTION,
-    limit: int | None = typer.Option(None, min=1, max=LARGEST, help="At most so many pairs."),
+    limit: int | None = Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
 ) -> None:
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    options: dict[str, Any] = {"workers": chat.workers, "price": chat.price or (0.0, 0.0)}
-    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit, **options)
-    step.perform("explaining", run)
+    requests: dict[str, Any] = {"limit": limit, "workers": chat.workers, "price": chat.price or (0.0, 0.0)}
+    step.perform("explaining", write, folder, chat.connect(), rule=rule, question=question, **requests)
 
 
 @app.command()
 def export(
     folder: Path = FOLDER,
     *,
-    out: Path | None = typer.Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
+    out: Path | None = Option(None, help="Where to write; FOLDER/export unless named."),
+    formats: str = Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
     rule: str = RULE,
     question: str = QUESTION,
-    test_share: float = typer.Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
+    test_share: float = Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:
@@ -390,14 +387,14 @@ def export(
 
     shares = {"train": 1 - test_share, "test": test_share}
     options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
-    step.perform("exporting", partial(write, folder, out=out, rule=rule, question=question, **options))
+    step.perform("exporting", write, folder, out=out, rule=rule, question=question, **options)
 
 
 @app.command()
 def tasks(
     folder: Path = FOLDER,
     *,
-    out: Path = typer.Option(..., help="A folder, the root of Label Studio's local storage."),
+    out: Path = Option(..., help="A folder, the root of Label Studio's local storage."),
     output: JsonOption,
 ) -> None:
     """Write the questions, and the rankings so far, as tasks of Label Studio."""
@@ -409,21 +406,21 @@ def tasks(
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
-    source: Path = typer.Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
+    source: Path = Argument(help="A published folder, unpacked; or your rankings, a .csv or .jsonl."),
     *,
-    kind: str = typer.Option(
+    kind: str = Option(
         ..., help="rankings (your own), label_studio, sharegpt (PaCo-Dataset), consistency_rank, sharegpt_4o_image."
     ),
-    name: str = typer.Option("", help="Its name here; the source's name unless given."),
+    name: str = Option("", help="Its name here; the source's name unless given."),
     step: StepOptions,
 ) -> None:
     """Bring in rankings of your own, or published data."""
     from pacorl.dataset.importing import import_folder
 
-    step.perform("importing", partial(import_folder, folder, source, kind=kind, name=name))
+    step.perform("importing", import_folder, folder, source, kind=kind, name=name)
 
 
-def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
+def print_counts(counts: JsonObject, *, as_json: bool) -> None:
     """Print counts: JSON for programs, a line for each for people."""
     if as_json:
         print_json(counts)
@@ -433,7 +430,7 @@ def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
         echo(f"{label:<28} {shown}")
 
 
-def _flat(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(counts: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, count in counts.items():
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(count, dict):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import OnlyJudge, echo, echo_errors, echo_json, print_json
 from pacorl.types import TINY
@@ -25,15 +25,15 @@ class ExaminedJudge(OnlyJudge):
 
 
 def doctor(
-    target: str = typer.Argument(
+    target: str = Argument(
         "tiny",
         help="A run's config (YAML) or recipe, or a judge: a checkpoint, server's URL or endpoints YAML.",
     ),
-    overrides: list[str] = typer.Argument(None, help="With a config: changes, as section.key=value."),
+    overrides: list[str] = Argument(None, help="With a config: changes, as section.key=value."),
     *,
-    ask: bool = typer.Option(True, help="With a config: ask its judges and try its rewards."),
+    ask: bool = Option(True, help="With a config: ask its judges and try its rewards."),
     access: ExaminedJudge,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
     from pacorl.runtime.cores import use_cores
@@ -53,7 +53,7 @@ def doctor(
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
         echo_errors(f"pacorl: {fault}")
         code = 2
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
 def _is_run(target: str) -> bool:
@@ -68,6 +68,7 @@ def _is_run(target: str) -> bool:
         document = read_yaml(config_file(Path(target)))
     except ValueError:
         return True  # loading it reports the fault's line
+    # Trainings of judges and of characters have plans of their own.
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:
         raise ValueError(f"{target} trains a judge; check it with `pacorl train-reward {target} --dry-run`")
@@ -89,6 +90,7 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
     run = load(PolicyConfig, path, overrides)
     quiet_loading()
+    # Findings, or with --json the whole diagnosis.
     diagnosis = examine(run, ask=ask)
     if as_json:
         echo_json(diagnosis.to_json())

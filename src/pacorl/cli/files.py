@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import typer
+from typer import Argument, Exit, Option
 from typer.core import TyperGroup
 
 from pacorl.cli.shared import Commands, JsonOption, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS
-
-if TYPE_CHECKING:
-    from pacorl.models.lora.formats import Lora
 
 
 class ConfigCommands(TyperGroup):
@@ -29,16 +26,16 @@ config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
 
-SOURCE = typer.Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
-NEAR = typer.Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
+SOURCE = Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
+NEAR = Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
 
 
 def adapter(
-    source: str = typer.Argument(
+    source: str = Argument(
         help="A generator's LoRA: a safetensors file, a folder, or ORG/NAME[:FOLDER/FILE] on the hub."
     ),
     *,
-    out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
+    out: Path | None = Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
 ) -> None:
     """Describe an adapter; with --out, write it in a form that pacorl, PEFT, diffusers and ComfyUI all read."""
     from pacorl.io.files import check_writable
@@ -49,15 +46,8 @@ def adapter(
             raise ValueError(f"--out {out} is not empty; name a new folder")
     from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
+    # What the file holds.
     lora = read_lora(source)
-    echo(f"{source}: {_summary(lora)}")
-    if out is None:
-        return
-    write_lora(out, lora)
-    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
-
-
-def _summary(lora: Lora) -> str:
     # Ranks and alphas may differ by module; tools multiply by the scale α/r.
     scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
     facts = [f"{len(lora.alphas)} modules"]
@@ -67,7 +57,11 @@ def _summary(lora: Lora) -> str:
         facts.append(f"{name} {low:g}" if low == high else f"{name} {low:g} to {high:g}")
     if lora.base:
         facts.append(f"trained on {lora.base}")
-    return ", ".join(facts)
+    echo(f"{source}: {', '.join(facts)}")
+    if out is None:
+        return
+    write_lora(out, lora)
+    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 
 
 def recipes(*, output: JsonOption) -> None:
@@ -100,6 +94,7 @@ def _recipe_facts(name: str) -> dict[str, str]:
     from pacorl.report.publish import JUDGE_LICENCES
     from pacorl.types import TINY
 
+    # The model: the recipe's own, or the published one of its kind.
     file = recipe(name)
     section = read_yaml(file).get("model", {})
     spec = POLICIES[section.get("kind", DEFAULT_KIND)]
@@ -109,6 +104,7 @@ def _recipe_facts(name: str) -> dict[str, str]:
         licence = JUDGE_LICENCES[published]
         gated = False
     model = section.get("checkpoint", published)
+    # The terms of its use.
     terms = licence[1] or licence[0]
     if model == TINY:
         terms = "apache-2.0"
@@ -120,8 +116,8 @@ def _recipe_facts(name: str) -> dict[str, str]:
 
 
 def init(
-    name: str = typer.Argument(help="A recipe of `pacorl recipes`."),
-    path: Path = typer.Argument(None, help="The new file; NAME.yaml in this folder if left out."),
+    name: str = Argument(help="A recipe of `pacorl recipes`."),
+    path: Path = Argument(None, help="The new file; NAME.yaml in this folder if left out."),
 ) -> None:
     """Write a copy of a recipe, to change and run; an existing file stays."""
     from pacorl.config.recipes import config_file, recipe_command
@@ -141,9 +137,9 @@ def init(
 @prompts.command("check")
 def check_prompts(
     source: str = SOURCE,
-    against: list[str] = typer.Option(..., help="Prompts that results are reported on; may be given several times."),
+    against: list[str] = Option(..., help="Prompts that results are reported on; may be given several times."),
     near: float = NEAR,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
+    as_json: bool = Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
     """List the prompts that are also in other files or benchmarks; exit code 1 if there are any."""
     from pacorl.records.leaks import find_leaks, leak_report
@@ -169,19 +165,17 @@ def check_prompts(
     else:
         echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
     # A check in a pipeline fails on a leak without reading the text.
-    raise typer.Exit(1 if leaks else 0)
+    raise Exit(1 if leaks else 0)
 
 
 @prompts.command("split")
 def split_prompts(
     source: str = SOURCE,
     *,
-    out: Path = typer.Option(..., help="A folder for train.jsonl and test.jsonl."),
-    test: int = typer.Option(
-        128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."
-    ),
-    seed: int = typer.Option(42, min=0, max=SEEDS, help="Of the draw."),
-    keep_out: list[str] = typer.Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
+    out: Path = Option(..., help="A folder for train.jsonl and test.jsonl."),
+    test: int = Option(128, min=1, max=LARGEST, help="About how many to hold out; related prompts stay together."),
+    seed: int = Option(42, min=0, max=SEEDS, help="Of the draw."),
+    keep_out: list[str] = Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
     near: float = NEAR,
 ) -> None:
     """Split prompts into training and test, benchmarks kept out of both."""
@@ -192,6 +186,7 @@ def split_prompts(
 
     # Both files are new: an earlier split may be in use.
     check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
+    # Benchmarks leave both sides before the draw, so that the test side has the requested size.
     benchmarks = {name: prompts_from(name) for name in keep_out}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
     for name, side in (("train", train), ("test", held_out)):
@@ -203,10 +198,10 @@ def split_prompts(
 
 @data.command("get")
 def get_data(
-    name: str = typer.Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
+    name: str = Argument(help="t2is, gedit, consistencyrank or paco-dataset."),
     *,
-    out: Path = typer.Option(None, help="A new folder; by default the one that the recipes and guides name."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
+    out: Path = Option(None, help="A new folder; by default the one that the recipes and guides name."),
+    dry_run: bool = Option(False, "--dry-run", help="Print source, licence, size and hashes alone."),
 ) -> None:
     """Download a published data set; its source, licence, commit and hashes are printed first."""
     from pacorl.dataset.published import FOLDERS, find_published
@@ -223,7 +218,7 @@ def get_data(
 
 
 @config.command("show")
-def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
+def show_key(key: str = Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
     """Show a key's meaning, its values and its default; for a section, of all its keys."""
     from pacorl.lab.config_reference import matching
 
@@ -232,7 +227,7 @@ def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or t
 
 @config.command("schema")
 def schema(
-    run: Literal["train-policy", "train-reward", "train-character"] = typer.Argument(
+    run: Literal["train-policy", "train-reward", "train-character"] = Argument(
         "train-policy", help="The command that reads it."
     ),
 ) -> None:

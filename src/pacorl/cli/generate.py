@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.shared import check_report, echo, echo_errors, print_json, progress
 from pacorl.config.options import (
@@ -140,7 +140,7 @@ class GenerationRequest:
 
 
 def generate(
-    text: str = typer.Argument("", help="Short for --prompt."),
+    text: str = Argument("", help="Short for --prompt."),
     *,
     request: RequestOptions,
     generator: AdaptedGenerator,
@@ -259,6 +259,7 @@ def read_request(options: RequestOptions, model: str, *, kind: str = "") -> Gene
         limit = _max_references(board, model, kind)
         prompts = pages(board, model, max_references=limit)
         return GenerationRequest(board.title, prompts, board, shown_panels(options, board))
+    # A prompt may need a writer, whose panels become a storyboard.
     written = written_storyboard(options) if options.prompt else None
     prompt = _prompt(options, model, kind, written)
     title = options.instruction or options.prompt[:80] or prompt.theme or prompt.text[:80]
@@ -480,12 +481,13 @@ def dry_run(
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
 
+    # Both on the device, together or in turns.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
         print_plan(plan)
-    raise typer.Exit(plan.exit_code)
+    raise Exit(plan.exit_code)
 
 
 def load_judge(model: Generator, judge: str, choice: FrugalJudge, **access: Any) -> PacoReward:

@@ -71,6 +71,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
     quiet_loading()
     use_cores()
 
+    # Serve until the agent closes the pipe.
     access = {**judge.judge_access, "calibration": judge.calibration or ""}
     with PacoReward.from_pretrained(judge.judge, **access) as reward:
         echo_errors(reward.note)
@@ -136,6 +137,7 @@ class Toolbox:
         """
         from pacorl.judge.score_set import open_images
 
+        # Files below the root only: an agent's arguments are untrusted input.
         _, opened, _ = open_images(self._files(images))
         ask = self._asked(least, characters, theme, criteria)
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
@@ -193,6 +195,7 @@ class Toolbox:
         files, opened, _ = open_images(self._files(images))
         ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        # A panel without a text is drawn from the recipe in its PNG.
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
         _, document = redraw_panels(
@@ -220,6 +223,7 @@ class Toolbox:
         """Resolve the arguments that `check` and `repair` share."""
         from pacorl.records.characters import FOLDER
 
+        # A character's folder is read later; its images must be below the root too.
         for name in characters:
             for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
                 self._files([str(path) for path in folder.glob("*")])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
+from typer import Argument
 
 from pacorl.cli.shared import print_json, progress
 from pacorl.cli.train import check_run
@@ -58,8 +58,8 @@ class ProbeFlags:
 
 
 def probe(
-    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
-    overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
+    config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
+    overrides: list[str] = Argument(None, help="Changes, as section.key=value."),
     *,
     flags: ProbeFlags,
 ) -> None:
@@ -152,6 +152,7 @@ def print_credit(console: Console, finding: CreditFinding) -> None:
 
     from pacorl.io.console import labelled
 
+    # Both signals, since a credit may help within a prompt and not between prompts.
     table = Table("credit", "between prompts", "within a prompt", title="signal of a group's gradient")
     for signal in finding.signals:
         cells = []
@@ -159,5 +160,5 @@ def print_credit(console: Console, finding: CreditFinding) -> None:
             cells.append(f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]")
         table.add_row(signal.credit, *cells)
     console.print(table)
-    told = f"{finding.share:.0%} of the change lies in parts without the panel: advantages.credit={finding.advice}"
-    console.print(labelled("locality:", told, style="bold"), highlight=False)
+    locality = f"{finding.share:.0%} of the change lies in parts without the panel: advantages.credit={finding.advice}"
+    console.print(labelled("locality:", locality, style="bold"), highlight=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, Exit
 
 from pacorl.cli.check import CheckJudge, CheckOptions
 from pacorl.cli.generate import AdaptedGenerator, check_models, dry_run, load_generator, load_judge
@@ -63,6 +63,7 @@ class RepairOptions(CheckOptions):
 
         if self.text and len(self.text) != len(sources):
             raise ValueError(f"{len(self.text)} texts and {len(sources)} panels; give one --text per panel, in order")
+        # Every new panel is drawn from all images of the characters.
         references = [path for character in self.characters(folder) for path in character.images]
         prompts = []
         for index, source in enumerate(sources):
@@ -88,7 +89,7 @@ class RepairOutput(JsonOption):
 
 
 def repair(
-    images: list[str] = typer.Argument(help="Panels, files or URLs."),
+    images: list[str] = Argument(help="Panels, files or URLs."),
     *,
     generator: RepairGenerator,
     judge: RepairJudge,
@@ -107,6 +108,7 @@ def repair(
     gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
     generator = generator.sized(opened)
+    # A plan of both models ends the command.
     if output.dry_run:
         texts = [prompt.panels[0] for prompt in prompts]
         dry_run(generator, judge, judge.judge, prompts=prompts, panels=texts, as_json=output.as_json)
@@ -140,7 +142,7 @@ def repair(
         echo("\n".join([*check_lines(repaired.after), *document["panels"]]))
     echo_errors(f"page: {output.out / 'repair.html'}")
     if not repaired.after.passed:
-        raise typer.Exit(BELOW)
+        raise Exit(BELOW)
 
 
 def redraw_panels(
@@ -158,8 +160,10 @@ def redraw_panels(
     """Repair a set into the folder `out`, and note each try on the error stream; returns also the JSON document."""
     from pacorl.generate.repair import redraw_by, repair_into
 
+    # The generator and its options, before the first try.
     model.check(prompts, options.size, lora_scale=options.lora_scale)
 
+    # The judge takes the generator's place on a small card.
     def judged(panels: Sequence[Image]) -> Check:
         with model.judging():
             return gate(reward.judge, panels, names=files)
@@ -174,7 +178,8 @@ def redraw_panels(
         redraw=redraw_by(
             model,
             prompts,
-            seeds=[seed_of(file) + options.seed for file in files],
+            # An image without a recipe has no seed.
+            seeds=[int(recipe_of(file).get("seed", 0)) + options.seed for file in files],
             size=options.size,
             steps=options.steps,
             lora_scale=options.lora_scale,
@@ -190,8 +195,3 @@ def recipe_of(source: str) -> Mapping[str, str]:
 
     texts = png_texts(Path(source))
     return texts if texts.get("Software", "").startswith("pacorl ") else {}
-
-
-def seed_of(source: str) -> int:
-    """Read the seed of a generated image; 0 for other images."""
-    return int(recipe_of(source).get("seed", 0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from typer import Argument, BadParameter, Exit
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, check_report, echo, echo_errors, print_json
 from pacorl.config.options import LARGEST, STRONGEST, FrugalJudge, option
@@ -74,7 +74,7 @@ class ReportOptions:
 
 
 def score(
-    images: list[str] = typer.Argument([], help="Two images or more, files or URLs; with --grid, one."),
+    images: list[str] = Argument([], help="Two images or more, files or URLs; with --grid, one."),
     *,
     judge: ScoreJudge,
     ask: QuestionOptions,
@@ -89,7 +89,7 @@ def score(
     from pacorl.runtime.cores import use_cores
 
     if not images and not ask.video:
-        raise typer.BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
+        raise BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
     check_report(output.report)
     use_cores()
 
@@ -140,13 +140,13 @@ def score(
 
     # The exit code.
     if refused or scores.missing:
-        raise typer.Exit(INCOMPLETE)
+        raise Exit(INCOMPLETE)
     below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_least_mean(
         scores, output.least_mean
     )
     if below:
         echo_errors(*below)
-        raise typer.Exit(BELOW)
+        raise Exit(BELOW)
 
 
 def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list[str]:
@@ -156,6 +156,7 @@ def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list
     from pacorl.judge.check import failing, panel_scores
     from pacorl.judge.video import frame_scores
 
+    # Of a video neighbours are compared, of a ranking each image with the reference.
     panels = frame_scores(scores) if is_video else panel_scores(scores, [[0]] if scores.ranking else [])
     failed = failing(panels, least)
     lowest = next((panel for panel in failed if panel.score is not None), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import echo, echo_errors, needing
 from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
@@ -41,7 +42,7 @@ class ServeOptions:
 
 def serve(
     context: typer.Context,
-    source: str = typer.Argument("tiny", help="A checkpoint folder, a hub name, or an endpoints YAML."),
+    source: str = Argument("tiny", help="A checkpoint folder, a hub name, or an endpoints YAML."),
     *,
     options: ServeOptions,
 ) -> None:
@@ -71,7 +72,7 @@ def serve(
         gpus = tuple(device.strip() for device in options.gpus.split(",") if device.strip())
         vllm = VllmOptions(dtype=options.dtype, images=options.max_images, gpus=gpus, extra=tuple(context.args))
         # 128 + the signal that ended the servers, as a shell reports it: a supervisor sees that they were stopped.
-        raise typer.Exit(run_vllm(servers, vllm, api_key=key, on_ready=lambda: _announce(servers)))
+        raise Exit(run_vllm(servers, vllm, api_key=key, on_ready=lambda: _announce(servers)))
     else:
         raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
 
@@ -153,19 +154,33 @@ def _announce(servers: list[Server]) -> None:
 def studio(
     *,
     models: StudioModels,
-    host: str = typer.Option("127.0.0.1", help="Where to listen; by default this machine only."),
-    port: int = typer.Option(8767, min=0, max=65535, help="0 for any free one."),
-    history: str = typer.Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
-    recipe: str = typer.Option("", help="The config that a LoRA is taught with; the tiny recipe, or the paper's."),
-    open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
+    host: str = Option("127.0.0.1", help="Where to listen; by default this machine only."),
+    port: int = Option(8767, min=0, max=65535, help="0 for any free one."),
+    history: str = Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
+    recipe: str = Option("", help="The config that a LoRA is taught with; the tiny recipe, or the paper's."),
+    open_page: bool = Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
+    from pacorl.config.base import load
+    from pacorl.grpo.policy_config import PolicyConfig
+    from pacorl.io.files import check_writable
+    from pacorl.judge import check_judge
+    from pacorl.models.policies import POLICIES, kind_of
+
     folder = None if history == "none" else Path(history)
     config = Path(recipe) if recipe else None
-    _check_studio(models, folder, config)
+
+    # Otherwise the page would open at once, and report missing models half a minute later.
+    if folder:
+        check_writable(folder, folder=True)
+    if config:
+        load(PolicyConfig, config)
+    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
+    check_judge(models.judge, adapter=models.judge_adapter)
     with needing("serve", what="the studio"):
         from pacorl.judge.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
+    # The page's link is its only lock.
     if not is_loopback(host):
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
 
@@ -178,19 +193,3 @@ def studio(
             webbrowser.open(line.partition(" ")[2])
 
     serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)
-
-
-def _check_studio(models: StudioModels, history: Path | None, recipe: Path | None) -> None:
-    # Otherwise the page would open at once, and report missing models half a minute later.
-    from pacorl.config.base import load
-    from pacorl.grpo.policy_config import PolicyConfig
-    from pacorl.io.files import check_writable
-    from pacorl.judge import check_judge
-    from pacorl.models.policies import POLICIES, kind_of
-
-    if history:
-        check_writable(history, folder=True)
-    if recipe:
-        load(PolicyConfig, recipe)
-    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
-    check_judge(models.judge, adapter=models.judge_adapter)

@@ -1,7 +1,7 @@
 """Base of all commands: flags from groups of options (`config.options`), a progress bar, one form of JSON.
 
     @Commands().command()
-    def score(images: list[str] = typer.Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
+    def score(images: list[str] = Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
         …
 
 A parameter whose type is a group becomes the flags of its fields; the command gets an instance of the group.
@@ -100,6 +100,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
+    # A short metavar for every flag that has none.
     for parameter in parameters:
         flag = parameter.default
         if isinstance(flag, OptionInfo) and flag.metavar is None:
@@ -107,6 +108,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(**values: Any) -> Any:
+        # Take each group's values out of typer's, and build the group of them.
         filled = {}
         for name, group in groups.items():
             options = {}

@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Argument, Exit, Option
 from typer.core import TyperCommand
 
 from pacorl.cli.shared import echo, echo_errors, echo_json
@@ -22,12 +22,13 @@ from pacorl.config.options import inherited, option
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
     from pacorl.grpo.start import Resume
+    from pacorl.lab.plan.plan import Plan
 
 RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
 EX_TEMPFAIL = 75
 """Exit code of sysexits.h: start the same command again."""
-OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
+OVERRIDES = Argument(None, help="Changes, as section.key=value.")
 
 
 class ResumableCommand(TyperCommand):
@@ -82,7 +83,7 @@ class JudgeRunOptions(RunOptions):
 
 
 def train_policy(
-    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
+    config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as tiny."),
     overrides: list[str] = OVERRIDES,
     *,
     options: RunOptions,
@@ -94,6 +95,7 @@ def train_policy(
 
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
+    # Before anything slow: the parent may end while this process still imports.
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
@@ -105,7 +107,7 @@ def train_policy(
             echo_json(plan.to_json())
         else:
             print_plan(plan)
-        raise typer.Exit(plan.exit_code)
+        raise Exit(plan.exit_code)
     with exit_on_sigterm():
         _train_policy(run, config, options)
 
@@ -130,9 +132,9 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():
-        peaks = card_peaks()
-        if peaks:
-            echo(_peak_line(run, *peaks))
+        from pacorl.lab.plan.plan import plan_policy
+
+        _echo_peak(lambda: plan_policy(run))
         echo(f"done: {write_report(folder)}")
 
 
@@ -145,15 +147,19 @@ def card_peaks() -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def _peak_line(run: PolicyConfig, allocated: int, reserved: int) -> str:
-    """Compare the measured peak with the planned one."""
-    from pacorl.lab.plan.plan import peak_line, plan_policy
+def _echo_peak(planned: Callable[[], Plan]) -> None:
+    """Compare the measured peak with the planned one in a line; nothing without CUDA."""
+    from pacorl.lab.plan.plan import peak_line
 
+    peaks = card_peaks()
+    if peaks is None:
+        return
+    allocated, reserved = peaks
     # A finished run must not fail by its plan.
     try:
-        return peak_line(plan_policy(run), allocated=allocated, reserved=reserved)
+        echo(peak_line(planned(), allocated=allocated, reserved=reserved))
     except (ValueError, OSError) as fault:
-        return f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}"
+        echo(f"memory: {allocated} B allocated and {reserved} B reserved at the peak; no plan: {fault}")
 
 
 @contextmanager
@@ -234,16 +240,17 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
 
 
 def train_character(
-    folder: str = typer.Argument(help="A folder with 3 images or more and a card.yaml, or its name in characters/."),
+    folder: str = Argument(help="A folder with 3 images or more and a card.yaml, or its name in characters/."),
     overrides: list[str] = OVERRIDES,
     *,
-    config: Path = typer.Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
+    config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
     options: RunOptions,
 ) -> None:
     """Train a LoRA of one character on your own images."""
     from pacorl.character_training.character_config import CharacterConfig
     from pacorl.config.base import config_errors, load
 
+    # The config, with the character of the command line.
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
     if options.stop_with_stdin:
         stop_with_stdin()
@@ -258,8 +265,9 @@ def train_character(
         else:
             echo("\n".join(plan.lines()))
             print_plan(plan)
-        raise typer.Exit(plan.exit_code)
+        raise Exit(plan.exit_code)
 
+    # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
 
     with exit_on_sigterm(), frozen_imports():
@@ -268,14 +276,19 @@ def train_character(
 
         _ = run.generator.pipeline_type
     use_cores()
+    # Train.
     with exit_on_sigterm(), config_errors(config, run):
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
+
+    from pacorl.lab.plan.character_plan import plan_character
+
+    _echo_peak(lambda: plan_character(run))
     echo(f"done: {result.page}\nLoRA: {result.adapter}")
 
 
 def train_reward(
-    config: Path = typer.Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as reward/tiny."),
+    config: Path = Argument(help="A YAML file, or a recipe of `pacorl recipes`, such as reward/tiny."),
     overrides: list[str] = OVERRIDES,
     *,
     options: JudgeRunOptions,
@@ -323,7 +336,7 @@ def train_reward(
             echo_json(plan.to_json())
         else:
             echo("\n".join(plan.lines()))
-        raise typer.Exit(plan.exit_code)
+        raise Exit(plan.exit_code)
 
     from pacorl.judge_training.judge_trainer import JudgeTrainer
 
@@ -333,10 +346,8 @@ def train_reward(
 
 
 def quickstart(
-    overrides: list[str] = typer.Argument(None, help="Changes to the tiny recipe, as section.key=value."),
-    out: Path = typer.Option(
-        None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."
-    ),
+    overrides: list[str] = Argument(None, help="Changes to the tiny recipe, as section.key=value."),
+    out: Path = Option(None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."),
 ) -> None:
     """Run the whole method on this machine, with judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import config_errors, load
@@ -345,6 +356,7 @@ def quickstart(
     from pacorl.grpo.start import check_unfinished, free_folder
     from pacorl.io.imports import frozen_imports
 
+    # A finished run stays: the next one gets a numbered folder.
     folder = out or free_folder(QUICKSTART)
     config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
     check_unfinished(config.out)
@@ -353,6 +365,7 @@ def quickstart(
     if not out and config.out == folder != QUICKSTART:
         echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
 
+    # Import torch and diffusers only now, after every check.
     with frozen_imports():
         from pacorl.quickstart import run_quickstart
         from pacorl.runtime.cores import use_cores
@@ -364,8 +377,8 @@ def quickstart(
 
 
 def report(
-    run: Path = typer.Argument(help="A run's folder."),
-    other: Path = typer.Argument(None, help="A second run's folder, for a comparison."),
+    run: Path = Argument(help="A run's folder."),
+    other: Path = Argument(None, help="A second run's folder, for a comparison."),
 ) -> None:
     """Write a run's page again; with two runs, a page of their comparison."""
     from pacorl.io.files import check_made
@@ -377,12 +390,12 @@ def report(
 
 
 def publish(
-    run: Path = typer.Argument(help="A finished run's folder."),
+    run: Path = Argument(help="A finished run's folder."),
     *,
-    licence: str = typer.Option("", help="The hub's identifier; the base's if it is known."),
-    benchmark: list[Path] = typer.Option([], help="A folder of `pacorl benchmark` for the card; may be repeated."),
-    push_to_hub: str = typer.Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
-    public: bool = typer.Option(False, "--public", help="Make the repository public; by default it is private."),
+    licence: str = Option("", help="The hub's identifier; the base's if it is known."),
+    benchmark: list[Path] = Option([], help="A folder of `pacorl benchmark` for the card; may be repeated."),
+    push_to_hub: str = Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
+    public: bool = Option(False, "--public", help="Make the repository public; by default it is private."),
 ) -> None:
     """Write a run's model card; upload adapter and card only with --push-to-hub."""
     from pacorl.report.publish import push, write_card

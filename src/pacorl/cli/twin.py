@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import typer
+from typer import Argument, Option
 
 from pacorl.cli.shared import echo
 
@@ -13,13 +13,13 @@ JUDGE_NAME = "judge"
 
 
 def twin(
-    kind: str = typer.Argument(help="A model.kind (flux, kontext, qwen_edit, …), or judge."),
-    folder: Path = typer.Argument(help="Where the checkpoint is written; a new folder."),
+    kind: str = Argument(help="A model.kind (flux, kontext, qwen_edit, …), or judge."),
+    folder: Path = Argument(help="Where the checkpoint is written; a new folder."),
     *,
-    width: Literal["published", "tiny"] = typer.Option(
+    width: Literal["published", "tiny"] = Option(
         "published", help="published: the released shapes in bf16; tiny: the tiny twin's."
     ),
-    depth: int = typer.Option(None, min=1, max=1000, help="Blocks of the transformer or the judge; all by default."),
+    depth: int = Option(None, min=1, max=1000, help="Blocks of the transformer or the judge; all by default."),
 ) -> None:
     """Write a checkpoint of random weights. It makes noise, at the released model's cost in memory and time."""
     from pacorl.judge import JUDGES

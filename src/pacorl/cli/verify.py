@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from typer import Argument, Exit, Option
 
 from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def verify(
-    run: Path = typer.Argument(help="A policy run's folder."),
+    run: Path = Argument(help="A policy run's folder."),
     *,
-    epoch: int | None = typer.Option(
+    epoch: int | None = Option(
         None, min=1, max=LARGEST, help="Make this epoch again from the checkpoint before it, and compare."
     ),
-    evaluation: int | None = typer.Option(
+    evaluation: int | None = Option(
         None, min=0, max=LARGEST, help="Make the evaluation after this epoch again from its checkpoint, and compare."
     ),
     output: JsonOption,
@@ -35,7 +35,7 @@ def verify(
         fine = _recompute(run, evaluation, "evaluation", as_json=output.as_json)
     else:
         fine = _check(run, as_json=output.as_json)
-    raise typer.Exit(0 if fine else 1)
+    raise Exit(0 if fine else 1)
 
 
 def _check(run: Path, *, as_json: bool) -> bool:
@@ -59,6 +59,7 @@ def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
 
     quiet_loading()
     comparison = recompute(run, epoch, kind)
+    # Else torch warns at the exit of every rank.
     destroy_process_group()
     if comparison is None:  # only the main process prints
         return True

@@ -137,10 +137,7 @@ def one_line(kind: type[Section], document: Any, *, prefix: str = "") -> Iterato
         yield
     except ValidationError as error:
         faults = error.errors()
-        lines = []
-        for fault in faults[:SHOWN_FAULTS]:
-            lines.append(_explain(kind, fault, document).replace("\n", "\\n"))
-
+        lines = [_explain(kind, fault, document).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
         if len(faults) > SHOWN_FAULTS:
             lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
         raise ConfigError(prefix + "; ".join(lines)) from None
@@ -155,9 +152,10 @@ def dump(config: Section) -> str:
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
     """Compare the common keys of two dumped configs: dotted key → [value before, value now]."""
     changes: dict[str, list[Any]] = {}
-    for key in [key for key in now if key in before]:
+    for key, new in now.items():
+        if key not in before:
+            continue
         old = before[key]
-        new = now[key]
         if isinstance(old, dict) and isinstance(new, dict):
             changes |= changed_keys(old, new, path=f"{path}{key}.")
         elif old != new:
@@ -225,6 +223,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
         value = parse_yaml(text, name=f"override {override!r}")
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    # Sections that the file leaves out are created.
     *sections, last = key.split(".")
     for section in sections:
         document = document.setdefault(section, {})

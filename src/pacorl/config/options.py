@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pacorl.types import TINY, Size
@@ -120,11 +121,6 @@ class JudgeOptions:
         """Arguments of `PacoReward.from_pretrained` for access to the judge."""
         return {"model": self.judge_model, "adapter": self.judge_adapter, "api_key_env": self.api_key_env}
 
-    @property
-    def judge_name(self) -> str:
-        """Name of the judge in tables."""
-        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FrugalJudge(JudgeOptions):
@@ -157,11 +153,6 @@ class ModelOptions:
     kind: str = option("", "The policy that runs the model; found out from it if left out.")
     adapter: str = option("", "A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub.")
 
-    @property
-    def generator_name(self) -> str:
-        """Name of the generator in tables."""
-        return with_adapter(self.model, self.adapter)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriterOptions:
@@ -180,6 +171,7 @@ class StudioModels(ModelOptions, FrugalJudge, WriterOptions):
     """The generator, the judge and the panel writer of the studio's page."""
 
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
+    calibration: Path | None = option(None, "A file of `pacorl calibrate`: curves of the judge, thresholds of Check.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ def config_file(source: str | Path) -> Path:
     Raises:
         ValueError: there is neither; the message suggests a recipe.
     """
+    # A recipe has no suffix, so a name with one is a file.
     source = Path(source)
     name = source.as_posix()
     if source.suffix in YAML or source.is_file():

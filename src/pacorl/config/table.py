@@ -86,6 +86,7 @@ class Table(Mapping[str, Spec], Generic[Spec]):
         Raises:
             ValueError: if the entry does not exist, with all names and the nearest one, or cannot be used.
         """
+        # Once: a second execution would make classes that differ.
         if is_in_file(name) and name not in self._loaded:
             self._loaded[name] = self._checked(name, value_in_file(name))
         if name not in self:
@@ -117,14 +118,11 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             return cast(Spec, replace(cast(Any, entry), **{self.key: name}))
         if options.model_fields[self.key].default == name:
             return entry
-        return cast(Spec, replace(cast(Any, entry), options=_renamed(options, self.key, name)))
+        # A subclass of an options model whose `key` is `name`, as a config and its dump have it.
+        from pydantic import create_model
 
-
-def _renamed(options: Any, key: str, name: str) -> Any:
-    """A subclass of an options model whose `key` is `name`, as a config and its dump have it."""
-    from pydantic import create_model
-
-    field: Any = {key: (Literal[name], name)}
-    return create_model(
-        options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
-    )
+        field: Any = {self.key: (Literal[name], name)}
+        model = create_model(
+            options.__name__, __base__=options, __module__=options.__module__, __doc__=options.__doc__, **field
+        )
+        return cast(Spec, replace(cast(Any, entry), options=model))

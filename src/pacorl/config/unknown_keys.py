@@ -69,6 +69,7 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
     keys = list(_keys(kind, document))
     key = ".".join(map(str, path))
 
+    # From the surest guess to the weakest.
     meant = _keys_called(str(name), keys)
     if meant:
         return f"{key}: unknown key, did you mean {_listed(meant)}?"

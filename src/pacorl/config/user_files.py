@@ -74,12 +74,10 @@ def value_in_file(name: str) -> Any:
 
 
 def line_in(path: Path, error: BaseException) -> str:
-    """Return ", line N" for the line of a file that raised an error, or an empty text if it is unknown."""
-    # The last frame of the file: the error itself often comes from a library that it calls.
-    lines = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if Path(frame.filename) == path:
-            lines.append(frame.lineno)
+    """Return ", line N" for the line of a file where an error arose; empty if it is unknown."""
+    # The last frame of the file: the error itself often comes from a called library.
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
 
     # The traceback of a syntax error does not contain the file.
     if isinstance(error, SyntaxError):
@@ -89,7 +87,7 @@ def line_in(path: Path, error: BaseException) -> str:
 
 def _executed(path: Path) -> ModuleType:
     # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
-    # no other module; a file that was changed is executed again.
+    # no other module; a changed file is executed again.
     name = f"pacorl_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

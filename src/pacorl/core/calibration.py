@@ -102,18 +102,18 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
 def reliability(p_N: Floats, yes_N: NDArray[np.bool_], *, bins: int = BINS) -> list[Bin]:
     """Compute the bars of a reliability diagram; empty bins are left out."""
     number_N = np.minimum((p_N * bins).astype(int), bins - 1)
-    found = []
+    bars = []
     for number in np.unique(number_N):
         inside_N = number_N == number
-        found.append(Bin(float(p_N[inside_N].mean()), float(yes_N[inside_N].mean()), int(inside_N.sum())))
-    return found
+        bars.append(Bin(float(p_N[inside_N].mean()), float(yes_N[inside_N].mean()), int(inside_N.sum())))
+    return bars
 
 
-def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_], *, bins: int = BINS) -> float:
+def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_]) -> float:
     """Compute the expected calibration error; NaN without answers."""
     if not len(p_N):
         return math.nan
-    distances = [bar.count * abs(bar.confidence - bar.share) for bar in reliability(p_N, yes_N, bins=bins)]
+    distances = [bar.count * abs(bar.confidence - bar.share) for bar in reliability(p_N, yes_N)]
     return sum(distances) / len(p_N)
 
 

@@ -39,7 +39,7 @@ def driver_version() -> str:
 
 
 def check_card_used(dtype: str, device: torch.device) -> None:
-    """Refuse to train in bfloat16 on the CPU of a machine that has a card: torch does not see it, or may not use it.
+    """Refuse to train in bfloat16 on the CPU beside a card, which torch does not see or may not use.
 
     Raises:
         ValueError: naming both remedies. A card hidden by an empty CUDA_VISIBLE_DEVICES is hidden on purpose.

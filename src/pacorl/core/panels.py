@@ -27,17 +27,18 @@ def panel_of_token(grid: Grid, size: Size, token_grid: tuple[int, int]) -> Tenso
     Returns:
         (N,) int64 panel indices, row-major, of the panels of `core.grid.split`.
     """
-    row_H = _part_of_token(size.height, parts=grid.rows, tokens=token_grid[0])
-    col_W = _part_of_token(size.width, parts=grid.cols, tokens=token_grid[1])
+    row_H = _cell_of_token(size.height, cells=grid.rows, tokens=token_grid[0])
+    col_W = _cell_of_token(size.width, cells=grid.cols, tokens=token_grid[1])
     return (row_H[:, None] * grid.cols + col_W).flatten()
 
 
-def _part_of_token(pixels: int, *, parts: int, tokens: int) -> Tensor:
-    """Find the part of a side that contains each token's centre; the last part includes the side's remainder."""
+def _cell_of_token(pixels: int, *, cells: int, tokens: int) -> Tensor:
+    """Find the row or column of panels at each token's centre; the last includes the side's remainder."""
     import torch
 
+    # Doubled, so that centres stay integers.
     doubled_centre = (2 * torch.arange(tokens) + 1) * pixels // tokens
-    return (doubled_centre // (2 * (pixels // parts))).clamp(max=parts - 1)
+    return (doubled_centre // (2 * (pixels // cells))).clamp(max=cells - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ Indices = NDArray[np.int64]
 
 DRAWS = 2000
 """Resamples of an interval: its ends then move by about a hundredth of its width from seed to seed."""
+TAIL = (1 - 0.95) / 2
+"""Probability on each side of an interval of 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,16 @@ def bootstrap(
     *,
     draws: int = DRAWS,
     seed: int = 0,
-    level: float = 0.95,
 ) -> list[Interval]:
-    """Percentile intervals of a statistic, with whole groups drawn with replacement (Efron & Tibshirani 1993, ch. 13).
+    """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
+
+    Efron & Tibshirani 1993, ch. 13.
 
     groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
     statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
     without ends if there are fewer than two groups.
     """
+    # Images of one group are not independent, so groups are drawn whole.
     places: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         places.setdefault(group, []).append(index)
@@ -125,14 +129,12 @@ def bootstrap(
     random = np.random.default_rng(seed)
     rows_DG = random.integers(len(members), size=(draws, len(members)))
     figures = np.stack([statistic(np.concatenate([members[group] for group in row])) for row in rows_DG])
-    return [
-        _interval(float(value), column, tail=(1 - level) / 2) for value, column in zip(full, figures.T, strict=True)
-    ]
+    return [_interval(float(value), column) for value, column in zip(full, figures.T, strict=True)]
 
 
-def _interval(mean: float, drawn: Floats, *, tail: float) -> Interval:
+def _interval(mean: float, drawn: Floats) -> Interval:
     finite = drawn[~np.isnan(drawn)]
     if np.isnan(mean) or not len(finite):
         return Interval(mean)
-    low, high = np.quantile(finite, [tail, 1 - tail])
+    low, high = np.quantile(finite, [TAIL, 1 - TAIL])
     return Interval(mean, float(low), float(high))

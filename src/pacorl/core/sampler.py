@@ -96,6 +96,7 @@ class TreeOptions(Section):
                 f"sampling.tree.branches {list(self.branches)} has {len(self.branches)} entries and an epoch has "
                 f"{steps} stochastic steps; give one entry per step"
             )
+        # What is left out follows from the group's size.
         seeds = self.seeds or max(1, group_size // math.prod(self.branches))
         branches = self.branches or (max(1, group_size // seeds), *[1] * (steps - 1))
         tree = Tree(seeds, branches, self.antithetic)

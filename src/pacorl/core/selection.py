@@ -46,6 +46,7 @@ def drop_alike_groups(
     """
     if not selection.min_std:
         return values
+    # The weighted sum of raw scores: an aggregate may have scaled the spread away.
     used_B = values.used_B
     group_B = table.group_B
     score_B = table.score_RB.new_tensor(weights) @ table.score_RB.nan_to_num()

@@ -71,6 +71,7 @@ def set_score(
         statistic: The mean over all pairs, or the lowest panel's median.
         among: The panels whose lowest counts, if the statistic is `worst`.
     """
+    # The mean of the rest would reward a set for its missing pairs.
     scores = [score for score in score_of_pair.values() if score is not None]
     if not scores or len(scores) < len(score_of_pair):
         return None
@@ -93,9 +94,9 @@ def panel_shares(score_of_part: Mapping[Part, float | None], count: int) -> list
     """
     shares: list[float | None] = []
     for panel in range(count):
-        own = [score for panels, score in score_of_part.items() if panel in panels]
-        present = [score for score in own if score is not None]
-        shares.append(sum(present) / len(score_of_part) if len(present) == len(own) else None)
+        scores = [score for panels, score in score_of_part.items() if panel in panels]
+        present = [score for score in scores if score is not None]
+        shares.append(sum(present) / len(score_of_part) if len(present) == len(scores) else None)
     return shares
 
 

@@ -1,4 +1,4 @@
-"""The step `pacorl dataset diversify`: texts → vectors → a selection, and a table that compares selections with chance.
+"""The step `pacorl dataset diversify`: texts → vectors → a selection, and a table of selections and of chance.
 
 The embeddings `tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any
 sentence encoder.
@@ -6,11 +6,11 @@ sentence encoder.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pacorl.dataset.folder import PromptRecord, read_prompts
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
-from pacorl.io.documents import read_object, write_jsonl
+from pacorl.io.documents import JsonObject, read_object, write_jsonl
 from pacorl.io.pretrained import pretrained
 
 
@@ -33,7 +33,7 @@ def diversify(
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Select prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
@@ -100,6 +100,7 @@ def compare(
     """
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
+    # One vector per text and embedding, whatever number of selections reads it.
     texts = [record.prompt.text for record in records]
     vectors = {}
     for name in (*embeds, *measures):
@@ -117,7 +118,7 @@ def compare(
     # Chance.
     random_selections = []
     for draw in range(draws):
-        random_selections.append(random.Random(f"{seed}-{draw}").sample(range(len(records)), number))
+        random_selections.append(Random(f"{seed}-{draw}").sample(range(len(records)), number))
     for name, vectors_NC in vectors.items():
         spreads = [spread(vectors_NC, selected) for selected in random_selections]
         nearest = [each.nearest for each in spreads]
@@ -130,6 +131,7 @@ def compare(
 
 def table(rows: Sequence[MeasuredSelection]) -> str:
     """Format the rows for people: one line each."""
+    # Cells.
     lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
     for row in rows:
         nearest = f"{row.nearest:.3f}"
@@ -153,6 +155,8 @@ def table(rows: Sequence[MeasuredSelection]) -> str:
 
 Embedder = Callable[[Sequence[str]], Vectors]
 
+BATCH = 64
+"""Texts per forward of a text model."""
 DIMENSIONS = 128
 WORDS = 2048
 """Vocabulary of `words`; bounds its vectors at 8 KiB."""
@@ -201,11 +205,10 @@ def unit(rows: NDArray[Any]) -> Vectors:
 class TransformerEmbedder:
     """A CLIP text model, or a sentence encoder with the pooling of its own files (else the mean)."""
 
-    def __init__(self, checkpoint: str, *, batch: int = 64) -> None:
+    def __init__(self, checkpoint: str) -> None:
         from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModelWithProjection
         from transformers.utils import cached_file
 
-        self.batch = batch
         self.is_clip = pretrained(AutoConfig, checkpoint).model_type in ("clip", "clip_text_model")
         kind = CLIPTextModelWithProjection if self.is_clip else AutoModel
         self.model = pretrained(kind, checkpoint).eval().requires_grad_(False)
@@ -224,8 +227,8 @@ class TransformerEmbedder:
         # Longest first, so that a batch pads little; put back in order at the end.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         rows = []
-        for start in range(0, len(order), self.batch):
-            rows.append(self._embed([texts[i] for i in order[start : start + self.batch]]))
+        for start in range(0, len(order), BATCH):
+            rows.append(self._embed([texts[i] for i in order[start : start + BATCH]]))
         return unit(np.concatenate(rows)[np.argsort(order)])
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """Reasons for labelled pairs by a vision-language model that sees the label (`pacorl dataset explain`).
 
-The judge learns to answer Yes or No and then why. An explanation that argues for the other label is requested again,
+The judge learns to answer Yes or No and then why. An explanation for the other label is requested again,
 then flagged and left out; the next call tries failed pairs again.
 """
 
@@ -10,7 +10,7 @@ import base64
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ from pacorl.dataset.export import label
 from pacorl.dataset.folder import LabelledPair
 from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.io.documents import Journal, read_journal
+from pacorl.io.documents import Journal, JsonObject, read_journal
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.judge.http.chat import ChatError, ChatModel
@@ -55,7 +55,7 @@ def explain(
     limit: int | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Explain labelled pairs: pairs.jsonl → explanations.jsonl.
 
     Args:
@@ -85,6 +85,7 @@ def explain(
         return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
 
     # Explain them, and count all pairs.
+    # Explain them. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, folder, model, attempts=attempts)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[pair.key]["status"] for pair in pairs)
@@ -94,9 +95,9 @@ def explain(
     return step.finish(outputs=[path], counts={**counts, "usage": model.usage.with_cost(price)})
 
 
-def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
+def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> JsonObject:
     """Request one row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed`."""
-    row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
+    row: JsonObject = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
     images = [_image_part(inside(folder, name)) for name in pair.images]
     messages = [{"role": "user", "content": [*images, {"type": "text", "text": request_text(pair)}]}]
     try:
@@ -128,7 +129,7 @@ def request_text(pair: LabelledPair) -> str:
     )
 
 
-def _image_part(path: Path) -> dict[str, Any]:
+def _image_part(path: Path) -> JsonObject:
     """Part of a chat message with an image file. Raises ValueError if the file is missing."""
     kind = IMAGE_TYPES.get(path.suffix.lower())
     if kind is None or not path.is_file():

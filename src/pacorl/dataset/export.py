@@ -22,7 +22,7 @@ from pacorl.core.questions import same_theme
 from pacorl.dataset.folder import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
-from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
+from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
 from pacorl.records.comparisons import save_comparisons, save_sharegpt
 from pacorl.types import Comparison
@@ -152,6 +152,7 @@ def write_parquet(export: Export) -> list[Path]:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+    # Rows in groups: all images of a split would fill the memory.
     schema = _parquet_schema(pa)
 
     written = []
@@ -168,8 +169,8 @@ def write_parquet(export: Export) -> list[Path]:
     return written
 
 
-def _parquet_row(folder: Path, pair: LabelledPair) -> dict[str, Any]:
-    row: dict[str, Any] = {"consistent": pair.consistent}
+def _parquet_row(folder: Path, pair: LabelledPair) -> JsonObject:
+    row: JsonObject = {"consistent": pair.consistent}
     for number, name in enumerate(pair.images[:2], 1):
         row[f"image_{number}"] = {"bytes": inside(folder, name).read_bytes(), "path": name}
     for name in PARQUET_TEXTS:
@@ -204,7 +205,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         for record in read_jsonl(path):
             criteria[str(record.get("idx"))] = record.get("criteria", {})
 
-    prompts: dict[str, dict[str, Any]] = {}
+    prompts: dict[str, JsonObject] = {}
     rows = []
     shown: dict[tuple[str, str], str] = {}
     rankings, _ = export.benchmark()
@@ -217,7 +218,12 @@ def write_consistency_rank(export: Export) -> list[Path]:
         # List candidates by name: the order of the list must not reveal the answer.
         names = {}
         for image in (answer.reference, *sorted(answer.candidates)):
-            names[image] = _shown_name(shown, folder, image)
+            # Its whole path if another image has the same name.
+            name = Path(image).name
+            if shown.setdefault((folder, name), image) != image:
+                name = image.replace("/", "__")
+                shown[folder, name] = image
+            names[image] = name
             link_or_copy(export.bring_image(image), root / "images" / folder / names[image])
         reference, *candidates = names.values()
         ranked = [names[image] for image in answer.candidates]
@@ -228,15 +234,6 @@ def write_consistency_rank(export: Export) -> list[Path]:
     write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
-
-
-def _shown_name(shown: dict[tuple[str, str], str], folder: str, image: str) -> str:
-    """Name of an image in a folder of the benchmark; its whole path if another image has the same name."""
-    name = Path(image).name
-    if shown.setdefault((folder, name), image) != image:
-        name = image.replace("/", "__")
-        shown[folder, name] = image
-    return name
 
 
 def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
@@ -323,7 +320,7 @@ def export(
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write labelled pairs and a held-out benchmark in every format of `formats`.
 
     Args:
@@ -384,6 +381,7 @@ def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPa
     """Add the reasons of explanations.jsonl to pairs with the same label."""
     explained = []
     reasons = {}
+    # Reasons by pair and label: a label may have changed since they were written.
     for row in read_journal(folder / "explanations.jsonl").values():
         if row["status"] == "explained":
             reasons[row["key"], row["consistent"]] = row["reasons"]
@@ -393,7 +391,7 @@ def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPa
     return explained
 
 
-def _split_counts(pairs: Sequence[LabelledPair]) -> dict[str, Any]:
+def _split_counts(pairs: Sequence[LabelledPair]) -> JsonObject:
     labels = Counter(pair.consistent for pair in pairs)
     return {
         "groups": len({pair.group for pair in pairs}),

@@ -6,7 +6,7 @@ Rankings come from the database of the annotation page (`pacorl.studio.annotate`
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import cache
@@ -20,7 +20,7 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 
-from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
 from pacorl.io.files import PRIVATE, SHARED, safe_name
 from pacorl.io.net import MALFORMED
 from pacorl.records.prompts import load_prompts
@@ -49,7 +49,7 @@ class PromptRecord(NamedTuple):
     idx: str
     """Folder name of the prompt's images, and its group in every split."""
     prompt: Prompt
-    row: Mapping[str, Any]
+    row: JsonObject
 
 
 @dataclass(frozen=True, slots=True, config=RECORD)
@@ -226,6 +226,7 @@ def connect(
     Raises:
         ValueError: it is no such database or damaged (`check`); the message names it.
     """
+    # A URI, which alone can open a database read-only.
     address = f"file:{quote(str(database))}"
     if read_only:
         # Without a log there is no writer. Then `immutable` keeps SQLite from creating one, as mode=ro would.

@@ -29,7 +29,7 @@ from pacorl.generate.image_queue import (
     missing_jobs,
     unfinished_batches,
 )
-from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
@@ -52,6 +52,7 @@ def generate(
         The number of grids in all, generated now, and missing (of other shards). For a dry run: the number to
         generate, and the number of finished grids to sample again to repeat their batches.
     """
+    # Generate this shard's grids.
     jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
     if dry_run:
         batches = unfinished_batches(jobs, folder, source, shard=shard)
@@ -62,17 +63,16 @@ def generate(
     missing = len(missing_jobs(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
     if not missing:
-        write_jsonl(folder / "grids.jsonl", [_grid_row(folder, job, seed=source.seed_of(job)) for job in jobs])
+        rows = []
+        for job in jobs:
+            group, _, number = job.key.rpartition("/")
+            row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
+            rows.append(row | {"sha256": digest(folder / job.file)})
+        write_jsonl(folder / "grids.jsonl", rows)
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
         step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
     return {"grids": len(jobs), "generated": generated, "missing": missing}
-
-
-def _grid_row(folder: Path, job: ImageJob, *, seed: int) -> dict[str, Any]:
-    group, _, number = job.key.rpartition("/")
-    row = {"group": group, "number": int(number), "file": job.file, "seed": seed}
-    return row | {"sha256": digest(folder / job.file)}
 
 
 def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:
@@ -124,7 +124,7 @@ def image_source(
     settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
 
     # Describe the settings that change an image.
-    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps}
+    description: JsonObject = {"checkpoint": checkpoint, "steps": steps}
     for name in ("guidance_scale", "max_sequence_length"):
         if hasattr(settings, name):
             description[name] = getattr(settings, name)
@@ -163,6 +163,7 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
     if grids < 2 or positions < 2:
         few = f"{record.idx}: {grids} grids of {prompt.grid}"
         raise ValueError(f"{few} give nothing to rank; at least two of each are needed")
+    # Each sub-figure as the reference, against every other position of all grids.
     for grid in range(grids):
         for position, other in permutations(range(positions), 2):
             yield Instance(
@@ -228,6 +229,7 @@ def grids_of(folder: Path) -> dict[str, list[str]]:
         where = f"{path}, record {number}"
         if not {"group", "number", "file", "sha256"} <= row.keys():
             raise ValueError(f"{where}: a grid has group, number, file and sha256, this has {', '.join(row)}")
+        # A replaced image would be ranked under the recipe of another.
         if digest(inside(folder, row["file"])) != row["sha256"]:
             raise ValueError(
                 f"{folder / row['file']} is not the image that was generated; run `pacorl dataset generate` again"

@@ -7,7 +7,7 @@ them with the folder's own records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Import:
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
     """Read ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
+    # The records, and the theme of each folder.
     prompts = read_keyed(bundle.add_input(bundle.source / "prompt_data.jsonl"), key="idx")
     path = bundle.add_input(bundle.source / "consistency_full_rank.jsonl")
     seen = set()
@@ -120,6 +121,7 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
     The paper took 5,695 of them after checking each by hand. `verified.txt` in the folder selects records: one number
     (from 1) a line.
     """
+    # The records, and the numbers that a person has checked.
     path = bundle.add_input(bundle.source / "text_and_image_to_image.json")
     verified = None
     checked = bundle.source / "verified.txt"
@@ -139,6 +141,7 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
                 continue  # several sources: not a pair
             images = (bundle.add_image(sources[0]), bundle.add_image(edits[0]))
             instruction = str(_required(row, "input_prompt"))
+        # One group per source: its edits must not be divided between training and test.
         yield LabelledPair(
             key=pair_key(*images) + question_suffix(instruction),
             group=f"{bundle.name}:{sources[0]}",
@@ -176,11 +179,16 @@ def import_rankings(
     lines: dict[tuple[str, str], int] = {}
     for ranking in rankings:
         location = f"{bundle.source}:{ranking.line}"
-        _check_distinct(ranking, stored, location=location)
+        names: dict[str, str] = {}
+        for name in (ranking.reference, *ranking.candidates):
+            other = names.setdefault(stored[name], name)
+            if other != name:
+                raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
         reference = stored[ranking.reference]
         candidates = tuple(stored[name] for name in ranking.candidates)
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
+        # Two rankings of one instance need two people, or a vote would count twice.
         annotator = ranking.annotator or bundle.name
         line = lines.setdefault((instance, annotator), ranking.line)
         if line != ranking.line:
@@ -201,16 +209,9 @@ def import_rankings(
         )
 
 
-def _check_distinct(ranking: Ranking, stored: Mapping[str, str], *, location: str) -> None:
-    first: dict[str, str] = {}
-    for name in (ranking.reference, *ranking.candidates):
-        other = first.setdefault(stored[name], name)
-        if other != name:
-            raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
-
-
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
     """Every image of the rankings → its path in the dataset folder; copies of an image have one path."""
+    # First line of each image, for the message about a missing one.
     lines: dict[str, int] = {}
     for ranking in rankings:
         for name in (ranking.reference, *ranking.candidates):

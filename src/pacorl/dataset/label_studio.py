@@ -12,13 +12,12 @@ from __future__ import annotations
 import html
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import Answer, Instance, collect_answers, read_answers, read_instances
-from pacorl.io.documents import blamed_on, read_json
+from pacorl.io.documents import JsonObject, blamed_on, read_json
 from pacorl.io.files import claim_folder, flush_all, inside, write_atomic
 from pacorl.records.rankings import Ranking
 
@@ -45,6 +44,7 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
     Raises:
         ValueError: the folder has neither instances nor rankings, or an image is missing.
     """
+    # The instances: the folder's own, and those of its rankings.
     answers = collect_answers(folder, dry_run=True)
     for file in sorted(folder.glob("imported/*/rankings.jsonl")):
         answers += read_answers(file)
@@ -92,20 +92,20 @@ def _instances(folder: Path, answers: list[Answer]) -> dict[str, Instance]:
     return instances
 
 
-def _task(instance: Instance, answers: list[Answer]) -> dict[str, Any]:
+def _task(instance: Instance, answers: list[Answer]) -> JsonObject:
     items = []
     for number, name in enumerate(instance.candidates, 1):
         items.append({"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'})
 
     texts = {"theme": instance.theme, "group": instance.group, "category": instance.category}
     data = {"id": instance.id, "reference": LOCAL + instance.reference, "items": items, **texts}
-    return {"data": data, "annotations": [_annotation(answer) for answer in answers]}
 
-
-def _annotation(answer: Answer) -> dict[str, Any]:
-    value = {"ranker": {RANKER: list(answer.candidates)}}
-    result = {"from_name": RANKER, "to_name": LIST, "type": "ranker", "value": value}
-    return {"completed_by": {"email": answer.annotator}, "result": [result]}
+    annotations = []
+    for answer in answers:
+        order = {"ranker": {RANKER: list(answer.candidates)}}
+        region = {"from_name": RANKER, "to_name": LIST, "type": "ranker", "value": order}
+        annotations.append({"completed_by": {"email": answer.annotator}, "result": [region]})
+    return {"data": data, "annotations": annotations}
 
 
 def load_label_studio(path: Path) -> list[Ranking]:
@@ -126,7 +126,7 @@ def load_label_studio(path: Path) -> list[Ranking]:
     return rankings
 
 
-def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
+def _rankings_of(task: JsonObject, number: int) -> Iterator[Ranking]:
     if not isinstance(task, dict) or not isinstance(task.get("data"), dict) or "annotations" not in task:
         raise ValueError("has no 'data' and 'annotations'; export the project as JSON, not as JSON_MIN")
     data = task["data"]
@@ -146,6 +146,7 @@ def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
             )
         if "reference" not in data:
             raise ValueError("its data name no 'reference', the path of the image that candidates are compared with")
+        # Label Studio writes a person as an object or as a bare id, by the kind of its export.
         person = annotation.get("completed_by", "")
         yield Ranking(
             line=number,

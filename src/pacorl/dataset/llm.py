@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pacorl.dataset.manifest import Progress
-from pacorl.io.documents import Journal
+from pacorl.io.documents import Journal, JsonObject
 from pacorl.judge.http.chat import Usage
 
 Item = TypeVar("Item")
@@ -22,7 +22,7 @@ def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) ->
 def fill_journal(
     journal: Journal,
     items: Sequence[Item],
-    answer: Callable[[Item], dict[str, Any] | None],
+    answer: Callable[[Item], JsonObject | None],
     *,
     workers: int,
     progress: Progress,
@@ -32,6 +32,7 @@ def fill_journal(
     An exception of `answer` ends it at once.
     """
     with ThreadPoolExecutor(workers) as pool:
+        # All at once: the pool limits how many of them run.
         running = [pool.submit(answer, item) for item in items]
         try:
             for done, future in enumerate(as_completed(running), 1):

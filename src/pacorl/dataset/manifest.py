@@ -6,12 +6,11 @@ Versions are recorded and not compared: a new release does not undo finished wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pacorl.io.documents import as_read_back, read_object, write_json
+from pacorl.io.documents import JsonObject, as_read_back, read_object, write_json
 from pacorl.io.files import digest, sweep
 from pacorl.io.versions import versions
 
@@ -39,14 +38,14 @@ class DatasetStep:
     folder: Path
     name: str
     inputs: Sequence[Path] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     seed: int = 0
 
     @property
     def path(self) -> Path:
         return self.folder / "manifests" / f"{self.name}.json"
 
-    def counts_if_done(self) -> dict[str, Any] | None:
+    def counts_if_done(self) -> JsonObject | None:
         """Counts of the finished step, or None if there is work to do."""
         last = self.last()
         if not last or last["plan"] != self.plan():
@@ -58,8 +57,9 @@ class DatasetStep:
                 return None
         return dict(last["counts"])
 
-    def last(self) -> dict[str, Any]:
+    def last(self) -> JsonObject:
         """Manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
+        # A damaged manifest must not pass for unfinished work, which would be done over.
         if not self.path.is_file():
             return {}
         try:
@@ -70,7 +70,7 @@ class DatasetStep:
             raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
         return manifest
 
-    def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, *, outputs: Sequence[Path], counts: JsonObject) -> JsonObject:
         """Write the manifest and return the counts."""
         # The last act of a step: a killed step has no new manifest, and runs again.
         manifest = {
@@ -84,7 +84,7 @@ class DatasetStep:
         sweep(self.folder)
         return dict(counts)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> JsonObject:
         """Planned work of this step, in the form of the manifest."""
         plan = {
             "inputs": {self._name(path): digest(path) for path in self.inputs},

@@ -36,7 +36,11 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
     pairs: list[tuple[Path, Path]] = []
     instances: list[Instance] = []
     for group, paths in groups.items():
-        copies = [_copy_of(folder, group, path) for path in paths]
+        copies = []
+        for path in paths:
+            # A converted image keeps its whole name, so that a.gif and a.png remain two files.
+            name = path.name if path.suffix.lower() in IMAGE_TYPES else f"{path.name}.png"
+            copies.append(folder / "images" / group / name)
         pairs += zip(paths, copies, strict=True)
         instances += _instances(folder, group, copies)
     check_readable(source for source, _ in pairs)
@@ -74,13 +78,8 @@ def groups_of(images: Path) -> tuple[dict[str, list[Path]], int]:
     return groups, other_files
 
 
-def _copy_of(folder: Path, group: str, image: Path) -> Path:
-    # A converted image keeps its whole name, so that a.gif and a.png remain two files.
-    name = image.name if image.suffix.lower() in IMAGE_TYPES else f"{image.name}.png"
-    return folder / "images" / group / name
-
-
 def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:
+    # Even distances: each image is a candidate as often as every other.
     names = [image.relative_to(folder).as_posix() for image in images]
     count = min(MAX_CANDIDATES, len(names) - 1)
     steps = [1 + number * (len(names) - 1) // count for number in range(count)]

@@ -8,7 +8,7 @@ prompts of the tiny world and needs no network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.compose import prompt_from
 from pacorl.generate.panels import write_panels
-from pacorl.io.documents import Journal, blamed_on, read_journal, read_yaml, text_lines, write_jsonl
+from pacorl.io.documents import Journal, JsonObject, blamed_on, read_journal, read_yaml, text_lines, write_jsonl
 from pacorl.judge.http.chat import ChatError, ChatModel
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
@@ -76,6 +76,7 @@ def _checked_mapping(entries: Any, location: object) -> dict[Any, Any]:
 
 def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
     """Plan `count` prompts: categories share equally, and subcategories within them; layouts take turns."""
+    # Subjects by category, in the order of the taxonomy.
     by_category: dict[str, list[Subject]] = {}
     for subject in subjects:
         by_category.setdefault(subject.category, []).append(subject)
@@ -123,6 +124,7 @@ class Draft(BaseModel):
 
 def compose(draft: Draft, order: PromptOrder) -> Record:
     """Turn a draft into a T2IS record. Raises ValueError if it does not fit its order or cannot be parsed back."""
+    # Check the draft against its order.
     grid = order.grid
     dimensions = order.subject.dimensions
     if len(draft.panels) != grid.count:
@@ -245,14 +247,14 @@ def write_all(
     subjects: Sequence[Subject],
     count: int,
     grids: Sequence[Grid],
-    options: Mapping[str, Any],
+    options: JsonObject,
     seed: int = 0,
     workers: int = 1,
     tokens: tuple[int, int] = TOKENS_PER_RECORD,
     price: tuple[float, float] = (0.0, 0.0),
     dry_run: bool = False,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Fill prompts.jsonl with `count` records; a later call continues an interrupted one.
 
     Args:
@@ -297,13 +299,12 @@ def write_all(
     return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
 
 
-def write_sentences(
-    folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent
-) -> dict[str, Any]:
+def write_sentences(folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent) -> JsonObject:
     """Fill prompts.jsonl with one record per line of `source`, each the request of a set of images.
 
     The template writer (`generate.panels`) writes the panels.
     """
+    # A finished step is not repeated.
     step = DatasetStep(folder, "prompts", inputs=[source], options={"writer": TEMPLATE})
     finished = step.counts_if_done()
     if finished is not None:
@@ -329,6 +330,7 @@ def _write_missing(
     writer: Writer, planned: Sequence[PromptOrder], journal: Journal, *, workers: int, progress: Progress
 ) -> dict[str, str]:
     """Write the records that the journal lacks; return key → fault of the failed orders."""
+    # Themes so far, by subject, and the orders without a record.
     failed: dict[str, str] = {}
     themes: dict[Subject, list[str]] = {}
     missing = []
@@ -339,7 +341,7 @@ def _write_missing(
         else:
             missing.append(order)
 
-    def write(order: PromptOrder) -> dict[str, Any] | None:
+    def write(order: PromptOrder) -> JsonObject | None:
         try:
             # Read the themes when a thread is free, so that all themes so far are excluded.
             record = writer(order, tuple(themes[order.subject]))

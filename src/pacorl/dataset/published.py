@@ -63,33 +63,36 @@ class PublishedData:
             OSError: the source does not answer.
         """
         folder = folder.absolute()
-        part = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
-        for own in (folder, part):
-            if own.is_symlink():
-                raise ValueError(f"{own} is a link, which is not followed; name a new folder with --out")
+        partial = folder.with_name(f".{folder.name}-{self.revision[:12]}.part")
+        # A new folder, or an empty one; a link could lead into any folder of the user.
+        for target in (folder, partial):
+            if target.is_symlink():
+                raise ValueError(f"{target} is a link, which is not followed; name a new folder with --out")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} is not empty, and nothing is overwritten; name a new folder with --out")
         from huggingface_hub import get_session, snapshot_download
 
-        make_folder(part)
+        # Download beside it: an interrupted download never looks finished.
+        make_folder(partial)
         with connection_errors(self.source):
             for name, path in self.on_github.items():
-                if inside(part, name).is_file():  # of an earlier call, compared below
+                if inside(partial, name).is_file():  # of an earlier call, compared below
                     continue
                 answer = get_session().get(f"{GITHUB}/{self.source}/{self.revision}/{path}", follow_redirects=True)
                 answer.raise_for_status()
                 self._check(name, sha256(answer.content).hexdigest())
-                write_atomic(inside(part, name), answer.content)
+                write_atomic(inside(partial, name), answer.content)
             if not self.on_github:
-                snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=part)
+                snapshot_download(self.source, repo_type="dataset", revision=self.revision, local_dir=partial)
+        # Compare every stated hash, then let the folder appear.
         for name in self.sha256:
-            file = inside(part, name)
+            file = inside(partial, name)
             try:
                 self._check(name, digest(file))
             except ValueError:
                 file.unlink()
                 raise
-        part.rename(folder)
+        partial.rename(folder)
 
     def _check(self, name: str, digits: str) -> None:
         if digits != self.sha256[name]:
@@ -142,6 +145,7 @@ def find_published(name: str) -> PublishedData:
 
     with connection_errors(HUB[name]):
         info = HfApi().dataset_info(HUB[name], files_metadata=True)
+    # The hub states hashes of large files alone.
     files = info.siblings or []
     hashes = {file.rfilename: str(file.lfs.sha256) for file in files if file.lfs}
     licence = info.card_data.get("license") if info.card_data else None

@@ -7,11 +7,11 @@ not.
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from random import Random
 
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer, LabelledPair, final_answers
@@ -164,12 +164,14 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
 
 def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
     """One ranking per instance, by decision or mean rank, and the number of instances dropped for ties."""
+    # Rankings by instance.
     by_instance: dict[str, list[Answer]] = defaultdict(list)
     for answer in final_answers(answers):
         by_instance[answer.instance].append(answer)
 
     merged = []
     dropped = 0
+    # The sum of ranks orders as their mean does.
     for _, group in sorted(by_instance.items()):
         rank_sum = dict.fromkeys(group[0].candidates, 0.0)
         for answer in group:
@@ -199,7 +201,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
 
     # Sort before the shuffle: the splits depend on the groups and the seed, not on the order of the answers.
     clusters = sorted(_clusters(ties))
-    random.Random(seed).shuffle(clusters)
+    Random(seed).shuffle(clusters)
 
     # The split that is farthest behind its share receives the next cluster.
     total = sum(len(cluster) for cluster in clusters)
@@ -210,7 +212,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         dealt[name].append(cluster)
         size[name] += len(cluster)
 
-    # If there are too few clusters for a small share, it receives the smallest cluster of a split that has several.
+    # If there are too few clusters for a small share, it receives the smallest cluster of a split with several.
     for name, share in shares.items():
         giver = max(dealt.values(), key=len)
         if share > 0 and not dealt[name] and len(giver) > 1:

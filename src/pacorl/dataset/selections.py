@@ -56,6 +56,7 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
     count = min(count, size - 1)
     searched = _search_index(vectors_NC, seed)
     searched.add(vectors_NC)
+    # One more than asked for: a vector finds itself.
     similarity, index = searched.search(vectors_NC, count + 1)
     # An inverted file that finds too few returns −1: let that be any vector, at the least similarity.
     missing = index < 0
@@ -243,7 +244,7 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
         open_names = [name for name in available if quotas[name] < available[name]]
-        quotas[min(open_names, key=lambda name: quotas[name])] += 1
+        quotas[min(open_names, key=quotas.__getitem__)] += 1
     return quotas
 
 
@@ -270,6 +271,7 @@ def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
         raise ValueError(
             f"{len(selected)} prompts are selected, and a spread needs two; raise the number or lower the distance"
         )
+    # Coverage: the similarity of each prompt to the selected one nearest to it, block by block.
     selected_MC = vectors_NC[np.asarray(selected)]
     similar_N = np.empty(len(vectors_NC), np.float32)
     for start in range(0, len(vectors_NC), BLOCK):

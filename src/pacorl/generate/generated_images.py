@@ -19,6 +19,9 @@ from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.page import notebook_frame, render
 from pacorl.types import Prompt, Size
 
+SHOWN_ELSEWHERE = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")
+"""Texts of an image with their own places on its page."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -257,30 +260,29 @@ def page_of(
     saved: Sequence[SavedImage], *, title: str, name: str = "image", notes: Sequence[str] = (), judge: str = ""
 ) -> str:
     """Render a self-contained page of the images, their panels' texts, pair matrices and recipes."""
+    cards = []
+    for file in saved:
+        image = file.image
+        judged = image.judged
+        texts = recipe_texts(image, judge=judge)
+        cards.append(
+            {
+                "name": file.path.name,
+                "image": show(image.image),
+                "sources": [show(open_image(path)) for path in image.prompt.sources],
+                "references": [show(open_image(path)) for path in image.prompt.references],
+                "captions": image.prompt.panels or (image.prompt.text,),
+                "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
+                "score": judged.score if judged else None,
+                "tie": image.tie,
+                "facts": {key: text for key, text in texts.items() if key not in SHOWN_ELSEWHERE},
+            }
+        )
     return render(
         "generated.html",
         title=title,
         name=name,
-        cards=[_card(image, judge=judge) for image in saved],
+        cards=cards,
         notes=list(filter(None, notes)),
         judge=judge,
     )
-
-
-def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
-    image = saved.image
-    judged = image.judged
-    # These texts have their own places on the page.
-    shown_elsewhere = ("Software", "panels", "prompt", "theme", "score", "judge", "layout")
-    facts = {key: text for key, text in recipe_texts(image, judge=judge).items() if key not in shown_elsewhere}
-    return {
-        "name": saved.path.name,
-        "image": show(image.image),
-        "sources": [show(open_image(path)) for path in image.prompt.sources],
-        "references": [show(open_image(path)) for path in image.prompt.references],
-        "captions": image.prompt.panels or (image.prompt.text,),
-        "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
-        "score": judged.score if judged else None,
-        "tie": image.tie,
-        "facts": facts,
-    }

@@ -212,6 +212,7 @@ class Generator:
         if isinstance(prompts, Prompt | str):
             prompts = [prompts]
 
+        # Ids count up, so that each text is a group of its own.
         converted = []
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, Prompt):
@@ -277,7 +278,10 @@ class Generator:
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
 
         # Encode each prompt alone: in a batch, its last bits would depend on the prompts that are cached already.
-        with self._encoding():
+        encoding: AbstractContextManager[None] = nullcontext()
+        if self.turns:
+            encoding = self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
+        with encoding:
             for prompt, requested in zip(prompts, sizes, strict=True):
                 self._cache.prepare([prompt], requested)
 
@@ -298,12 +302,6 @@ class Generator:
                 )
                 images |= dict(zip(rows, batch, strict=True))
         return [images[row] for row in range(len(prompts))]
-
-    def _encoding(self) -> AbstractContextManager[None]:
-        """Move the text encoders to the device for a block."""
-        if self.turns is None:
-            return nullcontext()
-        return self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
 
 
 class _StepReporter:

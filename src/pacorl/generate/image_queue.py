@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pacorl.core.batches import in_batches
 from pacorl.core.schedule import seed_of
 from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
@@ -66,8 +67,7 @@ class Shard:
                 the number of processes.
             size: maximum number of items in a batch.
         """
-        cut = [items[start : start + size] for start in range(0, len(items), size)]
-        return cut[self.index :: self.count]
+        return in_batches(items, size)[self.index :: self.count]
 
     @property
     def file(self) -> str:
@@ -188,16 +188,17 @@ def unfinished_batches(
     """Return the unfinished batches of a shard."""
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
+        # By the recipe inside the file, not by the file's existence.
         missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
         if missing:
             batches.append(UnfinishedBatch(batch, missing))
     return batches
 
 
-def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()) -> list[ImageJob]:
-    """Return the jobs of a shard whose image is absent, broken, or of another recipe."""
+def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource) -> list[ImageJob]:
+    """Return the jobs whose image is absent, broken, or of another recipe."""
     missing: list[ImageJob] = []
-    for batch in unfinished_batches(jobs, out, source, shard=shard):
+    for batch in unfinished_batches(jobs, out, source):
         missing += batch.missing
     return missing
 

@@ -31,7 +31,7 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class SetRequest:
-    """A sentence that asks for several images."""
+    """Request for several images, in one sentence."""
 
     text: str
     """The whole sentence."""
@@ -86,12 +86,12 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     if not text.strip():
         raise ValueError("the sentence is empty; say what the images show")
     request = read_request(text) or SetRequest(text, None, content=text)
-    wanted = count or request.count or DEFAULT_COUNT
-    if not 2 <= wanted <= MAX_COUNT:
-        raise ValueError(f"{text[:60]!r} asks for {wanted} images; a set has 2 to {MAX_COUNT} panels")
+    count = count or request.count or DEFAULT_COUNT
+    if not 2 <= count <= MAX_COUNT:
+        raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
     if is_in_file(writer) or writer in WRITERS:
-        return WRITERS.named(writer)(request, wanted, writer, model)
-    return WRITERS["server" if is_url(writer) else "local"](request, wanted, writer, model)
+        return WRITERS.named(writer)(request, count, writer, model)
+    return WRITERS["server" if is_url(writer) else "local"](request, count, writer, model)
 
 
 # --- reading a request -----------------------------------------------------------------------------------------
@@ -197,7 +197,9 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     note = ""
     if not items:
         difference = "stage" if progress else "view"
-        items = _stages(request.unit, count) if progress else _views(count)
+        items = [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]
+        if progress:
+            items = _stages(request.unit, count)
         note = (
             f"The text does not list what each panel shows, so panels differ by {difference} "
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
@@ -261,7 +263,3 @@ def _stages(unit: str, count: int) -> list[str]:
     noun = unit if unit in {"step", "phase"} else "stage"
     states = ["just begun", *["further along"] * (count - 2), "finished"]
     return [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
-
-
-def _views(count: int) -> list[str]:
-    return [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]

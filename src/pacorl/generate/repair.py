@@ -123,6 +123,7 @@ def repair_set(
     Raises:
         ControlError: if a control of the original set fails.
     """
+    # Always the worst panel first: the score of the set is its lowest.
     panels = list(images)
     before = after = gate(panels)
     attempts: list[Try] = []
@@ -135,6 +136,7 @@ def repair_set(
             break
 
         image, texts = redrawn
+        # The whole set again: a new panel changes the scores of all others.
         changed = [*panels[:worst], image, *panels[worst + 1 :]]
         try:
             check = gate(changed)

@@ -52,6 +52,7 @@ def sample_separately(
         later = [replace(panel, references=(*panel.references, Path("previous.png"))) for panel in panels[1:]]
         generator.check([panels[0], *later] if previous else panels, size)
 
+    # Position by position, so that the panel before exists.
     images: list[list[Image]] = [[] for _ in prompts]
     with TemporaryDirectory(prefix="pacorl-") as folder:
         for position in range(max(map(len, texts))):
@@ -90,6 +91,7 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
         )
     if model == TINY:
         raise ValueError("the tiny generator draws whole sets; leave out separate, or name a real model")
+    # One place is the panel before.
     limit = max_references - previous
     if limit < 0:
         raise ValueError(f"{model} takes no reference images, so none can be the panel before; leave out previous")

@@ -24,7 +24,6 @@ from pacorl.generate.separate import sample_separately
 from pacorl.io.images import open_image
 from pacorl.judge.pairwise import (
     Ask,
-    EditVerdicts,
     Pair,
     ask_edits,
     ask_pairs,
@@ -217,10 +216,11 @@ def judge_sets(
     reward = Consistency(judge, ask=ask, statistic=statistic)
     reward.check(prompts)
     pairs = reward.pairs(prompts, images)
-    return [
-        Judged(score, matrix_of(verdicts, prompt.grid.count), error=errors_of(verdicts.values()))
-        for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True)
-    ]
+    judged = []
+    for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True):
+        matrix = matrix_of(verdicts, prompt.grid.count)
+        judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
+    return judged
 
 
 def judge_with_earlier(
@@ -247,23 +247,18 @@ def judge_with_earlier(
     )
 
     judged = []
-    for page, pairs in zip(alone, answers, strict=True):
+    for of_page, pairs in zip(alone, answers, strict=True):
         across = {pair: mean_over_dimensions(verdicts) for pair, verdicts in pairs.items()}
-        judged.append(_with_earlier(page, across, statistic))
+        between = {pair: verdict.p_yes for pair, verdict in across.items()}
+
+        # The page's own pairs and the pairs with earlier panels have equal weights. Earlier panels are the same for
+        # every candidate, so only the page's own can be the lowest.
+        page = sorted({panel for _, panel in between})
+        within = {(page[a], page[b]): of_page.matrix[a][b] for a, b in combinations(range(len(page)), 2)}
+        parts = (("this page", of_page.score), ("with earlier pages", set_score(between, statistic, among=page)))
+        score = set_score(within | between, statistic, among=page)
+        judged.append(Judged(score, of_page.matrix, parts, of_page.error or errors_of(across.values())))
     return judged
-
-
-def _with_earlier(alone: Judged, across: Mapping[Pair, Verdict], statistic: Statistic) -> Judged:
-    """Score a page by its own pairs and by the pairs with earlier panels, with equal weights.
-
-    The earlier panels are the same for every candidate, so only the page's own can be the lowest.
-    """
-    between = {pair: verdict.p_yes for pair, verdict in across.items()}
-    page = sorted({panel for _, panel in between})
-    own = {(page[a], page[b]): alone.matrix[a][b] for a, b in combinations(range(len(page)), 2)}
-    components = (("this page", alone.score), ("with earlier pages", set_score(between, statistic, among=page)))
-    score = set_score(own | between, statistic, among=page)
-    return Judged(score, alone.matrix, components, alone.error or errors_of(across.values()))
 
 
 def judge_edits(
@@ -285,24 +280,20 @@ def judge_edits(
 
     judged = []
     for prompt in prompts:
-        judged.append(_judged_edit(list(islice(answers, len(prompt.sources))), statistic))
+        count = len(prompt.sources)
+        score_of_pair: dict[Pair, float | None] = {}
+        components: list[tuple[str, float | None]] = []
+        verdicts: list[Verdict] = []
+        for source, answer in enumerate(islice(answers, count), 1):
+            score_of_pair[0, source] = answer.score()  # the edit is image 0
+            of_source = f" of source {source}" if count > 1 else ""
+            components.append((f"kept{of_source}", answer.kept.p_yes))
+            components.append((f"followed{of_source}", answer.followed.p_yes))
+            verdicts += [answer.kept, answer.followed]
+
+        score = set_score(score_of_pair, statistic, among=range(1, count + 1))
+        judged.append(Judged(score, parts=tuple(components), error=errors_of(verdicts)))
     return judged
-
-
-def _judged_edit(answers: Sequence[EditVerdicts], statistic: Statistic) -> Judged:
-    """Score one edit from the answers about each of its sources."""
-    score_of_pair: dict[Pair, float | None] = {}
-    components: list[tuple[str, float | None]] = []
-    verdicts: list[Verdict] = []
-    for source, answer in enumerate(answers, 1):
-        score_of_pair[0, source] = answer.score()  # the edit is image 0
-        of_source = f" of source {source}" if len(answers) > 1 else ""
-        components.append((f"kept{of_source}", answer.kept.p_yes))
-        components.append((f"followed{of_source}", answer.followed.p_yes))
-        verdicts += [answer.kept, answer.followed]
-
-    score = set_score(score_of_pair, statistic, among=range(1, len(answers) + 1))
-    return Judged(score, parts=tuple(components), error=errors_of(verdicts))
 
 
 def best_first(judged: Sequence[Judged]) -> list[list[int]]:

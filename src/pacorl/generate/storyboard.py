@@ -206,11 +206,11 @@ def references_note(board: Storyboard, model: str, *, limit: int) -> str:
     """Describe in one line which images of the characters act; empty if all do, or none has images."""
     if board.images and not limit:
         return f"{model} takes no reference images: the characters act by their descriptions alone"
-    given = sum(map(len, board.images.values()))
-    if given > limit:
+    images = sum(map(len, board.images.values()))
+    if images > limit:
         return (
             f"{model} takes {limit} reference images a page: the first of each character, then the second, up to "
-            f"{limit} of {given} given"
+            f"{limit} of {images} given"
         )
     return ""
 

@@ -79,6 +79,7 @@ def activation_bytes(policy: Policy, conditioning: Conditioning, size: Size) -> 
         conditioning: of a batch.
         size: of its images.
     """
+    # Weights are saved for the backward too, but take no new memory.
     tensors = (*policy.transformer.parameters(), *policy.transformer.buffers())
     weights = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     counted = 0

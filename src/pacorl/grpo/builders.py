@@ -69,7 +69,7 @@ class FunctionReward:
             ) from None
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with the parts of a function that has them."""
+        """Score each image, with its parts if the function has parts."""
         return panel_scores_by(self.function, self, prompts, images)
 
 
@@ -84,6 +84,7 @@ def checked_config(
     """
     config.generator.check_trainable(config.model.checkpoint, pipeline=pipeline)
     check_trackers(config.trackers)
+    # A reward of the config with a function's name sets its weight and label.
     built_in = [reward for reward in config.rewards if reward.name not in functions]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
     check_rewards(built_in)
@@ -107,6 +108,7 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     Raises:
         ConfigError: if `judge` is none, and a reward needs it; the message names the reward.
     """
+    # The keys that need a judge, for the message.
     asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
     held_out = [
         f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward, run=run)
@@ -133,6 +135,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
     Raises:
         ValueError: if they overlap and `prompts.leaks` is refuse, or if a setting excludes edits.
     """
+    # All training prompts: an epoch draws from them in turn.
     train = prompts_from(config.prompts.train, limit=None)
     evaluation = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     config.check_prompts([*train, *evaluation])
@@ -149,6 +152,7 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
 def patience(config: PolicyConfig) -> float:
     """Compute the collective timeout in seconds: the longest outage, and then the failure budget of a judge."""
     scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
+    # Each missing score may take a judge all of its tries.
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
     services = [reward for reward in (*config.rewards, *config.evaluation.rewards) if reward.name == "http"]
@@ -184,6 +188,7 @@ def adapted_policy(
     np.random.seed(config.seed % 2**32)
 
     policy = build_policy(config.model, device=device, record_sizes=record_sizes, staged=True, pipeline=pipeline)
+    # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)
     add_adapter(config, policy)
@@ -255,7 +260,7 @@ def place_transformer(
     device: torch.device,
     sharded: bool = False,
 ) -> None:
-    """Move the adapted transformer to the device, and check with a prompt that its adapter has an effect.
+    """Move the adapted transformer to the device, and check its adapter's effect with a prompt.
 
     For FSDP2 it stays in host memory, unchecked: the launcher moves it to the device block by block, so that no GPU
     needs room for the whole model.
@@ -369,6 +374,7 @@ class RunJudges:
             ValueError: if a remote judge refuses.
             ConnectionError: if a judge does not answer; UnreachableError if the run was `resumed`.
         """
+        # Remote judges open before any weights load, in-process judges after the encoders have left the device.
         options = config.judge
         if options and JUDGES[options.backend].in_process == in_process:
             self.rewards = _open(options, resumed=resumed, device=device, processes=processes)
@@ -424,6 +430,7 @@ def build_run_rewards(
         is_function = config.name in functions
         rewards[config.key] = FunctionReward(config.name, functions[config.name]) if is_function else built[config.key]
 
+    # All prompts, so that a prompt without the fields that a reward reads fails now.
     for reward in rewards.values():
         reward.check(checked)
         if resumed and isinstance(reward, KeepsAnswers):

@@ -52,4 +52,4 @@ class TrainerCallback:
         """Called after each regular checkpoint."""
 
     def on_train_end(self, trainer: Run, result: TrainResult) -> None:
-        """Called at the end of a training that was not interrupted."""
+        """Called at the end of an uninterrupted training."""

@@ -116,6 +116,7 @@ class TrainedWeights:
 
     def stepped(self) -> dict[str, nn.Parameter]:
         """Map names to the optimizer's parameters, in its order."""
+        # The optimizer knows parameters by position; names survive another number of processes.
         names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
         parameters: dict[str, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
@@ -129,8 +130,8 @@ class RunState:
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     """File stem → weights or moments by name."""
-    state: Mapping[str, Any]
-    """Content of state.json, except the config."""
+    state: dict[str, Any]
+    """Content of state.json; before it is written, without the config and the hashes."""
     generators: Sequence[Mapping[str, Any]]
     """Random state of each rank."""
 
@@ -151,7 +152,7 @@ def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
     if not weights.runtime.deepspeed:
         tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
     states, generators = zip(*weights.runtime.gather((state, random_state())), strict=True)
-    return RunState(tensors, states[0], generators)
+    return RunState(tensors, dict(states[0]), generators)
 
 
 def save_run(weights: TrainedWeights, config: LoraConfig, state: Mapping[str, Any], *, targets: Sequence[str]) -> Path:
@@ -280,12 +281,14 @@ def starting_point(config: LoraConfig, resume: Resume) -> Path | None:
     """
     folder = config.out / "checkpoints"
     recover(folder)
+    # A named checkpoint must be whole; "auto" goes back to the newest that is.
     start = named_start(config.out, resume)
     existing = checkpoints(folder)
     if start is not None:
         check_whole(start)
     elif resume and existing:
         start = _newest_whole(existing)
+        # A damaged newer checkpoint stays until it is written again.
         if start == existing[-1]:
             settle(start, config)
     if start:
@@ -339,6 +342,7 @@ def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> C
     before = state["config"]
     changes = changes_to(config, before)
     free = list(free_keys(config))
+    # A judge at another place may be the same judge: its weights and prompt decide.
     recorded = state.get("judges", {})
     for key, now in judge_identities(config).items():
         then = recorded.get(key) or _identity_of(before, key)
@@ -373,7 +377,7 @@ def _identity_of(config: Mapping[str, Any], key: str) -> str:
         return ""
     try:
         with user_files(run=False):  # a checkpoint may be somebody else's
-            return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
+            return BackendOptions.model_validate(JUDGE.validate(section)).identity()
     except (ValueError, OSError):
         return ""
 
@@ -418,7 +422,7 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     if weights.old:
         # Without "old" the run began with a path objective, which samples by the trained weights.
         weights.old.load(tensors.get("old", tensors["adapter"]))
-    _restore_optimizer(weights, checkpoint)
+    _restore_optimizer(weights, path, checkpoint)
 
     # 3. Generators, if each rank has one. Draws follow from (seed, epoch, row) anyway.
     if state["processes"] == weights.runtime.world:
@@ -426,26 +430,26 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     return state
 
 
-def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
+def _restore_optimizer(weights: TrainedWeights, path: Path, checkpoint: RunState) -> None:
     engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
-    made_by = engines[(checkpoint.path / ENGINE).is_dir()]
+    made_by = engines[(path / ENGINE).is_dir()]
     today = engines[weights.runtime.deepspeed]
     if made_by != today:
         raise ValueError(
-            f"{checkpoint.path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
-            f"launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
+            f"{path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
+            f"launcher that made it, or start anew with adapter.start={path}/lora"
         )
     if not weights.runtime.deepspeed:
         set_optimizer_tensors(weights.optimizer, weights.stepped(), checkpoint.tensors["optimizer"])
         return
     if checkpoint.state["processes"] != weights.runtime.world:
         raise ValueError(
-            f"{checkpoint.path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
+            f"{path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
             f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
         )
     engine: Any = weights.transformer
     # Not strict: the checkpoint excludes frozen weights.
-    engine.load_checkpoint(checkpoint.path, tag=ENGINE, load_module_strict=False)
+    engine.load_checkpoint(path, tag=ENGINE, load_module_strict=False)
 
 
 # --- random generators and an optimizer's state ----------------------------------------------------------------
@@ -453,6 +457,7 @@ def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
 
 def random_state() -> dict[str, Any]:
     """Return the state of this process's random generators, as JSON values."""
+    # As JSON, not as a pickle: a checkpoint must not run code.
     version, words, spare = random.getstate()
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
@@ -498,6 +503,7 @@ def set_optimizer_tensors(
         ValueError: if the state belongs to other parameters.
     """
     state: dict[int, dict[str, Tensor]] = {}
+    # torch numbers an optimizer's state by the order of its parameters.
     numbers = {name: number for number, name in enumerate(parameters)}
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
@@ -510,17 +516,6 @@ def set_optimizer_tensors(
 
 
 # --- atomic folders --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Loaded content of a checkpoint's folder."""
-
-    path: Path
-    tensors: dict[str, dict[str, Tensor]]
-    state: dict[str, Any]
-    generators: list[dict[str, Any]]
-    """Random state of each rank."""
 
 
 def aside_of(target: Path) -> Path:
@@ -591,7 +586,7 @@ def write_checkpoint(
         ) from error
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> RunState:
     """Read a checkpoint.
 
     Raises:
@@ -601,7 +596,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
     with safetensors_errors(path):
         tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors")) if file.is_file()}
-    return Checkpoint(path, tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
+    return RunState(tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
 
 
 def recover(folder: Path) -> None:
@@ -624,6 +619,7 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
     """Delete checkpoints except the newest `keep` and the `best`; also steps above `newest`, after a step back."""
+    # Steps above the newest belong to a future that a step back has undone.
     past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path not in past[-keep:] and path != best:

@@ -33,11 +33,13 @@ class ConditioningCache:
         """Collate one batch on the device, for prompts of one `size`."""
         self._encode(prompts, size)
         keys = [_key(prompt, size) for prompt in prompts]
+        # Each file once: the samples of a group share their prompt.
         conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}
         return self._policy.collate([conditionings[key] for key in keys])
 
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
         """Encode prompts that are not cached yet, for a config's `size`."""
+        # Edits differ in size by their sources.
         by_size: dict[Size, list[Prompt]] = {}
         for prompt in prompts:
             by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)

@@ -205,7 +205,12 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
     means = gather_metrics(history, run.runtime)
     run.warn_of_deviation(means)
     if empty:
-        run.warn_of_empty(empty, len(passes))
+        run.warn_once(
+            "empty",
+            f"epoch {run.epoch + 1}: {empty} of {len(passes)} optimizer steps were skipped, since "
+            f"selection.min_std {run.config.selection.min_std:g} dropped all of their groups; lower it, or take fewer "
+            "optimizer.updates_per_epoch",
+        )
     if config.selection.min_std:
         means["updates/empty"] = float(empty)
     return means

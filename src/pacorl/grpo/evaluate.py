@@ -92,9 +92,14 @@ def measure(run: Run, small: Size) -> Evaluation:
     # 1. Images: of the average, and of the trained adapter once it differs from the average.
     jobs = list(product(run.evaluation_prompts, range(run.config.evaluation.samples_per_prompt)))
     full, reduced = _sample_average(run, jobs, small)
-    trained = []
+    trained: list[EvaluatedSample] = []
     if run.config.evaluation.compare_trained and run.step > 0:
-        trained = _sample_trained(run, jobs, small if reduced else None)
+        # All images at the training size, or every fourth at full size.
+        trained_jobs = jobs if reduced else jobs[::TRAINED_STRIDE]
+        total = len(trained_jobs) // run.runtime.world
+        with run.bars.phase("evaluating the trained", total=total, stage=True) as advance:
+            size = small if reduced else full_size(run)
+            trained = _sample(run, trained_jobs, size, _fused(run), advance, everything=False)
 
     # 2. Means and correlations.
     columns = {}
@@ -117,6 +122,7 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
     """Sample the averaged adapter at full size, and at the training size if the two are compared."""
     size = full_size(run)
     size_of = run.policy.size_of
+    # Edits have their source's shape, so both sizes may come out equal.
     compared = run.config.evaluation.compare_sizes and any(
         size_of(prompt, small) != size_of(prompt, size) for prompt in run.evaluation_prompts
     )
@@ -127,13 +133,6 @@ def _sample_average(run: Run, jobs: Sequence[Job], small: Size) -> tuple[list[Ev
         if not compared:
             return full, []
         return full, _sample(run, jobs, small, fused, advance, everything=False)
-
-
-def _sample_trained(run: Run, jobs: Sequence[Job], small: Size | None) -> list[EvaluatedSample]:
-    """Sample the trained adapter: all jobs at the training size, or every fourth at full size."""
-    jobs = jobs if small else jobs[::TRAINED_STRIDE]
-    with run.bars.phase("evaluating the trained", total=len(jobs) // run.runtime.world, stage=True) as advance:
-        return _sample(run, jobs, small or full_size(run), _fused(run), advance, everything=False)
 
 
 def _fused(run: Run) -> FusedLora | None:
@@ -158,8 +157,8 @@ def _sample(
     prompts = [prompt for prompt, _ in jobs]
     batches = one_size_batches(run.policy, prompts, size=size, batch=config.evaluation.batch)
     numbered = runtime.shard(batches)
-    own_jobs = []
-    rows = []
+    own_jobs: list[Job] = []
+    rows: list[int] = []
     for number, batch in numbered:
         own_jobs += [jobs[row] for row in batch]
         # A negative number marks padding for the forwards of other ranks: its results are dropped.
@@ -199,7 +198,22 @@ def _measure(
     prompts = [prompt for prompt, _ in jobs]
 
     def limited(name: str, reward: Reward, act: Callable[[], Outcome]) -> Outcome:
-        return _limited_call(run, name, reward, act, images=len(images), workers=workers).result()
+        # One call for all images, so that a judge shares prefixes; its limit grows with the batches.
+        count = len(images)
+        context = torch_context()
+        batches = max(1, math.ceil(count / run.config.evaluation.batch))
+
+        def act_in_context() -> Outcome:
+            with context():
+                return act()
+
+        return LimitedCall(
+            workers,
+            act_in_context,
+            name=f"reward {name} (evaluation of {count} images)",
+            seconds=time_limit(reward, batches * run.config.reward_timeout),
+            check_stop=run.runtime.check_signal,
+        ).result()
 
     def scores(name: str, reward: Reward) -> list[float | None]:
         return limited(name, reward, partial(_finite, name, reward, prompts, images))
@@ -242,26 +256,6 @@ def _measure(
     return measured
 
 
-def _limited_call(
-    run: Run, name: str, reward: Reward, act: Callable[[], Outcome], *, images: int, workers: Workers
-) -> LimitedCall[Outcome]:
-    """Create a call of a reward for all images of this rank, with a time limit per batch."""
-    context = torch_context()
-    batches = max(1, math.ceil(images / run.config.evaluation.batch))
-
-    def act_in_context() -> Outcome:
-        with context():
-            return act()
-
-    return LimitedCall(
-        workers,
-        act_in_context,
-        name=f"reward {name} (evaluation of {images} images)",
-        seconds=time_limit(reward, batches * run.config.reward_timeout),
-        check_stop=run.runtime.check_signal,
-    )
-
-
 # --- comparisons -----------------------------------------------------------------------------------------------
 
 
@@ -295,7 +289,7 @@ def _correlations(
 
 def _means(run: Run, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
     """Average each reward, and P(Yes) over the pairs; columns without a value are left out."""
-    columns = {}
+    columns: dict[str, list[float | None]] = {}
     for name in run.rewards:
         columns[name] = [sample.scores[name] for sample in samples]
     columns["p_yes"] = list(chain(*chain(*(sample.p_yes for sample in samples))))

@@ -102,6 +102,7 @@ class Evaluation:
         """
         if best_by == "reward":
             return weighted_reward(self.rewards, metrics)
+        # An empty best_by keeps no best checkpoint.
         if best_by and best_by not in metrics:
             measures = ", ".join(name for name in metrics if "/" not in name)
             raise ValueError(f"best_by {best_by!r} is no measure of the evaluation; it has reward, {measures}")
@@ -110,6 +111,7 @@ class Evaluation:
 
 def weighted_reward(rewards: Sequence[RewardConfig], scores: Mapping[str, float | None]) -> float | None:
     """Σ weight · score over all rewards; None if a score is missing."""
+    # A sum without one of its scores would compare checkpoints unfairly.
     weighted = []
     for reward in rewards:
         value = scores.get(reward.key)

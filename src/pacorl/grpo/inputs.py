@@ -117,6 +117,7 @@ def _document(model: Any) -> dict[str, Any]:
                 return {"model": {"kind": kind_of(name), "checkpoint": name}}
         return read_config(Path(name))
 
+    # A loaded pipeline names its own kind and checkpoint.
     section = model_section(model)
     loaded = getattr(model.transformer, "peft_config", {})
     if loaded:
@@ -161,6 +162,7 @@ def _named(rewards: AnyRewards) -> dict[str, Any]:
     if callable(rewards) or isinstance(rewards, str):
         raise ConfigError(f"rewards is {rewards!r}; give a list, e.g. rewards=[{_name_of(rewards)}]")
 
+    # A function's name is its key in metrics; other rewards have their label or name.
     by_key: dict[str, Any] = {}
     for position, reward in enumerate(rewards):
         at = f"rewards[{position}]"
@@ -225,6 +227,7 @@ def _with_prompts(
 
 def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
     """Convert texts, prompts and records to prompts; add records to `columns`."""
+    # Ids are positions, also of prompts that bring an id of their own.
     prompts = []
     for number, item in enumerate(source):
         with blamed_on(f"{key}[{number}]"):
@@ -248,6 +251,7 @@ def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
 def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
     """Write prompts to a file named by their content, so that a resumed run finds its own."""
     path = folder / f"{name}-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:8]}.jsonl"
+    # Its name is its content's hash, so an existing file is equal.
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         save = save_edits if prompts[0].sources else save_prompts

@@ -40,6 +40,7 @@ class LastState:
             OSError: if the disk is full.
         """
         run = self.copy
+        # Before the first epoch, or with DeepSpeed.
         if run is None:
             return UNSAVED
 

@@ -81,9 +81,11 @@ class Ledger:
         for name in self._chains:
             if self.folder and (self.folder / name).exists():
                 path = self.folder / name
-                records = list(
-                    itertools.takewhile(lambda record: _position(record) < _position(start), _readable(path))
-                )
+                records = []
+                for record in _readable(path):
+                    if _position(record) >= _position(start):
+                        break
+                    records.append(record)
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
@@ -99,6 +101,7 @@ class Ledger:
             scores: of all ranks, by global row.
             parts: parts of the scores by panel, by global row; None without panel credit.
         """
+        # In the order of global rows, whatever the number of processes.
         items = self.runtime.gather_rows(lambda: sample_items(samples))
         self._note("samples", items.values())
         table = [[row, *scores[row]] for row in sorted(scores)]
@@ -300,6 +303,7 @@ def summary(items: Iterable[Item]) -> tuple[str, list[float]]:
 
 def projection(values: NDArray[Any]) -> float:
     """Sum an array's values under random signs, which are products of a row's and a column's."""
+    # Products of two short sign vectors serve arrays of any length.
     rows = -(-values.size // WIDTH)
     padded = np.zeros(rows * WIDTH)
     padded[: values.size] = values.ravel()
@@ -331,11 +335,10 @@ def start_facts(
 
     # A judge is not asked again, nor is a person, and the run has no copy of a Python function's code.
     scorers = {**rewards, **{f"{HELD_OUT}{key}": reward for key, reward in held_out.items()}}
-    recomputed = [
-        key
-        for key, reward in scorers.items()
-        if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
-    ]
+    recomputed = []
+    for key, reward in scorers.items():
+        if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred):
+            recomputed.append(key)
     return {"checkpoint": source, "config": sha256(config_text), "recomputed": recomputed}
 
 

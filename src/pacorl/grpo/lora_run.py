@@ -55,6 +55,7 @@ class LoraRun(ABC):
         Raises:
             ValueError: after `MAX_BAD_STEPS` skipped steps in a row, when the state is saved.
         """
+        # A norm that is not finite is so on every rank, since gradients are shared.
         norm = self.runtime.step(self.optimizer, self.parameters, max_norm=self.config.optimizer.max_grad_norm)
         if not math.isfinite(norm):
             self.bad_steps += 1

@@ -146,14 +146,21 @@ def grid_artifact_share(grey_PHW: Pixels) -> list[float]:
     """
     window, fine = _spectrum_of(*grey_PHW.shape[1:])
     power_PHW = np.abs(np.fft.fft2((grey_PHW - grey_PHW.mean((1, 2), keepdims=True)) * window)) ** 2
-    peaks = fine & (power_PHW > PEAK_FACTOR * _ring_maximum(power_PHW))
+
+    # The largest value on each bin's square ring of radius three, in a periodic spectrum.
+    around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
+    across = _run_maximum(around)
+    down = _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
+    rows = np.maximum(across[:, :-6], across[:, 6:])
+    ring_PHW = np.maximum(rows, np.maximum(down[:, :, :-6], down[:, :, 6:]))
+    peaks = fine & (power_PHW > PEAK_FACTOR * ring_PHW)
     for axis in (1, 2):  # the Hann window spreads a peak to the bins around it, and no further
         peaks = peaks | np.roll(peaks, 1, axis) | np.roll(peaks, -1, axis)
     shares = []
-    for power, own in zip(power_PHW, peaks & fine, strict=True):
+    for power, pattern in zip(power_PHW, peaks & fine, strict=True):
         total = float(power[fine].sum())
         # At rounding level the share would be noise.
-        shares.append(float(power[own].sum()) / total if total > 1e-9 * power.size else 0.0)
+        shares.append(float(power[pattern].sum()) / total if total > 1e-9 * power.size else 0.0)
     return shares
 
 
@@ -162,15 +169,6 @@ def _spectrum_of(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
     """Compute the window of a panel, and the mask of its spectrum's fine detail."""
     fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
     return np.outer(np.hanning(height), np.hanning(width)), fine
-
-
-def _ring_maximum(power_PHW: Pixels) -> Pixels:
-    """Compute the largest value on each bin's square ring of radius three, in a periodic spectrum."""
-    around = np.pad(power_PHW, ((0, 0), (3, 3), (3, 3)), mode="wrap")
-    across = _run_maximum(around)
-    down = _run_maximum(around.swapaxes(1, 2)).swapaxes(1, 2)
-    rows = np.maximum(across[:, :-6], across[:, 6:])
-    return np.maximum(rows, np.maximum(down[:, :, :-6], down[:, :, 6:]))
 
 
 def _run_maximum(values_PHW: Pixels) -> Pixels:
@@ -220,6 +218,7 @@ def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
         groups[image.group].append(image.thumbnail)
     if len(groups) < LEAST_PROMPTS:
         return None
+    # Group means first, so that variety within a group does not count.
     mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
     # Over pairs the mean of (a − b)² is twice the variance, which looks at each group once.
     return float(np.sqrt(2 * mean_GC.var(axis=0, ddof=1).mean()))

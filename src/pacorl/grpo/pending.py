@@ -92,6 +92,7 @@ class PendingEpoch:
             return None
         self._mark = {}
 
+        # Tensors hold the ids of prompts only.
         prompts = {row.prompt.id: row.prompt for row in chain(*rows)}
         samples = []
         is_same = True
@@ -165,6 +166,7 @@ def _seal(checkpoint: Path) -> str:
 
 
 def _lines(ranks: Sequence[Mapping[str, Mapping[str, float | None]]]) -> list[dict[str, Any]]:
+    # Ranks may have asked the same question; its answer is stored once.
     merged: dict[tuple[str, str], float | None] = {}
     for services in ranks:
         for name, answers in services.items():
@@ -193,6 +195,7 @@ def packed(samples: Samples) -> dict[str, Tensor]:
 
 def unpacked(tensors: Mapping[str, Tensor], prompts: Mapping[int, Prompt]) -> Samples:
     """Restore samples from `packed` tensors and their prompts by id."""
+    # Collect the fields of each batch by its number.
     batches: dict[tuple[str, int], dict[str, Tensor]] = {}
     for path, value in tensors.items():
         kind, number, name = path.split("/")

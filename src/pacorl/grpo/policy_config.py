@@ -19,7 +19,7 @@ from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig
-from pacorl.judge import JudgeSection, default_judge
+from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
@@ -85,6 +85,7 @@ class SamplingConfig(SamplingSteps):
             raise ValueError(
                 f"window.size {self.window.size} exceeds the {len(self.sde_steps)} sde_steps that it is chosen from"
             )
+        # A later entry must not precede an earlier one.
         starts = [epoch for epoch, _ in self.curriculum]
         if starts != sorted(set(starts)):
             raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
@@ -173,7 +174,7 @@ class LimitConfig(Section):
 
 
 class MonitorConfig(Section):
-    """Monitor of reward hacking (docs/rewards.md); its limits are three times the changes of a healthy run."""
+    """Monitor of reward hacking (docs/rewards.md); its limits are far above the changes of healthy runs."""
 
     duplicates: LimitConfig = LimitConfig(at=0.2)
     """Rise of the share of pairs of panels that are copies."""
@@ -214,6 +215,7 @@ class OptimizerConfig(AdamWConfig):
 def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the keys implied by a config's `memory`, unless they are set."""
     filled = dict(document)
+    # Keys of the file win over implied ones.
     weights = MEMORY[document["memory"]]
     sections = {
         "model": {**weights, "gradient_checkpointing": True},
@@ -277,7 +279,7 @@ class PolicyConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     monitor: MonitorConfig = MonitorConfig()
-    judge: JudgeSection = Field(default_factory=default_judge)
+    judge: JudgeSection = Field(default_factory=JUDGE.default_options)
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""
     rewards: tuple[RewardConfig, ...] = (
@@ -313,6 +315,7 @@ class PolicyConfig(Section):
                 f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
                 "leave overlap out, or take memory: normal"
             )
+        # Lists of all samples are kept in memory.
         samples = self.prompts_per_epoch * self.group_size
         if samples > LARGEST:
             raise ValueError(
@@ -350,6 +353,7 @@ class PolicyConfig(Section):
                 f"sampling.products w8a8 multiplies int8 weights, and model.quantize is {self.model.quantize}; set it "
                 "to int8, or take products exact"
             )
+        # Raises if the tree does not fit the group.
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
         for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
@@ -384,6 +388,7 @@ class PolicyConfig(Section):
         for prompt in prompts:
             limit = self.generator.policy.max_references
             check_references(prompt, f"model.kind {self.model.kind}", limit=limit)
+        # One edit is enough to need an editor.
         edit = next((prompt for prompt in prompts if prompt.sources), None)
         if edit and not self.generator.edits:
             editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from pacorl.core.batches import in_batches
 from pacorl.core.panels import Panels
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.core.schedule import seed_of
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
     """Compute the (T+1,) sigmas, shifted for `sampler.shift_size` or else the prompt's size."""
     return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
-
-
-def training_sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
-    """Compute the (T+1,) sigmas like `sigmas_of`, under the shift of the checkpoint's training."""
-    return policy.training_sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
 
 
 class OdeForm(Protocol):
@@ -90,14 +86,25 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
     trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
 
-    for start in range(0, len(rows), draw.batch):
-        batch = rows[start : start + draw.batch]
+    for batch in in_batches(rows, draw.batch):
         rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
         into.rollouts.append(rollout)
         yield rollout
 
     # At the end, since a copy at each step would wait for the GPU.
-    into.nodes += [nodes_on_cpu(batch) for batch in nodes]
+    for node_batch in nodes:
+        mean_VNC = node_batch.mean_VNC
+        into.nodes.append(
+            replace(
+                node_batch,
+                latents_VNC=node_batch.latents_VNC.cpu(),
+                next_latents_ENC=node_batch.next_latents_ENC.cpu(),
+                node_B=node_batch.node_B.cpu(),
+                child_B=node_batch.child_B.cpu(),
+                log_prob_B=node_batch.log_prob_B.cpu(),
+                mean_VNC=None if mean_VNC is None else mean_VNC.cpu(),
+            )
+        )
 
 
 def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
@@ -106,19 +113,6 @@ def collect(draw: Draw, rows: Sequence[Row]) -> Samples:
     for _ in draw_samples(draw, rows, samples):
         pass
     return samples
-
-
-def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
-    """Copy a batch of nodes to host memory."""
-    return replace(
-        nodes,
-        latents_VNC=nodes.latents_VNC.cpu(),
-        next_latents_ENC=nodes.next_latents_ENC.cpu(),
-        node_B=nodes.node_B.cpu(),
-        child_B=nodes.child_B.cpu(),
-        log_prob_B=nodes.log_prob_B.cpu(),
-        mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC.cpu(),
-    )
 
 
 class Trunk:
@@ -188,11 +182,12 @@ class Trunk:
         images = draw.policy.decode(final, self.size)
         return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
 
-    def _node_batches(self, level: int) -> list[list[int]]:
+    def _node_batches(self, level: int) -> list[Sequence[int]]:
         """Cut the distinct nodes of a level into batches, no larger than the nodes above one batch of samples."""
+        # In the order of their first samples.
         nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
         count = self.tree.nodes_of_batch(self.draw.batch, level)
-        return [nodes[start : start + count] for start in range(0, len(nodes), count)]
+        return in_batches(nodes, count)
 
     def _advance(self, latents: dict[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
         """Integrate the latents of a level, by node, along the steps of `grid` by the ODE."""
@@ -281,6 +276,7 @@ class Trunk:
     @staticmethod
     def _positions(selected: Sequence[int], nodes: Sequence[int], device: torch.device) -> Tensor:
         """Find the (len(selected),) int64 positions of the selected nodes among `nodes`."""
+        # A dictionary: `index` would search the nodes once per sample.
         position = {node: number for number, node in enumerate(nodes)}
         return to_device(torch.tensor([position[node] for node in selected]), device)
 

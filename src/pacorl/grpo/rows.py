@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pacorl.core.batches import in_batches
 from pacorl.core.sampler import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
@@ -33,6 +34,7 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
     drawn = []
     for position in range(epoch * count, (epoch + 1) * count):
         turn, index = divmod(position, len(prompts))
+        # A new order per turn through the prompts, whatever the epochs' length.
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed_of(seed, "order", turn)))
         drawn.append(prompts[int(order[index])])
     return [Row(drawn[number // group_size], number) for number in range(count * group_size)]
@@ -40,7 +42,7 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
 
 def assign_rows(
     rows: Sequence[Row], *, tree: Tree, batch: int, updates: int, world: int, rank: int, sharded: bool = False
-) -> list[list[list[Row]]]:
+) -> list[list[Sequence[Row]]]:
     """Assign this rank's rows to the updates of the epoch, in units that share no node: [update][unit][row].
 
     Rows are cut into whole subtrees and batches, dealt first to updates and then to ranks, so that the rows of an
@@ -66,16 +68,17 @@ def assign_rows(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
             f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
+    # A unit of whole subtrees and whole batches.
     leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
-    pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
+    pieces = in_batches(rows, batch if len(rows) % (subtree * updates) else subtree)
 
     # 2. Deal them to updates, then to ranks.
     shares = []
     for update in range(updates):
         share = pieces[update::updates]
         if len(share) % world:
-            share = list(chain(*(_cut(piece, batch) for piece in share)))
+            share = list(chain(*(in_batches(piece, batch) for piece in share)))
         if sharded and len(share[0]) % subtree and leaves % batch:
             raise ValueError(
                 f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "
@@ -101,6 +104,7 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
             "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
             "ddp.yaml"
         )
+    # Rows of one dummy prompt: only their number matters here.
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
     assign_rows(
         rows,
@@ -127,6 +131,7 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
         "evaluation.batch": (evaluation, config.evaluation.batch, config.evaluation.batch > 1),
     }
     for key, (prompts, batch, crosses) in crossing.items():
+        # Prompts with equally many images share a forward.
         counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
         if crosses and per == "prompt" and len(prompts) > 1:
             raise ValueError(
@@ -140,9 +145,9 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
             )
 
 
-def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
+def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
     """Join adjacent pieces below one node into units."""
-    units: list[list[Row]] = []
+    units: list[Sequence[Row]] = []
     for piece in pieces:
         if units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0):
             units[-1] = [*units[-1], *piece]
@@ -151,12 +156,9 @@ def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
     return units
 
 
-def _cut(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
-
-
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
     """Describe sizes near the requested sizes, each of which alone would make the rows divide."""
+    # One change at a time: another batch, another number of processes, or more samples.
     sizes = [size for size in range(1, rows + 1) if rows % (size * updates * world) == 0]
     worlds = [count for count in range(1, 2 * world) if rows % (batch * updates * count) == 0]
     unit = batch * updates * world
@@ -170,14 +172,14 @@ def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> st
     return "; or ".join(ways) + " would"
 
 
-def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[list[int]]:
+def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[Sequence[int]]:
     """Cut the positions in `prompts` into batches of one size each, sizes in order of first appearance."""
     by_size: dict[Size, list[int]] = {}
     for position, prompt in enumerate(prompts):
         by_size.setdefault(policy.size_of(prompt, size), []).append(position)
-    batches = []
+    batches: list[Sequence[int]] = []
     for group in by_size.values():
-        batches += [group[start : start + batch] for start in range(0, len(group), batch)]
+        batches += in_batches(group, batch)
     return batches
 
 

@@ -102,6 +102,7 @@ class Run(LoraRun):
         functions = rewards or {}
         self.extra_metrics = extra_metrics
         self._pipeline = pipeline
+        # The given config is not kept: its judges may be idle, and it lacks the functions.
         self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
         self.epoch = 0
@@ -223,6 +224,7 @@ class Run(LoraRun):
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config = self.config
         device = self.runtime.device
+        # After the text encoders are freed: a judge of this process loads now.
         self._judges.open(config, in_process=True, device=device, processes=self.runtime.world)
         self.rewards = builders.build_run_rewards(
             config.rewards,
@@ -236,6 +238,7 @@ class Run(LoraRun):
             by_panel=self.by_panel,
             timeout=config.reward_timeout,
         )
+        # Without panel credit: held-out scores are only logged.
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
             {},
@@ -302,6 +305,7 @@ class Run(LoraRun):
         Raises:
             OSError: on all ranks, if the disk is full.
         """
+        # A rank that hangs here is reported with this phase.
         self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
         return save_run(self.weights, self.config, self._state(), targets=targets)
@@ -384,7 +388,11 @@ class Run(LoraRun):
                 except SharedFault as error:
                     if isinstance(error.fault, Interrupted):
                         self._save_stopped(error.fault)
-                    self._save_failed(error.fault)
+                    checkpoint = self.save()
+                    if not isinstance(error.fault, UnreachableError):
+                        raise error.fault from None
+                    saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
+                    raise UnreachableError(f"{error.fault}, and go on with --resume auto: {saved}") from None
         finally:
             self._guarded = False
 
@@ -392,13 +400,6 @@ class Run(LoraRun):
         self.pending.keep(self.save())
         cause = f"{stop}; " if isinstance(stop, CallTimeout) else ""
         raise Interrupted(f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
-
-    def _save_failed(self, fault: Exception) -> NoReturn:
-        checkpoint = self.save()
-        if not isinstance(fault, UnreachableError):
-            raise fault from None
-        saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
-        raise UnreachableError(f"{fault}, and go on with --resume auto: {saved}") from None
 
     # --- an epoch's services -----------------------------------------------------------------------------------
 
@@ -415,6 +416,7 @@ class Run(LoraRun):
             make: constructor of the scorer.
             samples: samples of the epoch over all ranks.
         """
+        # The part of scoring that sampling hid is the busy time beyond the time waited.
         waited = self.clock.seconds["reward"]
         # The whole epoch's budget: each rank stops alone, without the counts of the rest.
         max_missing = self.config.advantages.max_missing * samples * len(self.rewards)
@@ -474,8 +476,10 @@ class Run(LoraRun):
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
+        # Path objectives sample with the trained weights themselves.
         if self.old is None:
             return nullcontext()
+        # Without a lag the sampling policy is the policy at the start of the epoch.
         if self.objective.lag is None:
             self.old.follow(0.0)
         return self.old.swapped_in()
@@ -550,6 +554,7 @@ class Run(LoraRun):
     ) -> None:
         """Write an evaluation's log line and record; `score` is the score by `best_by`, None if a judge failed."""
         line = self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
+        # Before the ledger: an evaluation is complete once its line is written.
         self.evaluated = self.epoch
         self.score = score
         with self.clock.timed("hashes"):
@@ -558,6 +563,7 @@ class Run(LoraRun):
 
     def judge_counts(self, *, since: Before) -> dict[str, float]:
         """Count the judges' requests, retries and failures over all ranks, as `judge/…`."""
+        # Differences: the judge counts over the whole run.
         counts = {name: count - since.judge[name] for name, count in counts_of(self.judge).items()}
         totals = dict.fromkeys(counts, 0.0)
         for rank in self.runtime.gather(counts):
@@ -603,15 +609,6 @@ class Run(LoraRun):
                 f"{tolerance:.1e}: training does not replay sampling exactly; set sampling.batch to 1 or model.dtype "
                 "to float32, or raise objective.clip_range",
             )
-
-    def warn_of_empty(self, empty: int, updates: int) -> None:
-        """Warn if updates were skipped because no sample was left."""
-        self.warn_once(
-            "empty",
-            f"epoch {self.epoch + 1}: {empty} of {updates} optimizer steps were skipped, since "
-            f"selection.min_std {self.config.selection.min_std:g} dropped all of their groups; lower it, or take fewer "
-            "optimizer.updates_per_epoch",
-        )
 
     # --- derived from the state --------------------------------------------------------------------------------
 

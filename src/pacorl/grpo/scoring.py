@@ -88,6 +88,7 @@ class Scorer:
 
     def __exit__(self, *fault: object) -> None:
         """Abandon queued and running calls."""
+        # Daemon threads: a reward that never returns must not keep the process.
         for pool in (self._local, self._remote, self._monitor):
             pool.close()
 
@@ -99,9 +100,10 @@ class Scorer:
             return
 
         def measure() -> list[PanelStatistics]:
-            return [
-                panel_statistics(prompt, image) for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
-            ]
+            measured = []
+            for prompt, image in zip(rollout.prompts, rollout.images, strict=True):
+                measured.append(panel_statistics(prompt, image))
+            return measured
 
         self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
 
@@ -123,6 +125,7 @@ class Scorer:
         scores_of_row: dict[int, Scores] = {}
         missing = 0
         with self.scoring():
+            # In the order of submission, in which the scores become ready.
             for rollout, waits in self._submitted:
                 # Beyond the failure budget the run stops, so waiting for the rest is useless.
                 if missing <= self.max_missing:
@@ -159,12 +162,14 @@ class Scorer:
             return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))
 
         def score() -> Scores:
+            # Time in the thread, without the wait for it.
             started = time.perf_counter()
             with context():
                 scores = self._score(name, rollout)
             self.busy_seconds += time.perf_counter() - started
             return scores
 
+        # A local model takes one call at a time, a server many.
         call = LimitedCall(
             self._remote if asks_elsewhere(reward) else self._local,
             score,
@@ -182,6 +187,7 @@ class Scorer:
         if not self.by_panel:
             return scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
 
+        # Parts of a row by reward: only rewards with parts have them.
         results = panel_scores_of(name, reward, rollout.prompts, rollout.images, masked=True)
         for row, result in zip(rollout.row_B, results, strict=True):
             if result.part_P is not None:
@@ -225,9 +231,12 @@ def scoring_overlaps(judge: BackendOptions | None, *, device: torch.device) -> b
 
 def torch_context() -> Callable[[], ExitStack]:
     """Capture autocast and the device, which torch does not propagate to threads."""
-    casts = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)
-    ]
+    # A thread starts without autocast, which would change the bits of a local reward.
+    casts = []
+    for kind in ("cpu", "cuda", "mps"):
+        if torch.is_autocast_enabled(kind):
+            casts.append((kind, torch.get_autocast_dtype(kind)))
+
     card: int | None = None
     if torch.cuda.is_available():
         card = torch.cuda.current_device()
@@ -273,6 +282,7 @@ def reward_table(
     columns = []
     for row in rows:
         columns.append([math.nan if value is None else value for value in scores[row.number]])
+    # fp64, since P(Yes) near 1 differs by less than fp32 resolves.
     score_RB = torch.tensor(columns, dtype=torch.float64).T
     return RewardTable(
         names=names,
@@ -287,6 +297,7 @@ def _part_table(
     score_RB: torch.Tensor, rows: Sequence[Row], *, names: Sequence[str], parts: Mapping[int, Parts]
 ) -> torch.Tensor:
     """Tabulate the parts of an epoch's scores: (R, B, P), NaN if missing and beyond a set's panels."""
+    # Sets with fewer panels leave the rest NaN.
     panels = max(row.prompt.grid.count for row in rows)
     part_RBP = torch.full((*score_RB.shape, panels), math.nan, dtype=torch.float64)
     for reward, name in enumerate(names):
@@ -300,5 +311,6 @@ def _part_table(
 
 def share_not_finite(scores: Mapping[int, Scores]) -> float:
     """Compute the share of NaN and infinite scores. Missing scores do not count."""
+    # A missing score is None, not NaN.
     values = list(chain(*scores.values()))
     return sum(value is not None and not math.isfinite(value) for value in values) / len(values)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pacorl.core.batches import in_batches
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.sampler import Sampler, Suffix
 from pacorl.grpo.rollout import Draw, Trunk
@@ -125,9 +126,8 @@ def full_scores(
     latents = runtime.gather_rows(lambda: _suffix_latents(trunk, samples))
 
     # 2. The ODE by all steps, and the scores.
-    batches = [group[start : start + draw.batch] for start in range(0, len(group), draw.batch)]
     with scorer(rewards, overlap=False) as scoring:
-        for number, batch in runtime.shard(batches):
+        for number, batch in runtime.shard(in_batches(group, draw.batch)):
             x_BNC = torch.stack([latents[row.number] for row in batch]).to(runtime.device)
             rollout = trunk.finish(batch, x_BNC)
             if number >= 0:  # else a padding batch, for the forwards of other ranks
@@ -141,6 +141,7 @@ def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Te
     if not steps:
         return trunk.grow()[1]  # noise, which costs no forward
 
+    # Samples of the group that this rank has drawn.
     rows = {row.number for row in trunk.rows}
     latents = {}
     for nodes in chain(*(update.nodes for update in samples)):

@@ -98,6 +98,7 @@ class PolicyTrainer(Run):
         Raises:
             ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
         """
+        # A wrong callback would fail only at its first event, after everything is loaded.
         for position, callback in enumerate(callbacks):
             if not isinstance(callback, TrainerCallback):
                 raise ValueError(
@@ -132,6 +133,7 @@ class PolicyTrainer(Run):
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
         if self.runtime.is_main:
+            # Once, not on every rank.
             for change in configs.described(self.changes):
                 logger.warning("resumed with another setting: %s", change)
         try:
@@ -142,6 +144,7 @@ class PolicyTrainer(Run):
         finally:
             self.close()
 
+        # After the guard: the run is closed, and no rank waits for another.
         result = self._result()
         self._call_back("on_train_end", result)
         return result
@@ -198,12 +201,22 @@ class PolicyTrainer(Run):
             metrics = self.run_epoch()
             self._call_back("on_epoch_end", metrics)
             self.keep_state()
+            # Only the means fit beside the bar.
             means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
             self._evaluate_if_due()
-            self._write_page_if_due()
+            if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
+                self._write_page()
             self._save_if_due()
-            self._raise_alarms()
+
+            # Warn once per sign. If a limit's action is stop, save before the error.
+            alarms, self.alarms = self.alarms, []
+            for alarm in alarms:
+                self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
+            stops = [alarm for alarm in alarms if alarm.action == "stop"]
+            if stops:
+                self.save()
+                raise HackingSuspectedError(stops, epoch=self.epoch)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.
@@ -225,22 +238,6 @@ class PolicyTrainer(Run):
         if self.finished or self.epoch % self.config.save_every == 0:
             checkpoint = self.save()
             self._call_back("on_save", checkpoint)
-
-    def _raise_alarms(self) -> None:
-        """Warn once per sign. If a limit's action is stop, save and raise HackingSuspectedError."""
-        raised = self.alarms
-        self.alarms = []
-        for alarm in raised:
-            self.warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
-        stops = [alarm for alarm in raised if alarm.action == "stop"]
-        if stops:
-            self.save()
-            raise HackingSuspectedError(stops, epoch=self.epoch)
-
-    def _write_page_if_due(self) -> None:
-        """Build report.html with each evaluation and each checkpoint."""
-        if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
-            self._write_page()
 
     def _write_page(self) -> None:
         """Build report.html, on the main process."""

@@ -19,7 +19,7 @@ from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
 from pacorl.core.transfer import to_device
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.rollout import panels_of, training_sigmas_of, transition_at, velocity_at
+from pacorl.grpo.rollout import panels_of, transition_at, velocity_at
 from pacorl.models.lora.adapters import AdapterCopy, adapter_off
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples, Size
@@ -145,9 +145,12 @@ def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int
     wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
     numbers = iter(torch.stack(wide).tolist() if wide else ())
 
-    read = []
+    # Hand the numbers back in the order in which they were stacked.
+    read: list[tuple[int, dict[str, float]]] = []
     for samples, metrics in results:
-        values = {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        values = {}
+        for name, value in metrics.items():
+            values[name] = next(numbers) if isinstance(value, Tensor) else value
         read.append((samples, values))
     return read
 
@@ -202,6 +205,7 @@ def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, dra
 
 def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
     """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
+    # Weights relative to the largest term: with equal batches they are exactly 1.
     most = max((samples for samples, _ in results), default=0)
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for samples, metrics in results:
@@ -230,6 +234,7 @@ def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> 
         # The first update replays sampling by the same weights: its ratio deviates by rounding errors only.
         means[name] = values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
 
+    # All ranks have equal shares of an update, so the mean of their means is the mean.
     ranks = runtime.gather(means)
     gathered = {}
     for name in means:
@@ -281,8 +286,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
 
     # 3. KL to the base.
     if options.kl_weight > 0:
-        reference = transition_of(policy_loss.base_velocity(*at_step))
-        return _with_kl(loss, metrics, kl(transition, reference).mean(), weight=options.kl_weight)
+        divergence = kl(transition, transition_of(policy_loss.base_velocity(*at_step))).mean()
+        return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
 
 
@@ -298,7 +303,9 @@ def _endpoint_loss(
     device = policy_loss.device
     options = policy_loss.options
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    training_sigma = training_sigmas_of(policy_loss.policy, policy_loss.sampler, rollout.prompts[0])[step]
+    sampler = policy_loss.sampler
+    shift_size = policy_loss.policy.size_of(rollout.prompts[0], sampler.shift_size or sampler.size)
+    training_sigma = policy_loss.policy.training_sigmas(sampler.steps, shift_size)[step]
     sigma = float(training_sigma)
     clean = to_device(rollout.final_BNC, device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
@@ -337,14 +344,11 @@ def _endpoint_loss(
     )
     metrics = _of_step(metrics, step)
     if base is not None:
-        return _with_kl(loss, metrics, ((velocity - base) ** 2).mean(), weight=options.kl_weight)
+        divergence = ((velocity - base) ** 2).mean()
+        return loss + options.kl_weight * divergence, metrics | {"kl": divergence}
     return loss, metrics
 
 
 def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
     """Name a ratio deviation by its step, since a late step may deviate where an early step does not."""
     return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
-
-
-def _with_kl(loss: Tensor, metrics: dict[str, Metric], divergence: Tensor, *, weight: float) -> Loss:
-    return loss + weight * divergence, metrics | {"kl": divergence}

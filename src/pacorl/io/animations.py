@@ -31,6 +31,7 @@ def read_animation(source: Path, choose: Callable[[range], Sequence[int]]) -> di
         with Image.open(io.BytesIO(data), formats=ANIMATIONS) as animation:
             if animation.width * animation.height > MAX_PIXELS:
                 raise ImageError(f"{source}: a frame has more than {MAX_PIXELS} pixels")
+            # Only the chosen frames: an animation may have thousands.
             for number in choose(range(getattr(animation, "n_frames", 1))):
                 animation.seek(number)
                 name = f"{source}[{number + 1}]"

@@ -45,24 +45,21 @@ def start_confined(entry: str) -> subprocess.Popen[bytes]:
     It is isolated (`python -I`), works in the root folder, has the INHERITED variables, and is connected to this
     process by its stdin and stdout.
     """
+    # The folders from which this process imports the NEEDED packages.
+    folders = []
+    for name in NEEDED:
+        spec = find_spec(name)
+        if spec and spec.origin:
+            folders.append(str(Path(spec.origin).parents[1].resolve()))
+
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", CONFINED, entry, *_import_folders()],
+        [sys.executable, "-I", "-c", CONFINED, entry, *dict.fromkeys(folders)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # Ctrl-C reaches it too, and its traceback would be noise
         env={name: os.environ[name] for name in INHERITED if name in os.environ},
         cwd=Path(sys.executable).anchor,
     )
-
-
-def _import_folders() -> list[str]:
-    """List the folders from which this process imports the NEEDED packages."""
-    folders = []
-    for name in NEEDED:
-        spec = find_spec(name)
-        if spec and spec.origin:
-            folders.append(str(Path(spec.origin).parents[1].resolve()))
-    return list(dict.fromkeys(folders))
 
 
 def run_confined() -> None:
@@ -82,11 +79,8 @@ def confine() -> bool:
     """
     limit("RLIMIT_FSIZE", 0)
     limit("RLIMIT_NPROC", 0)
-    return sys.platform == "linux" and _leave_namespaces()
-
-
-def _leave_namespaces() -> bool:
-    """Enter an empty network without any privilege (Linux); False if that is not permitted."""
+    if sys.platform != "linux":
+        return False
     libc = ctypes.CDLL(None)
     # An unprivileged process may have an empty network namespace only within a new user namespace.
     is_offline = bool(libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0)
@@ -102,6 +96,7 @@ def limit(resource_name: str, most: int) -> None:
         import resource
     except ImportError:
         return
+    # The hard limit stays: another call may still choose a lower soft limit.
     kind = getattr(resource, resource_name)
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -83,23 +83,22 @@ class _Decoders:
             self._waiting.setdefault(caller, deque()).append(job)
 
     def _work(self) -> None:
+        """Decode the next image of each caller in turn, for ever."""
         while True:
-            self._take_turn(self._turns.get())
-
-    def _take_turn(self, caller: str) -> None:
-        """Decode a caller's next image; the caller goes to the end of the queue if it has further images."""
-        with self._lock:
-            waiting = self._waiting[caller]
-            job = waiting.popleft() if waiting else None
-        process = self._idle.get()
-        if job is not None:
-            job.run(process)
-        self._idle.put(process)
-        with self._lock:
-            if waiting:
-                self._turns.put(caller)
-            else:
-                del self._waiting[caller]
+            caller = self._turns.get()
+            with self._lock:
+                waiting = self._waiting[caller]
+                job = waiting.popleft() if waiting else None
+            process = self._idle.get()
+            if job is not None:
+                job.run(process)
+            self._idle.put(process)
+            # A caller with further images goes to the end of the queue.
+            with self._lock:
+                if waiting:
+                    self._turns.put(caller)
+                else:
+                    del self._waiting[caller]
 
     def close(self) -> None:
         """End all processes, and start no other."""

@@ -30,6 +30,8 @@ from pacorl.io.files import PRIVATE, SHARED, disk_errors, flush_to_disk, open_re
 from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
 
 Item = TypeVar("Item")
+JsonObject = dict[str, Any]
+"""JSON object, with values of any kind."""
 
 MAX_BYTES = 2**30
 """Limit of a text file. PaCo-Dataset's largest has a few hundred million."""
@@ -66,7 +68,7 @@ def read_json(path: Path, *, fix: str = "") -> Any:
     return parse_json(read_text(path, fix=fix), name=str(path), fix=fix)
 
 
-def read_object(path: Path, *, fix: str = "") -> dict[str, Any]:
+def read_object(path: Path, *, fix: str = "") -> JsonObject:
     """Read a JSON document that must be an object."""
     return _checked_object(read_json(path, fix=fix), f"{path}: it must hold a JSON object", fix)
 
@@ -76,14 +78,12 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), name=str(path))
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: Path) -> list[JsonObject]:
     """Read the objects of a JSONL file; blank lines are passed over."""
     return read_records(path, dict, fix="run the step that makes it first, or name another file")
 
 
-def read_records(
-    path: Path, parse: Callable[[dict[str, Any]], Item], *, kind: str = "record", fix: str = ""
-) -> list[Item]:
+def read_records(path: Path, parse: Callable[[JsonObject], Item], *, kind: str = "record", fix: str = "") -> list[Item]:
     """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front.
 
     Messages call an object `kind`.
@@ -103,9 +103,9 @@ def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
             yield number, line.strip()
 
 
-def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
+def read_keyed(path: Path, *, key: str) -> dict[str, JsonObject]:
     """Read the objects of a JSONL file by their `key`, as text; two that have one key must be equal."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, JsonObject] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         if key not in row:
             raise ValueError(f"{path}, record {number}: {key!r} is missing")
@@ -186,6 +186,7 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: 
     """
     text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
+        # The parser's hooks see a repeated key and a constant, but not where they are.
         document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
         _check_values(document, half_pairs=half_pairs)
     except json.JSONDecodeError as error:
@@ -213,7 +214,7 @@ class _RepeatedKeyError(Exception):
     """A key is repeated; the parser's hook gets neither its place nor its object's."""
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unrepeated(pairs: list[tuple[str, Any]]) -> JsonObject:
     record = dict(pairs)
     if len(record) < len(pairs):
         raise _RepeatedKeyError
@@ -242,21 +243,30 @@ def _refused(constant: str) -> None:
 
 def _check_values(document: Any, *, half_pairs: bool = False) -> None:
     """Raise ValueError if a document is nested too deeply, or holds a number or text that cannot be used."""
-    level: list[tuple[str, Any]] = [("", [document])]
-    for depth in range(MAX_DEPTH + 1):
-        inner = []
-        for path, values in level:
-            for key, value in values.items() if isinstance(values, dict) else enumerate(values):
-                if isinstance(value, dict | list):
-                    inner.append((f"{path}.{key}" if depth else "", value))
-                fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
-                if fault:
-                    at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
-                    raise ValueError(at.encode(errors="backslashreplace").decode() + fault)  # a key may be the fault
-        if not inner:
-            return
-        level = inner
-    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    # Depth first, with one iterator per level: a list of all containers would take more memory than the document.
+    walks: list[Iterator[tuple[Any, Any]]] = [iter([("", document)])]
+    path: list[Any] = []
+    while walks:
+        step = next(walks[-1], None)
+        if step is None:
+            walks.pop()
+            if path:
+                path.pop()
+            continue
+
+        key, value = step
+        if isinstance(value, dict | list):
+            if len(walks) > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+            if value:
+                walks.append(iter(value.items() if isinstance(value, dict) else enumerate(value)))
+                path.append(key)
+            value = None
+        fault = _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs)
+        if fault:
+            # The document itself has no name, and a key may be the fault.
+            at = ".".join(map(str, [*path[1:], key])) + ": " if path else ""
+            raise ValueError(at.encode(errors="backslashreplace").decode() + fault)
 
 
 def _fault_of(value: Any, *, half_pairs: bool) -> str:
@@ -272,13 +282,13 @@ def _fault_of(value: Any, *, half_pairs: bool) -> str:
     return ""
 
 
-def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> dict[str, Any]:
+def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> JsonObject:
     """Parse one line of JSONL; `kind` is its name in messages."""
     document = parse_json(line, fix=fix or f"a {kind} is one JSON object a line")
     return _checked_object(document, f"a {kind} is a JSON object", "")
 
 
-def object_within(text: str) -> dict[str, Any]:
+def object_within(text: str) -> JsonObject:
     """Parse the JSON object in a model's answer. Raises ValueError if there is none, or it is malformed."""
     # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
     start = text.find("{")
@@ -308,7 +318,7 @@ def parse_yaml(text: str, *, name: str) -> Any:
     return document
 
 
-def _checked_object(document: Any, demand: str, fix: str) -> dict[str, Any]:
+def _checked_object(document: Any, demand: str, fix: str) -> JsonObject:
     if not isinstance(document, dict):
         raise ValueError(f"{demand}, this is a {type(document).__name__}{_ending(fix)}")
     return document
@@ -393,19 +403,19 @@ class Journal:
     def __contains__(self, key: object) -> bool:
         return key in self.items
 
-    def add(self, *items: dict[str, Any]) -> None:
+    def add(self, *items: JsonObject) -> None:
         """Append items, on the disk when this returns: one wait for all of them."""
         append_jsonl(self.path, *items)
         for item in items:
             self.items[item[self._key]] = item
 
 
-def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
+def read_journal(path: Path, *, key: str = "key") -> dict[Any, JsonObject]:
     """Read a journal without writing to it: key → item, empty without a file.
 
     A half-written last line may be another process at work, so it is passed over.
     """
-    items: dict[Any, dict[str, Any]] = {}
+    items: dict[Any, JsonObject] = {}
     for number, line in enumerate(_decoded(_whole_lines(path)[0], str(path)).split("\n"), start=1):
         if line.strip():
             with blamed_on(f"{path}:{number}"):

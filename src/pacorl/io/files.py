@@ -101,7 +101,8 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     """
     if not folder and path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    above = next(part for part in (path if folder else path.parent, *path.parents) if part.exists())
+    # The nearest existing folder decides, since the missing ones will be made in it.
+    above = next(ancestor for ancestor in (path if folder else path.parent, *path.parents) if ancestor.exists())
     if not above.is_dir():
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     if not os.access(above, os.W_OK | os.X_OK):
@@ -180,6 +181,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush:
         flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
     """
     try:
+        # Encode first: a text beyond UTF-8 must not touch the old file.
         content = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
         raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
@@ -199,8 +201,8 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "not a regular file; name another", str(path))
-    part = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
-    temporary = path.with_name(part)
+    part_name = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
+    temporary = path.with_name(part_name)
     with disk_errors(path, temporary):
         make_folder(path.parent, flush=flush)
         os.close(open_regular(temporary, os.O_WRONLY | os.O_EXCL, mode=mode))
@@ -245,6 +247,7 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     """
     if folder.is_symlink() or not folder.is_dir():
         return []
+    # This command's own files.
     root = folder.resolve()
     for pattern in made:
         for path in [*folder.glob(pattern)]:
@@ -277,13 +280,13 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk_errors(path: Path, *others: Path) -> Iterator[None]:
+def disk_errors(path: Path, *aliases: Path) -> Iterator[None]:
     """Add `path` to an OSError without a file name, or with the name of one of the `others`."""
     try:
         yield
     except OSError as error:
         # Writes to a full disk raise without a name.
-        names = [str(other) for other in others]
+        names = [str(other) for other in aliases]
         if error.errno and error.filename in (None, *names):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
@@ -391,9 +394,9 @@ def own_folder(folder: Path) -> Iterator[None]:
         ValueError: another process does; it is named.
     """
     note = f"{NOTE}{os.getpid()} on {platform.node()}"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(sole_holder(folder / ".lock", note=note))
+            stack.enter_context(sole_holder(folder / ".lock", note=note))
         except LockedError as error:
             raise ValueError(
                 f"{folder} is being written by {error.holder or 'another process'}; wait for its end or stop it, "
@@ -439,7 +442,7 @@ def inside(folder: Path, relative: str) -> Path:
     """Resolve `folder/relative` and its links. Raises ValueError if it is outside of `folder`."""
     root = folder.resolve()
     # Linux raises for longer names at any later access, when the origin of the name is lost.
-    longest = max((len(part.encode(errors="replace")) for part in Path(relative).parts), default=0)
+    longest = max((len(name.encode(errors="replace")) for name in Path(relative).parts), default=0)
     if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
         raise ValueError(f"{relative[:60]!r} is not a path of a file")
     path = (root / relative).resolve()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from pacorl.io.files import digest
+from pacorl.io.files import kept_digest
 
 CONFIGS = (
     *("config.json", "adapter_config.json", "generation_config.json", "processor_config.json"),
@@ -98,24 +98,15 @@ def checkpoint_digest(source: str) -> str:
     else:
         return ""
 
+    # With the names: files of exchanged content are another checkpoint.
     content = hashlib.sha256()
     for path in files:
-        content.update(f"{path.name} {_file_digest(path)}\n".encode())
+        # The hub's cache names large files by their SHA-256: 16 GB need not be read again at each start.
+        sha256 = path.resolve().name
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            sha256 = kept_digest(path)
+        content.update(f"{path.name} {sha256}\n".encode())
     return content.hexdigest() if files else ""  # a folder without weights
-
-
-def _file_digest(path: Path) -> str:
-    # The hub's cache names large files by their SHA-256: 16 GB need not be read again at each start.
-    name = path.resolve().name
-    if re.fullmatch(r"[0-9a-f]{64}", name):
-        return name
-    status = path.stat()
-    return _digest_read(path, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _digest_read(path: Path, size: int, modified: int) -> str:
-    return digest(path)
 
 
 @cache

@@ -225,6 +225,7 @@ def _tiff_tags(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     def number(position: int, size: int) -> int:
         return int.from_bytes(data[position : position + size], order)
 
+    # BigTIFF has longer positions and counts.
     is_big = b"+" in data[2:4]
     word = 8 if is_big else 4  # bytes of a position
     directory = number(8 if is_big else 4, word)

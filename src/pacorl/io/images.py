@@ -174,6 +174,7 @@ def as_rgb(pixels: Any, name: str) -> Image.Image:
     Raises:
         ImageError: no judge can take it.
     """
+    # Judges read three channels of 8 bits.
     image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
     check_frames(image, name)
     check_shape(image, name)
@@ -229,8 +230,8 @@ def _from_array(array: Any, name: str) -> Image.Image:
 def check_frames(image: Image.Image, name: str) -> None:
     """Raise ImageError if a file holds several frames or pages."""
     # `n_frames` only as the last resort: counting takes a minute for a large file of empty frames.
-    several = image.is_animated if hasattr(image, "is_animated") else getattr(image, "n_frames", 1) > 1
-    if several and image.format != "MPO":
+    is_multiframe = image.is_animated if hasattr(image, "is_animated") else getattr(image, "n_frames", 1) > 1
+    if is_multiframe and image.format != "MPO":
         raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
 
 

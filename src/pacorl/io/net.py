@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pacorl import __version__
-from pacorl.io.documents import parse_json
+from pacorl.io.documents import JsonObject, parse_json
 
 if TYPE_CHECKING:
     import ssl
@@ -91,7 +91,7 @@ class Answer:
             return shown_url(self.headers.get("location", "nowhere"))
         return ""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Parse the body's JSON object. Raises TransientError if it is none."""
         try:
             document = parse_json(self.body, half_pairs=True)  # a judge may list half a character as a token
@@ -102,7 +102,7 @@ class Answer:
             raise TransientError("an answer that is not a JSON object")
         return document
 
-    def error(self) -> dict[str, Any]:
+    def error(self) -> JsonObject:
         """Return the `error` object of an API's refusal; empty if there is none."""
         try:
             error = self.document().get("error")
@@ -118,6 +118,7 @@ class Answer:
             wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
         except ValueError:  # it may be a date
             wait = 0.0
+        # The API's own message, else the beginning of the body.
         message = self._one_line(str(self.error().get("message") or self.body[:300].decode(errors="replace")))
         return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait, unreachable=unreachable)
 
@@ -269,7 +270,11 @@ class Circuit:
             yield
         except TransientError as fault:
             if fault.unreachable:
-                self._note_silence(sent_at, str(fault))
+                self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
+                self._last_fault = str(fault)
+                # A single hanging question, among answered questions, is no silence of the service.
+                if self._silent_since is None and sent_at >= self._answered_at:
+                    self._silent_since = sent_at
             else:
                 self._note_answer()
             raise
@@ -279,13 +284,6 @@ class Circuit:
         self._silent_since = None
         self.cooldown_until = 0.0
         self._answered_at = time.monotonic()
-
-    def _note_silence(self, sent_at: float, fault: str) -> None:
-        self.cooldown_until = time.monotonic() + COOLDOWN_SECONDS
-        self._last_fault = fault
-        # A single hanging question, among answered questions, is no silence of the service.
-        if self._silent_since is None and sent_at >= self._answered_at:
-            self._silent_since = sent_at
 
 
 # --- for code that blocks --------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine. Raises RuntimeError if the loop is closed."""
         if self._loop.is_closed():
-            work.close()  # Python would warn of a coroutine that is never awaited
+            work.close()  # Python would warn of an unawaited coroutine
             raise RuntimeError("this loop is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(future)
@@ -325,6 +323,7 @@ class LoopThread:
             return
         for future in list(self._running):  # a copy: finished futures remove themselves from the set
             future.cancel()
+        # Within the loop: tasks belong to its thread.
         asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -73,6 +73,7 @@ class Outage:
         now = time.monotonic()
         if now < self._next_probe:
             raise SilentError(f"nobody has answered for {lasts:.0f} s")
+        # Probes are rarer the longer the outage lasts.
         interval = min(MAX_PROBE_SECONDS, max(BACKOFF_SECONDS, GROWTH * lasts))
         self._next_probe = now + interval / len(self._circuits)
 
@@ -111,6 +112,7 @@ async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage:
     Raises:
         UnreachableError: the outage lasts too long.
     """
+    # `number` counts attempts that reached the service, `failed` those that count as tries.
     failed = number = 0
     while True:
         try:

@@ -10,7 +10,6 @@ aesthetic head (`rewards.clip`) and the package dreamsim (`rewards.dream`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,17 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
 
     families = {base.__name__ for base in kind.__mro__}
     if "DiffusionPipeline" in families:
-        index = kind.load_config(source)
-        # Components among the options are not loaded.
-        _check_components({name: entry for name, entry in index.items() if name not in options}, source)
+        for component, entry in kind.load_config(source).items():
+            # A setting, an absent component, or one among the options, which is not loaded.
+            if component in options or not isinstance(entry, list) or [type(word) for word in entry] != [str, str]:
+                continue
+            library, name = entry
+            # AutoModel and its like would choose a class by the component's own files.
+            if library not in LIBRARIES or re.match("Auto[A-Z]", name):
+                raise ValueError(
+                    f"{source}: its model_index.json names {library}.{name} as {component}, and a component is a "
+                    f"model class of {' or '.join(LIBRARIES)}; {FIX}"
+                )
     if families & {"DiffusionPipeline", "PreTrainedModel", "_BaseAutoModelClass"}:
         options["use_safetensors"] = True
 
@@ -58,20 +65,6 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         if refusal:
             raise ValueError(f"{source} {refusal}") from None
         raise
-
-
-def _check_components(index: Mapping[str, Any], source: str | Path) -> None:
-    """Raise ValueError if a component of a pipeline is not a model class of the LIBRARIES."""
-    for component, entry in index.items():
-        if not isinstance(entry, list) or [type(part) for part in entry] != [str, str]:
-            continue  # an absent component, or a setting
-        library, name = entry
-        # AutoModel and its like would choose a class by the component's own files.
-        if library not in LIBRARIES or re.match("Auto[A-Z]", name):
-            raise ValueError(
-                f"{source}: its model_index.json names {library}.{name} as {component}, and a component is a model "
-                f"class of {' or '.join(LIBRARIES)}; {FIX}"
-            )
 
 
 def _refusal(message: str) -> str:

@@ -58,6 +58,7 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     """Load the processor of a checkpoint folder or hub name, from today's or older files."""
+    # Tokenizer and image processor by themselves: AutoProcessor would ask for videos.
     tokenizer = pretrained(AutoTokenizer, source, **hub)
     image_processor = pretrained(Qwen2VLImageProcessorPil, source, **hub)
     template = tokenizer.chat_template  # includes a file chat_template.jinja

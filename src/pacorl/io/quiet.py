@@ -11,6 +11,7 @@ from contextlib import contextmanager
 def quiet(*names: str) -> Iterator[None]:
     """Raise the level of these loggers to ERROR for the block."""
     loggers = [logging.getLogger(name) for name in names]
+    # Restored afterwards, since the levels may be the user's.
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -120,6 +120,7 @@ def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> byte
     shown = shown_url(url)
     current = url
     try:
+        # Every hop is checked as the first: a public server may redirect to a private address.
         for _ in range(MAX_REDIRECTS + 1):
             answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
             if answer.status not in REDIRECTS or not answer.headers.get("location"):
@@ -157,6 +158,7 @@ def _checked(url: str) -> SplitResult:
 
 def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> Answer:
     """Send one request to a checked address."""
+    # The host in ASCII, as resolvers and certificates have it.
     scheme = target.scheme.lower()
     host = (target.hostname or "").encode("idna").decode()
     port = target.port or (443 if scheme == "https" else 80)

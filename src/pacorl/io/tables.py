@@ -25,5 +25,6 @@ def parquet_file(path: Path) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
             yield file
-    except (pa.ArrowException, OSError) as error:  # which name no file, or a text on several lines
+    # None of them names the file, and some are texts on several lines; UnicodeError is of a column's name or text.
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ValueError(f"{path}: cannot be read as parquet ({' '.join(str(error).split())[:120]})") from None

@@ -53,6 +53,7 @@ class CoreLoader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _fault(f"nested deeper than {MAX_DEPTH} levels", event)
+        # Nodes are counted with all that they contain; an alias counts as much as its anchor.
         node = super().compose_node(parent, index)
         self._depth -= 1
         assert node is not None

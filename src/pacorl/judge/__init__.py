@@ -37,7 +37,7 @@ def open_judge(options: BackendOptions, *, device: str | torch.device, processes
     Args:
         device: Device of a judge in this process.
         processes: Number of processes that share a remote judge.
-        waits: Wait for a server that is still starting.
+        waits: Wait for a starting server.
 
     Raises:
         ValueError: for a missing checkpoint, adapter or model, or a refused key.
@@ -83,8 +83,3 @@ def backend_of(source: str) -> str:
     # The default's file imports torch, which a remote judge does not need.
     lighter = (name for name in JUDGES if name != JUDGE.default)
     return next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
-
-
-def default_judge() -> BackendOptions:
-    """Return the options of a config without a judge section."""
-    return BackendOptions.model_validate(JUDGE.validate({}))

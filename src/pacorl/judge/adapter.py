@@ -161,6 +161,7 @@ def today(key: str) -> str:
 
 def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str) -> list[str]:
     """Return the adapted modules, after checking that the model has them in the same shapes."""
+    # By name and shape: bases of one family and another size have equal names.
     modules = dict(model.named_modules())
     targets = {}
     for key, tensor in state.items():

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.core.batches import in_batches
 from pacorl.core.calibration import Curve, Floats, calibration_error, fit_curve
 from pacorl.core.questions import without_theme
 from pacorl.core.ranking import Interval, bootstrap
@@ -127,9 +129,9 @@ class Answers:
 
     def where(self, mask_N: Bools) -> Answers:
         """Select answers."""
-        chosen = np.flatnonzero(mask_N)
-        questions = tuple(self.questions[index] for index in chosen)
-        return Answers(questions, self.p_N[chosen], self.yes_N[chosen], tuple(self.groups[index] for index in chosen))
+        questions = tuple(compress(self.questions, mask_N))
+        groups = tuple(compress(self.groups, mask_N))
+        return Answers(questions, self.p_N[mask_N], self.yes_N[mask_N], groups)
 
     def errors(self, *p_N: Floats) -> list[Interval]:
         """Compute the ECE of each version of the probabilities, with bootstrap intervals over groups."""
@@ -145,9 +147,9 @@ class Answers:
 def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
     """Ask a judge about labelled comparisons. Raises RuntimeError for a missing answer, with its reason."""
     p_yes: list[float] = []
-    for start in range(0, len(comparisons), CHUNK):
+    for chunk in in_batches(comparisons, CHUNK):
         questions = {}
-        for number, comparison in enumerate(comparisons[start : start + CHUNK]):
+        for number, comparison in enumerate(chunk):
             images = tuple(open_image(path) for path in comparison.images)
             questions[number] = Question(images, comparison.question)
         for verdict in ask(judge, questions).values():
@@ -166,6 +168,7 @@ def fit_calibration(answers: Answers, *, judge: str) -> Calibration:
 
     Raises ValueError that names the question of a failed fit.
     """
+    # The common curve, for questions without enough pairs of both labels.
     with blamed_on("all questions"):
         curves = {"": fit_curve(answers.p_N, answers.yes_N)}
     for text in dict.fromkeys(answers.questions):
@@ -194,18 +197,20 @@ def group_of(comparison: Comparison) -> str:
     return comparison.group or str(comparison.images[0])
 
 
-def folds_of(groups: Sequence[str], *, folds: int = FOLDS, seed: int = 0) -> NDArray[np.int64]:
+def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
     """Draw the fold of each comparison. Raises ValueError if there are fewer groups than folds."""
+    # Sorted, so that folds do not depend on the order of the pairs.
     names = sorted(set(groups))
-    if len(names) < folds:
-        raise ValueError(f"{len(names)} groups of pairs are too few for {folds} folds; give more pairs")
-    shuffled = np.random.default_rng(seed).permutation(len(names))
-    fold_of = {names[index]: position % folds for position, index in enumerate(shuffled)}
+    if len(names) < FOLDS:
+        raise ValueError(f"{len(names)} groups of pairs are too few for {FOLDS} folds; give more pairs")
+    shuffled = np.random.default_rng(0).permutation(len(names))
+    fold_of = {names[index]: position % FOLDS for position, index in enumerate(shuffled)}
     return np.array([fold_of[group] for group in groups])
 
 
 def cross_validated(answers: Answers) -> Floats:
     """Calibrate each answer by curves fitted on the other folds. Groups are never divided."""
+    # Each answer is calibrated by curves that have not seen its group.
     fold_N = folds_of(answers.groups)
     p_N = np.empty(len(fold_N))
     for fold in range(FOLDS):

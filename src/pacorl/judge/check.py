@@ -99,8 +99,8 @@ class Check:
 
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
-        others = [other.panel for other in self.panels if other.panel != panel]
-        return panel_score(self.scores, panel, [others]).score
+        further = [other.panel for other in self.panels if other.panel != panel]
+        return panel_score(self.scores, panel, [further]).score
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
@@ -149,6 +149,7 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
             elif pair is None or not pair.declined:
                 return PanelScore(panel, None, question.label, number)
 
+        # Without answers every pair was declined, and the panel scores 0.
         middle = median(p_yes or [0.0])
         if lowest.score is None or middle < lowest.score:
             lowest = PanelScore(panel, middle, question.label, number)
@@ -157,10 +158,11 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
 
 def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
     """Score each panel against the groups of references; without references, against all other panels."""
+    # References are no panels: they are not scored.
     every = range(len(scores.names))
     if references:
-        known = {index for group in references for index in group}
-        return [panel_score(scores, panel, references) for panel in every if panel not in known]
+        shown = {index for group in references for index in group}
+        return [panel_score(scores, panel, references) for panel in every if panel not in shown]
     return [panel_score(scores, panel, [[other for other in every if other != panel]]) for panel in every]
 
 
@@ -211,14 +213,15 @@ def check_set(
     if all_pairs or not references:
         pairs += combinations(panels, 2)
 
+    # Controls first: a judge that fails them is not asked about the set.
     controls = ask_controls(judge, [*shown, *images][0], questions=specs, symmetric=symmetric)
     check_controls(controls, least)
     scores = score_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
     judged = panel_scores(scores, [group for _, group in references])
-    asked = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), asked)
+    count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -275,6 +278,7 @@ def check_lines(check: Check) -> list[str]:
 
 def verdict_lines(check: Check) -> list[str]:
     """Summarize the result in sentences."""
+    # The threshold means something only beside its comparison.
     side = "the references" if check.references else "the other panels"
     count = len(check.panels)
     limit = f"{check.least:g} with {side} ({'calibrated' if check.scores.calibrated else 'uncalibrated'})"
@@ -310,10 +314,8 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
 
 
 def _reason(check: Check, panel: PanelScore) -> str:
-    """Name the failing criterion and character, in brackets; empty for a panel that passes."""
+    """Name the failing criterion and character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
-    parts = [panel.question]
-    if check.references:
-        parts.append(check.references[panel.group][0])
-    return f" ({', '.join(parts)})"
+    character = f", {check.references[panel.group][0]}" if check.references else ""
+    return f" ({panel.question}{character})"

@@ -24,6 +24,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pacorl.core.batches import in_batches
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import as_rgb
@@ -159,8 +160,8 @@ class Domain:
     def logits(self, images: Sequence[Image]) -> Tensor:
         """Compute the (B,) logits from small copies of the images, of any shape."""
         logits = [torch.empty(0)]
-        for start in range(0, len(images), BATCH):
-            copies = [np.asarray(thumbnail(image, size=self.size)) for image in images[start : start + BATCH]]
+        for batch in in_batches(images, BATCH):
+            copies = [np.asarray(thumbnail(image, size=self.size)) for image in batch]
             logits.append(self.net(to_pixels(torch.from_numpy(np.stack(copies)))))
         return torch.cat(logits)
 

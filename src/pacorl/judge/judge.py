@@ -46,7 +46,7 @@ class Judge(Protocol):
 
 @runtime_checkable
 class ChatJudge(Judge, Protocol):
-    """A judge that answers whole turns, with a system prompt and texts between the images."""
+    """Judge of whole turns, with a system prompt and texts between the images."""
 
     def reply(self, chat: Chat, *, max_new_tokens: int = 512) -> str:
         """Answer in words. Raises RuntimeError if there is no answer."""

@@ -59,11 +59,8 @@ class LocalOptions(InProcessOptions):
 
     def identity(self) -> str:
         checkpoint = str(TINY_JUDGE) if self.checkpoint == "tiny" else self.checkpoint
-        digests = []
-        for source in (checkpoint, self.adapter, base_of(checkpoint)):
-            if source:
-                digests.append(checkpoint_digest(source))
-
+        sources = (checkpoint, self.adapter, base_of(checkpoint))
+        digests = [checkpoint_digest(source) for source in sources if source]
         if not all(digests):
             return ""
         digests += self.calibration_digests
@@ -72,6 +69,7 @@ class LocalOptions(InProcessOptions):
 
 def base_of(checkpoint: str) -> str:
     """Return the base of a LoRA checkpoint on this machine; empty for any other checkpoint."""
+    # A folder with a config.json is a model, even beside an adapter's config.
     path = local_file(checkpoint, "adapter_config.json")
     if local_file(checkpoint, "config.json") or not path:
         return ""
@@ -183,6 +181,7 @@ class LocalJudge:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
         if not questions:
             return []
+        # The domain comes first: declined questions are asked in neither order.
         ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
         verdicts = self.domain.verdicts(ask, questions) if self.domain else ask(questions)
         return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
@@ -354,6 +353,7 @@ def single_token(tokenizer: Any, word: str) -> int:
 
 def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids of Yes and of No; with `variants` also of their single-token spellings."""
+    # The first spelling must be a single token; further ones count if they are.
     all_ids = []
     for first, *spellings in VARIANTS if variants else WORDS:
         word_ids = [single_token(tokenizer, first)]

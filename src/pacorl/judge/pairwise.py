@@ -144,6 +144,7 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[E
 
 def mean_over_dimensions(answers: Mapping[Criterion, Verdict]) -> Verdict:
     """Average over the criteria of a dimension, then over dimensions (T2IS-Bench); the first missing verdict if any."""
+    # A dimension counts once, however many criteria it has.
     dimensions: dict[str, list[float]] = {}
     for (dimension, _), verdict in answers.items():
         if verdict.p_yes is None:
@@ -196,6 +197,7 @@ def with_turned(questions: Sequence[Question]) -> list[Question]:
 
 def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Merge the verdicts of `with_turned(questions)` into one per question."""
+    # The turned questions follow the questions, in the same order.
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
     means = list(verdicts[: len(questions)])
 

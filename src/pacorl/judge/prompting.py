@@ -259,6 +259,6 @@ def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return a key that changes if a module's weights are moved, replaced or trained."""
+    """Return a key of a module's weights; moving, replacing or training them changes it."""
     # Inference tensors have no version, and are not trained.
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in module.parameters()]

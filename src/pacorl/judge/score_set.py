@@ -64,6 +64,7 @@ def open_images(
     Raises:
         ImageError: listing every unusable source, or if no image is left.
     """
+    # All faults are listed at once, so that they can be mended together.
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
     for source in map(str, sources):
@@ -179,14 +180,14 @@ def score_set(
     every = range(len(images))
     if pairs is None:
         pairs = [(0, candidate) for candidate in every[1:]] if ranking else combinations(every, 2)
-    asked = list(pairs)
+    pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
     specs = tuple(questions) or questions_about()
 
     # Verdicts, with questions by number since two labels may be equal.
     texts = {number: question.text for number, question in enumerate(specs)}
-    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: asked, symmetric=symmetric)
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
     scored = []
     for (first, second), by_question in answers.items():
         verdicts = list(by_question.values())
@@ -200,14 +201,12 @@ def score_set(
         )
         # Words cost a whole answer each, so pairs without a score get none.
         if reasons and score.p_yes is not None:
-            score = replace(score, reasons=_reasons(judge, images, score, specs))
+            lines = []
+            for spec in specs:
+                reason = judge.explain(Question((images[first], images[second]), spec.text))
+                lines.append(f"{spec.label}: {reason}" if len(specs) > 1 else reason)
+            score = replace(score, reasons="\n".join(lines))
         scored.append(score)
 
     calibrated = getattr(judge, "calibration", None) is not None
     return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
-
-
-def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:
-    both = (images[pair.first], images[pair.second])
-    texts = [(question.label, judge.explain(Question(both, question.text))) for question in questions]
-    return "\n".join(f"{label}: {text}" if len(texts) > 1 else text for label, text in texts)

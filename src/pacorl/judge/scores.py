@@ -116,6 +116,7 @@ class Scores:
         lowest = self.lowest_panel
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
+        # If the others agree among themselves, the image is the fault.
         among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
         return OddOneOut(lowest.panel, lowest.median, mean_of_present(among_others))
 
@@ -253,20 +254,15 @@ def table(scores: Scores) -> str:
     if scores.ranking:
         rows = [f"{p_yes_text(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
     elif len(scores.pairs) > 1:
-        rows = _matrix_lines(scores)
+        numbers = range(1, len(scores.names) + 1)
+        rows = ["     " + "".join(f"{number:>7}" for number in numbers)]
+        for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
+            cells = [p_yes_text(p_yes) for p_yes in row]
+            cells[number - 1] = "·"
+            padded = "".join(f"{cell:>7}" for cell in cells)
+            rows.append(f"{number:>5}{padded}   {name}")
     words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
     return "\n".join([*rows, *summary(scores), *words])
-
-
-def _matrix_lines(scores: Scores) -> list[str]:
-    numbers = range(1, len(scores.names) + 1)
-    lines = ["     " + "".join(f"{number:>7}" for number in numbers)]
-    for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
-        cells = [p_yes_text(p_yes) for p_yes in row]
-        cells[number - 1] = "·"
-        padded = "".join(f"{cell:>7}" for cell in cells)
-        lines.append(f"{number:>5}{padded}   {name}")
-    return lines
 
 
 def _words(scores: Scores, pair: PairScore) -> str:

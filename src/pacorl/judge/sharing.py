@@ -219,6 +219,7 @@ class SharedForward:
         hidden_PD: Tensor,
     ) -> None:
         """Compute nodes whose parents are the `rows` of `above`, then their children."""
+        # Batches reorder the nodes.
         parent = {id(node): row for node, row in zip(nodes, rows, strict=True)}
         for batch in batches(nodes, tokens=self.batch_tokens):
             cache = BranchCache(above, [parent[id(node)] for node in batch], keep=bool(batch[0].children))
@@ -227,6 +228,7 @@ class SharedForward:
                 if node.ends:
                     hidden_PD[node.ends] = hidden_BQD[row, len(node) - 1]
 
+            # Depth first: the batch's cache is freed before the next batch.
             children: list[Node] = []
             parent_rows: list[int] = []
             for row, node in enumerate(batch):

@@ -62,6 +62,7 @@ def frame_scores(scores: Scores) -> list[PanelScore]:
 
 def over_time(scores: Scores) -> dict[str, Any]:
     """Return the JSON of a video: both scores of each frame after the first, and the lowest pair."""
+    # By pair: frame n beside n − 1, and beside frame 0.
     p_yes = {(pair.first, pair.second): pair.p_yes for pair in scores.pairs}
     frames = []
     for number in range(1, len(scores.names)):

@@ -213,11 +213,7 @@ class JudgeTrainer:
             merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
         flush_tree(folder)
         summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
-        evaluations = []
-        for line in read_jsonl(config.out / "metrics.jsonl"):
-            if line["kind"] == "evaluation":
-                evaluations.append(line)
-
+        evaluations = [line for line in read_jsonl(config.out / "metrics.jsonl") if line["kind"] == "evaluation"]
         if evaluations:
             summary |= {"before": evaluations[0], "after": evaluations[-1]}
         write_json(config.out / "summary.json", summary)
@@ -291,6 +287,7 @@ def _is_own(checkpoint: Path) -> bool:
 
 def prune(folder: Path, *, keep: int) -> None:
     """Delete all but the newest `keep` complete checkpoints, and incomplete checkpoints."""
+    # Incomplete checkpoints are useless: they lack their mark.
     newest = complete_checkpoints(folder)[-keep:]
     for path in sorted(folder.glob("checkpoint-*")):
         if path in newest or not CHECKPOINT.fullmatch(path.name):
@@ -348,6 +345,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Skip a step with non-finite gradients, on all processes."""
+        # All processes must agree, since a skipped step would part their weights.
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
         if not reduce(torch.tensor(bad, device=args.device), "sum").item():
@@ -390,6 +388,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
         logs = logs or {}
+        # The Trainer logs both kinds through one callback.
         measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
         if measured:
             measured[f"{TIME}evaluation"] = measured["runtime"]

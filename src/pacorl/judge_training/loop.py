@@ -92,6 +92,7 @@ class LossSums:
 
     def over_ranks(self, device: torch.device) -> dict[str, float]:
         """Add up the sums of all processes."""
+        # fp64, since the log's means must not depend on the number of processes.
         sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
         return dict(zip(SUMS, reduce(sums.to(device), "sum").tolist(), strict=True))
 

@@ -51,6 +51,7 @@ def source_of(checkpoint: str) -> str:
 def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
     """Load the checkpoint's processor with a limit of `max_pixels` per image (0 for its own limit)."""
     processor = load_processor(source_of(checkpoint))
+    # Pixels, by transformers' names for both bounds.
     size = dict(processor.image_processor.size)
     if max_pixels and max_pixels < size["longest_edge"]:
         if max_pixels < size["shortest_edge"]:
@@ -73,6 +74,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         ValueError: a target matches no layer, which would leave an adapter without effect, or `start` is no adapter of
             these layers.
     """
+    # The paper freezes the vision tower.
     if options.method == "full":
         model.requires_grad_(True)
         if not options.vision:
@@ -87,6 +89,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
+    # Before PEFT renames the model's modules.
     saved = read_adapter(model, options.start) if options.start else None
     adapted = with_lora(model, config)
     if saved:
@@ -102,6 +105,7 @@ def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options:
             f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
             f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
         )
+    # PEFT's names in memory have the adapter's name in them, names in files do not.
     initial = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
     for name in sorted(initial.keys() ^ state.keys()):
         whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
@@ -116,6 +120,7 @@ def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False)
     Raises:
         ValueError: one of `names` matches no layer.
     """
+    # Layers of the head or the embeddings are never adapted.
     towers = [model.model.language_model]
     if vision:
         towers.append(getattr(model.model, VISION))
@@ -181,12 +186,8 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     if video_file:
         write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
     else:
-        video = {}
-        for name, value in image.items():
-            if name != "image_processor_type":
-                video[name] = value
-
-        kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
-        write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
+        video = image | {"video_processor_type": VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")}
+        del video["image_processor_type"]
+        write_json(out / VIDEO_FILE, video)
     tokenizer = out / "tokenizer_config.json"
     write_json(tokenizer, read_object(tokenizer) | {"processor_class": PROCESSORS[kind]})

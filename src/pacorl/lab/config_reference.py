@@ -21,7 +21,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.one_of import OneOf
@@ -87,6 +86,7 @@ def matching(name: str) -> list[Key]:
     matches = below or [key for key in keys() if f".{key.name}".endswith(f".{name}")]
     if matches:
         return matches
+    # The whole name or its last part may be misspelt.
     names = {key.name for key in keys()} | {key.name.rpartition(".")[2] for key in keys()}
     near = difflib.get_close_matches(name, names, n=3)
     raise ValueError(f"no config has the key {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
@@ -98,9 +98,20 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         path = f"{prefix}{name}"
         annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
         choice, sections = _sections_of(annotation)
-        text = texts.get(name) or _text_of_section(choice, sections)
         is_list = get_origin(field.annotation) in (tuple, list)
-        default = "" if sections and not is_list else _default_of(field)
+
+        # Its text, else that of its section, whose keys have defaults of their own.
+        text = texts.get(name, "")
+        if not text and choice:
+            text = f"The options of one {choice.table.noun}."
+        elif not text and sections:
+            text = " ".join((next(iter(sections.values())).__doc__ or "").split())
+        default = ""
+        if field.is_required() and (is_list or not sections):
+            default = "required"
+        elif is_list or not sections:
+            default = json.dumps(field.get_default(call_default_factory=True), default=_plain, ensure_ascii=False)
+        # The key itself.
         yield Key(run, path, "", _type_of(annotation), default, text)
 
         # The keys below it.
@@ -110,14 +121,6 @@ def _keys_of(model: type[BaseModel], *, run: str, prefix: str = "") -> Iterator[
         else:
             for section in sections.values():
                 yield from _keys_of(section, run=run, prefix=inside)
-
-
-def _text_of_section(choice: OneOf | None, sections: Mapping[str, type[BaseModel]]) -> str:
-    if choice:
-        return f"The options of one {choice.table.noun}."
-    if sections:
-        return " ".join((next(iter(sections.values())).__doc__ or "").split())
-    return ""
 
 
 def _keys_by_choice(choice: OneOf, sections: Mapping[str, type[BaseModel]], *, run: str, prefix: str) -> Iterator[Key]:
@@ -160,13 +163,6 @@ def _type_of(annotation: Any) -> str:
     return WORDS.get(origin, getattr(origin, "__name__", str(origin)))
 
 
-def _default_of(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    default = field.get_default(call_default_factory=True)
-    return json.dumps(default, default=_plain, ensure_ascii=False)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
@@ -179,15 +175,11 @@ def _texts_of(model: type[BaseModel]) -> dict[str, str]:
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel and base.__module__.startswith("pacorl."):
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            texts |= dict(_documented(typing.cast(ast.ClassDef, definition).body))
+            for field, text in pairwise(typing.cast(ast.ClassDef, definition).body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        texts[name] = " ".join(words.split())
     return texts
-
-
-def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for field, text in pairwise(body):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                yield name, " ".join(words.split())
 
 
 INTRODUCTION = """# Config keys

@@ -157,20 +157,21 @@ def _versions() -> list[Finding]:
 
 
 def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
-    """Check that the driver supports torch's version of CUDA. A driver that is too old hides the card from torch."""
+    """Check that the driver supports torch's version of CUDA. Too old a driver hides the card from torch."""
     branch = driver.partition(".")[0]
     if cuda is None or not branch.isdigit():
         return
     major, minor = map(int, cuda.split(".")[:2])
     least = LEAST_DRIVERS.get(major, max(LEAST_DRIVERS.values()))
-    own = max((needed for version, needed in OWN_DRIVERS.items() if version <= (major, minor)), default=least)
+    recommended = max((needed for version, needed in OWN_DRIVERS.items() if version <= (major, minor)), default=least)
 
-    fix = f"update the driver to {max(least, own)} or newer, or install a torch built for an older CUDA"
+    # Too old to run at all, too old for some features, or fine.
+    fix = f"update the driver to {max(least, recommended)} or newer, or install a torch built for an older CUDA"
     text = f"{driver}, and this torch is built with CUDA {cuda}"
     if int(branch) < least:
         yield Finding("error", "driver", f"{text}, which needs {least} or newer and finds no card: {fix}")
-    elif int(branch) < own:
-        yield Finding("warning", "driver", f"{text}, which came with {own} and may lack features here: {fix}")
+    elif int(branch) < recommended:
+        yield Finding("warning", "driver", f"{text}, which came with {recommended} and may lack features here: {fix}")
     else:
         yield Finding("fine", "driver", text)
 
@@ -199,21 +200,22 @@ def _folder(config: PolicyConfig) -> Iterator[Finding]:
 
 def _memory(plan: Plan) -> Iterator[Finding]:
     host = plan.host_bytes
-    held = plan.held_bytes
+    resident = plan.held_bytes
     if plan.device_bytes:
         yield _on_card(plan, plan.device_bytes)
     else:
         # The CPU is the device, and its memory the host's.
         yield _without_card(plan)
         host += plan.peak_bytes
-        held += plan.peak_bytes
+        resident += plan.peak_bytes
 
+    # Pages of files may be dropped: without them a run fits, but loads slowly.
     memory = _main_memory()
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
-    if held > memory:
+    if resident > memory:
         yield Finding("error", "memory", text)
     elif host > memory:
-        pages = f"{size_text(held)} without pages of the checkpoints' files, which then are read more than once"
+        pages = f"{size_text(resident)} without pages of the checkpoints' files, which then are read more than once"
         yield Finding("warning", "memory", f"{text}; {pages}: loading is slow")
     else:
         yield Finding("fine", "memory", text)
@@ -267,6 +269,7 @@ def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool)
 
 
 def _asked(key: str, options: BackendOptions) -> Finding:
+    # A fault of loading or asking the judge is a finding, as any other.
     judge: Judge | None = None
     device = torch.device(available_device())
     try:

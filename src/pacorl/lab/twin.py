@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pacorl.io.documents import JsonObject
 from pacorl.io.files import check_new, weight_write_errors
 from pacorl.judge.judge import JudgeSpec
 from pacorl.models.policies.policy import WITHOUT_WEIGHTS, Parts
@@ -44,6 +45,7 @@ def write_generator(spec: PolicySpec, folder: Path, *, width: Width, depth: int 
         OSError: the disk is full or cannot be written.
     """
     check_new(folder, fix="name another folder")
+    # Tokenizers and schedulers of the tiny twin, weights in the wanted shapes.
     pipeline = spec.twin(vocabulary())
     pipeline.save_config(folder)
     for name, component in pipeline.components.items():
@@ -68,16 +70,16 @@ def write_judge(spec: JudgeSpec, folder: Path, *, width: Width, depth: int | Non
     config = own_config(model)
     if width == "published":
         assert spec.architecture is not None
-        parts = read_object(spec.architecture)
-        config = parts["model"]
+        configs = read_object(spec.architecture)
+        config = configs["model"]
         processor = image_text_processor(
-            tokenizer=processor.tokenizer, image_options=parts["processor"], chat_template=processor.chat_template
+            tokenizer=processor.tokenizer, image_options=configs["processor"], chat_template=processor.chat_template
         )
     write_model({**config, **special_ids(config, processor.tokenizer)}, folder, depth=depth)
     processor.save_pretrained(folder)
 
 
-def own_config(model: Any) -> dict[str, Any]:
+def own_config(model: Any) -> JsonObject:
     """Return the config of a model in memory, in the form of `model_of`."""
     config = dict(model.config.to_dict() if hasattr(model.config, "to_dict") else model.config)
     if "_class_name" in config:
@@ -85,14 +87,14 @@ def own_config(model: Any) -> dict[str, Any]:
     return {**config, "architectures": [type(model).__name__]}
 
 
-def published_component(name: str, twin: Any, parts: Parts) -> Any:
+def published_component(name: str, twin: Any, configs: Parts) -> Any:
     """Build the scheduler or processor with its published settings."""
     if name == "scheduler":
-        return type(twin).from_config(parts[name])
+        return type(twin).from_config(configs[name])
     from pacorl.io.processor import image_text_processor
 
     return image_text_processor(
-        tokenizer=twin.tokenizer, image_options=parts[name], chat_template=twin.tokenizer.chat_template
+        tokenizer=twin.tokenizer, image_options=configs[name], chat_template=twin.tokenizer.chat_template
     )
 
 
@@ -100,6 +102,7 @@ def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -
     """Look up the ids of image tokens in a vision-language model's tokenizer; empty for other models."""
     if "vision_config" not in config:
         return {}
+    # transformers looks for images by these ids, which differ in the twin's vocabulary.
     ids = {}
     for token in QWEN_SPECIAL_TOKENS:
         name = token.strip("<|>")
@@ -113,7 +116,7 @@ def special_ids(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -
 # --- one model -------------------------------------------------------------------------------------------------
 
 
-def write_model(config: Mapping[str, Any], folder: Path, *, depth: int | None = None) -> None:
+def write_model(config: JsonObject, folder: Path, *, depth: int | None = None) -> None:
     """Write a model's config.json and shards of random weights, in the layout of its library."""
     model: Any = model_on_meta(at_depth(config, depth), dtype=torch.bfloat16)
     of_diffusers = "_class_name" in config
@@ -128,11 +131,11 @@ def write_model(config: Mapping[str, Any], folder: Path, *, depth: int | None = 
     write_shards(model, folder, stem)
 
 
-def at_depth(config: Mapping[str, Any], depth: int | None) -> dict[str, Any]:
+def at_depth(config: Mapping[str, Any], depth: int | None) -> JsonObject:
     """Reduce a config to at most `depth` blocks, and twice as many single blocks."""
     if depth is None:
         return dict(config)
-    fewer: dict[str, Any] = {name: min(depth, config[name]) for name in DEPTHS if name in config}
+    fewer: JsonObject = {name: min(depth, config[name]) for name in DEPTHS if name in config}
     if "num_single_layers" in config:
         fewer["num_single_layers"] = min(2 * depth, config["num_single_layers"])
     if "layer_types" in config:
@@ -147,6 +150,7 @@ def write_shards(model: nn.Module, folder: Path, stem: str) -> None:
 
     from pacorl.io.documents import write_json
 
+    # Names first: a shard's file name contains the number of all shards.
     shards = list(shards_of(model))
     weight_map: dict[str, str] = {}
     total = 0

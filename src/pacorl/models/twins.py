@@ -43,6 +43,7 @@ def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
     import diffusers
     import transformers
 
+    # diffusers names the class in the config, transformers the architecture.
     options = {**config, **overrides}
     if "_class_name" in options:
         return getattr(diffusers, options["_class_name"]).from_config(options)
@@ -119,10 +120,7 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
 
 def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase, name: str = "qwen_vl") -> Any:
     """Build a small Qwen2.5-VL with random weights, or another vision-language model of `TINY`."""
-    ids = {}
-    for token in QWEN_SPECIAL_TOKENS:
-        ids[token] = tokenizer.convert_tokens_to_ids(token)
-
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     text_ids = {
         "vocab_size": len(tokenizer),
         "bos_token_id": ids["<|endoftext|>"],
@@ -217,6 +215,7 @@ def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     """Build T5's Unigram tokenizer with a piece for each word of `texts`, and single letters for the rest."""
     from transformers import T5TokenizerFast
 
+    # A word's score is the logarithm of its frequency.
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())

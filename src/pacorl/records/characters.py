@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,18 +88,18 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     texts = prompt.panels or (prompt.text,) * prompt.grid.count
     casts = []
     for text in texts:
-        casts.append([character for character in prompt.characters if _is_named(character, text)])
+        folded = text.casefold()
+        cast = []
+        for character in prompt.characters:
+            # Its name as whole words, or its description.
+            name = re.escape(character.name.replace("_", " ").casefold())
+            is_described = character.text and character.text.casefold() in folded
+            if is_described or re.search(rf"(?<!\w){name}(?!\w)", folded.replace("_", " ")):
+                cast.append(character)
+        casts.append(cast)
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
-
-
-def _is_named(character: Character, text: str) -> bool:
-    """Check whether a text has a character's name as whole words, or its description."""
-    text = text.casefold()
-    name = re.escape(character.name.replace("_", " ").casefold())
-    described = bool(character.text) and character.text.casefold() in text
-    return described or re.search(rf"(?<!\w){name}(?!\w)", text.replace("_", " ")) is not None
 
 
 def images_in(folder: Path) -> tuple[Path, ...]:
@@ -112,9 +113,10 @@ def import_vistorybench(source: Path, out: Path) -> list[Path]:
     Raises:
         ValueError: if a story cannot be read, an image is unusable, or a folder exists already.
     """
+    # One story, or a folder of stories.
     paths = [source / "story.json"]
     if not paths[0].is_file():
-        paths = sorted(source.glob("*/story.json"), key=lambda path: path.parent)
+        paths = sorted(source.glob("*/story.json"), key=attrgetter("parent"))
     if not paths:
         raise ValueError(f"{source} has no story.json, nor has a folder in it; name ViStoryBench's folder of stories")
 
@@ -141,6 +143,7 @@ def _import_character(story: Path, name: str, entry: Any, folder: Path) -> Path:
     if not images:
         raise ValueError(f"there is no image in {story / 'image' / name}")
     for image in images:
+        # Opened before it is written: a copied image is a usable one.
         content = read_bytes(image)
         open_image(content, name=str(image))
         write_atomic(folder / image.name, content)

@@ -16,19 +16,20 @@ the file and the line or record. No record is skipped.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pydantic import BaseModel
 
 from pacorl.core.questions import meets_criterion, text_fault
 from pacorl.io.documents import (
+    JsonObject,
     blamed_on,
     check_keys,
     read_json,
@@ -102,8 +103,16 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
 
 def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
     if source.startswith(TINY):
-        return _tiny_comparisons(source, scratch)
+        split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
+        assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
+        path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
+        if not path.is_file():
+            make_folder(path.parent)
+            drawn = draw_comparisons(path.parent, split=split, count=count)
+            save_comparisons(drawn, path)  # last: an existing file is whole
+        return load_comparisons(path)
 
+    # A file.
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -113,6 +122,7 @@ def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
             raise ValueError(f"{path}: no such file; give {SOURCES}")
         return load_sharegpt(path.parent, path.name)
 
+    # An entry of a folder's dataset_info.json.
     folder_entry = _folder_entry(source)
     if folder_entry is None:
         raise _unreadable(source)
@@ -223,7 +233,7 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
     write_jsonl(path, rows)
 
 
-def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
+def _comparison(record: JsonObject, folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
     check_keys(record, KEYS)
@@ -280,6 +290,7 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
 
+    # The entry's names of columns and roles, over LLaMA-Factory's.
     columns = COLUMNS | entry.columns
     tags = TAGS | entry.tags
     comparisons = []
@@ -302,28 +313,25 @@ def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) ->
     paths = []
     info = {}
     for name, comparisons in datasets.items():
+        rows = []
+        for comparison in comparisons:
+            # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
+            question = comparison.question
+            if IMAGE_TAG not in question:
+                question = IMAGE_TAG * len(comparison.images) + question
+            messages = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer_text(comparison)},
+            ]
+            images = [image.relative_to(folder).as_posix() for image in comparison.images]
+            keys = {"category": comparison.category, "group": comparison.group}
+            rows.append({"messages": messages, "images": images, **keys})
         path = folder / f"{name}.json"
-        write_json(path, [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
+        write_json(path, rows, indent=1)
         paths.append(path)
         info[name] = {"file_name": path.name, **OPENAI_FORM}
     write_json(folder / INFO, info)
     return [*paths, folder / INFO]
-
-
-def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
-    # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
-    question = comparison.question
-    if IMAGE_TAG not in question:
-        question = IMAGE_TAG * len(comparison.images) + question
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer_text(comparison)},
-        ],
-        "images": [image.relative_to(folder).as_posix() for image in comparison.images],
-        "category": comparison.category,
-        "group": comparison.group,
-    }
 
 
 def sharegpt_names(folder: Path) -> list[str]:
@@ -352,6 +360,7 @@ def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
         return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
     info = _info(folder)
 
+    # By name, by file name, or the only one.
     matching = {}
     for key, entry in info.items():
         if name in ("", key, entry.file_name):
@@ -421,24 +430,13 @@ def _images(names: Any, folder: Path) -> tuple[Path, ...]:
 # --- the tiny world --------------------------------------------------------------------------------------------
 
 
-def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
-    assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
-    path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
-    if not path.is_file():
-        make_folder(path.parent)
-        drawn = draw_comparisons(path.parent, split=split, count=count)
-        save_comparisons(drawn, path)  # last: a file that is there is whole
-    return load_comparisons(path)
-
-
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
     """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
 
     Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
     attribute in question, the reasons describe the images.
     """
-    rng = random.Random(f"{split}-{seed}")
+    rng = Random(f"{split}-{seed}")
     pool = characters.panels_of(split)
     drawn = []
     # Attributes and answers take turns: an even count has as many Yes as No.

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pacorl.io.documents import blamed_on, check_keys, read_json, typed, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, read_json, typed, write_jsonl
 from pacorl.io.files import inside, kept_digest, state_of, write_atomic
 from pacorl.io.images import open_image
 from pacorl.io.tables import parquet_file
@@ -58,6 +58,7 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
         ValueError: if the instruction is missing, or an image is missing, unreadable or outside of `folder`.
     """
     check_keys(record, KEYS, foreign=True)
+    # What to change, in which images, and what the edited image is to show.
     instruction = record.get("instruction")
     if not isinstance(instruction, str) or not instruction.strip():
         raise ValueError(f"'instruction' must be the text of an edit, got {instruction!r}")
@@ -88,7 +89,7 @@ class ShownCharacter(BaseModel):
     images: list[str] = []
 
 
-def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def shown_characters(record: Mapping[str, Any], folder: Path) -> JsonObject:
     """Read the fields `characters` and `references` of a record in `folder`.
 
     Raises:
@@ -107,6 +108,7 @@ def shown_characters(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     characters = []
     for name, entry in entries.items():
         characters.append(Character(name, entry.description.strip(), images_beside(entry.images, folder)))
+    # References by default, or as the record lists them.
     references = in_turn([character.images for character in characters])
     if "references" in record:
         references = images_beside(_texts(record, "references"), folder)
@@ -144,9 +146,9 @@ def _check_image(path: Path, size: int, changed: int) -> None:
     open_image(path)
 
 
-def character_fields(prompt: Prompt, path: Path) -> dict[str, Any]:
+def character_fields(prompt: Prompt, path: Path) -> JsonObject:
     """Write the fields `characters` and `references` of a record in the file `path`; absent if they follow."""
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for character in prompt.characters:
         entry = {"description": character.text, "images": copied_images(character.images, path)}
         fields.setdefault("characters", {})[character.name] = {key: value for key, value in entry.items() if value}
@@ -196,6 +198,7 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: holds no .parquet files")
+    # The images of all files go into one folder, named by content.
     folder = path.parent / f"{path.stem}_images"
     prompts: list[Prompt] = []
     for file in files:
@@ -208,7 +211,7 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
     return prompts
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[JsonObject]:
     """Yield the rows with the columns renamed to ours."""
     with parquet_file(path) as file:
         names = file.schema_arrow.names
@@ -218,12 +221,13 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             if not present:
                 raise ValueError(f"{path}: has no column {' or '.join(choices)}; it has {', '.join(names)}")
             columns[present[0]] = ours
+        # A few rows at a time: each holds images of megabytes.
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
             for row in batch.to_pylist():
                 yield {columns[name]: value for name, value in row.items()}
 
 
-def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder: Path) -> Prompt:
+def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) -> Prompt:
     text = row["instruction"]
     image = row["image"]
     if not isinstance(text, str) or not text.strip():
@@ -231,7 +235,6 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
     if not isinstance(image, Mapping) or not image.get("bytes"):
         raise ValueError(f"{location}: the image has no bytes")
     data = image["bytes"]
-    open_image(data, name=f"{location}, its image")
 
     # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes.
     suffix = ".img"
@@ -240,6 +243,7 @@ def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder:
             suffix = file_type
     source = folder / f"{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
     if not source.exists():
+        open_image(data, name=f"{location}, its image")  # raises
         write_atomic(source, data)
     return Prompt(
         id=number,
@@ -267,25 +271,19 @@ def load_sharegpt_4o(path: Path) -> list[Prompt]:
     prompts = []
     for number, record in enumerate(records):
         with blamed_on(f"{path}, record {number + 1}"):
-            prompts.append(_sharegpt_prompt(record, number, path=path))
+            text = record.get("input_prompt") if isinstance(record, dict) else None
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError("'input_prompt' is missing or empty")
+            names = record.get("input_image") or []
+            if isinstance(names, str):
+                names = [names]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"'input_image' must be a path or a list of paths, got {names!r}")
+            sources = tuple(inside(path.parent, name) for name in names)
+            for source in sources:
+                # Not opened: there are 46,000.
+                if not source.is_file():
+                    fix = f"unpack the collection's archives into the folder of {path.name}"
+                    raise ValueError(f"{source} is missing; {fix}")
+        prompts.append(Prompt(id=number, text=text.strip(), sources=sources))
     return prompts
-
-
-def _sharegpt_prompt(record: Any, number: int, *, path: Path) -> Prompt:
-    text = record.get("input_prompt") if isinstance(record, dict) else None
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("'input_prompt' is missing or empty")
-
-    names = record.get("input_image") or []
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"'input_image' must be a path or a list of paths, got {names!r}")
-    sources = []
-    for name in names:
-        source = inside(path.parent, name)
-        # Not opened: there are 46,000.
-        if not source.is_file():
-            raise ValueError(f"{source} is missing; unpack the collection's archives into the folder of {path.name}")
-        sources.append(source)
-    return Prompt(id=number, text=text.strip(), sources=tuple(sources))

@@ -8,13 +8,13 @@ Therefore a benchmark also reads the training data of a run, and reports figures
 
 from __future__ import annotations
 
-import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 from pacorl.core.grid import shared_text
@@ -61,6 +61,7 @@ def find_leaks(
     """
     leaks: dict[int, Leak] = {}
     for name, prompts in against.items():
+        # Exact equality by keys, then nearly equal texts by shared word triples.
         equals: dict[str, Prompt] = {}
         for prompt in prompts:
             for key in _keys(prompt):
@@ -144,13 +145,14 @@ def split_prompts(
     Raises:
         ValueError: if no prompts are left for training.
     """
+    # Keep out what is measured elsewhere, and group what belongs together.
     leaks = find_leaks(prompts, keep_out or {}, near=near)
     # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
     families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
 
     # Whole families, until there are enough.
-    random.Random(seed).shuffle(families)
+    Random(seed).shuffle(families)
     held_out: set[int] = set()
     while families and len(held_out) < test:
         held_out.update(id(prompt) for prompt in families.pop())
@@ -183,6 +185,7 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     """
     learned = {plain(text) for text in _trained_texts(run)} - {""}
 
+    # The first shared text is reason enough.
     shared = {}
     for item, item_texts in texts.items():
         for text in item_texts:
@@ -203,6 +206,7 @@ def _trained_texts(run: Path) -> Iterator[str]:
     prompts = config.get("prompts") or {}
     data = config.get("data") or {}
 
+    # A policy was trained on prompts, a judge on comparisons.
     if "train" in prompts:
         read, sources = _prompt_texts, [prompts["train"]]
     else:
@@ -264,6 +268,7 @@ def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         for member in family:
             family_of.update(dict.fromkeys(_keys(member), family))
 
+    # Each family once, at its first member.
     families = {}
     for prompt in prompts:
         family = family_of[_keys(prompt)[0]]
@@ -295,6 +300,7 @@ class _NearestPrompt:
         for shingle in shingles:
             shared.update(self.holders.get(shingle, ()))
 
+        # In the order of the prompts, so that the first of equals wins.
         best, nearest = 0.0, 0
         for number in sorted(shared):
             jaccard = shared[number] / len(shingles | self.shingles[number])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
-from pacorl.io.documents import blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
 from pacorl.records.edits import (
     LANGUAGES,
     character_fields,
@@ -100,8 +100,10 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         with blamed_on(f"{path}:{number}"):
             if suffix == ".txt":
                 prompts.append(text_prompt(line, len(prompts)))
-            else:
-                prompts.append(_parse_json(line, len(prompts), folder=path.parent))
+                continue
+            record = parse_object(line)
+            parse = edit_prompt if is_edit(record) else record_prompt
+            prompts.append(parse(record, len(prompts), folder=path.parent))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
@@ -118,7 +120,19 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
     path = Path(path)
-    write_jsonl(path, [_record(prompt) | character_fields(prompt, path) for prompt in prompts])
+    rows = []
+    for prompt in prompts:
+        row: JsonObject = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
+        if prompt.size:
+            row |= {"height": prompt.size.height, "width": prompt.size.width}
+        row |= {"layout": str(prompt.grid), "theme": prompt.theme, "category": prompt.category}
+        row["task_name"] = prompt.task
+        row["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+        # Panels in the text are parsed from it again; a second copy could differ.
+        if prompt.panels != panel_texts(prompt.text):
+            row["panels"] = list(prompt.panels)
+        rows.append(row | character_fields(prompt, path))
+    write_jsonl(path, rows)
 
 
 # --- one record ------------------------------------------------------------------------------------------------
@@ -138,13 +152,6 @@ def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prom
     return Prompt(id=number, text=text, grid=grid, panels=panels)
 
 
-def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
-    record = parse_object(line)
-    if is_edit(record):
-        return edit_prompt(record, number, folder=folder)
-    return record_prompt(record, number, folder=folder)
-
-
 def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> Prompt:
     """Convert a T2IS record to a prompt, with the position `number` as its id; its images are in `folder`.
 
@@ -156,10 +163,12 @@ def record_prompt(record: Record, number: int = 0, *, folder: Path = Path()) -> 
     layout = text_field(record, "layout")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text for the generator")
+    # Panels: listed under their key, or behind tags in the text.
     panels = record.get("panels", list(panel_texts(text)))
     if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
         raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
 
+    # The layout, if there is one or if there are panels to lay out.
     grid = Grid(1, 1)
     if layout or panels or LAYOUT.search(text):
         grid = parse_layout(layout or text)
@@ -190,6 +199,7 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
     dimensions = record.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
+    # Dimension → name → text.
     criteria: dict[str, dict[str, str]] = {}
     for dimension, named_texts in dimensions.items():
         texts = named_texts or {}
@@ -213,22 +223,6 @@ def _size(record: Record) -> Size | None:
         if type(pixels) is not int or pixels < 1:
             raise ValueError(f"{side!r} must be a whole number of pixels, got {pixels!r}; give both sides, or neither")
     return Size(height=int(str(height)), width=int(str(width)))
-
-
-def _record(prompt: Prompt) -> dict[str, Any]:
-    record: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
-    if prompt.size:
-        record["height"] = prompt.size.height
-        record["width"] = prompt.size.width
-    record["layout"] = str(prompt.grid)
-    record["theme"] = prompt.theme
-    record["category"] = prompt.category
-    record["task_name"] = prompt.task
-    record["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
-    # Panels in the text are parsed from it again; a second copy could differ.
-    if prompt.panels != panel_texts(prompt.text):
-        record["panels"] = list(prompt.panels)
-    return record
 
 
 # --- shared with sources of comparisons --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import blamed_on, check_keys, parse_object, read_text, text_field, text_lines
+from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, read_text, text_field, text_lines
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -102,7 +102,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
     return rankings
 
 
-def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
+def _ranking(record: JsonObject, line: int) -> Ranking:
     check_keys(record, KEYS, foreign=True)
     ranking = Ranking(
         line=line,
@@ -112,6 +112,7 @@ def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
         **{name: text_field(record, name).strip() for name in TEXTS},
     )
 
+    # A ranking from which nothing, or the wrong thing, would be learnt.
     candidates = ranking.candidates
     repeated = [name for name in candidates if candidates.count(name) > 1]
     if not ranking.reference:
@@ -204,8 +205,8 @@ def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
         raise ValueError(f"{path}:{start}: not valid CSV ({error})") from None
 
 
-def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str], delimiter: str) -> dict[str, Any]:
-    row: dict[str, Any] = {}
+def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str], delimiter: str) -> JsonObject:
+    row: JsonObject = {}
     # Spreadsheets leave out the last empty cells of a row, or add some.
     for name, cell in zip_longest(header, cells, fillvalue=""):
         if cell and not name:
@@ -217,12 +218,19 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
     row.pop("", None)
 
     if ranks:
-        tiers = _in_columns({name: row.pop(name) for name in ranks})
+        # Best first; of numbered columns only the last may be empty.
+        ranked = [row.pop(name) for name in ranks]
+        tiers = [tier for tier in ranked if tier]
+        required = (0, -1) if "best" in ranks else range(len(tiers))
+        for index in required:
+            if not ranked[index]:
+                raise ValueError(f"column {ranks[index]!r} is empty; move the worse candidates up")
     else:
         cell = row["candidates"]
         separators = [mark for mark in SEPARATORS if mark in cell] or SEPARATORS
         tiers = _split(cell, separators[0])
 
+    # Ties within a rank.
     candidates = []
     for tier in tiers:
         candidates.append([name.strip() for name in TIE.split(tier)])
@@ -231,17 +239,7 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
 
 def _split(cell: str, separator: str) -> list[str]:
     """Split a cell into its parts, without blanks around them and without empty parts."""
-    return [part.strip() for part in cell.split(separator) if part.strip()]
-
-
-def _in_columns(row: Mapping[str, str]) -> list[str]:
-    """Return the cells of the rank columns, best first; of numbered columns only the last may be empty."""
-    filled = [cell for cell in row.values() if cell]
-    required = ["best", "worst"] if "best" in row else list(row)[: len(filled)]
-    for name in required:
-        if not row[name]:
-            raise ValueError(f"column {name!r} is empty; move the worse candidates up")
-    return filled
+    return [entry.strip() for entry in cell.split(separator) if entry.strip()]
 
 
 def _rank_columns(header: Sequence[str]) -> list[str]:
@@ -250,6 +248,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
     Raises:
         ValueError: if candidates or references have no column.
     """
+    # One column for the reference, and no name twice.
     fix = f"the first line names the columns, e.g. {EXAMPLE}"
     for name, count in Counter(header).items():
         if name and count > 1:
@@ -271,6 +270,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         between = [name for name in span if name and name not in KEYS]
     single = [name for name in header if name == "candidates"]
 
+    # Exactly one of the forms.
     forms = [", ".join(form) for form in (single, numbered, between) if form]
     if len(forms) != 1:
         fault = f"candidates are in {' and in '.join(forms)}" if forms else "no candidates"

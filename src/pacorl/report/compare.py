@@ -47,12 +47,13 @@ def comparison_path(first: Path, second: Path) -> Path:
 
 def side_names(first: Path, second: Path) -> tuple[str, str]:
     """Return the folders' names, with as many parent folders as distinguish them."""
-    parts = first.resolve().parts
-    others = second.resolve().parts
+    first_parts = first.resolve().parts
+    second_parts = second.resolve().parts
+    # As few parents as are needed: the names head two columns.
     count = 1
-    while parts[-count:] == others[-count:] and count < max(len(parts), len(others)):
+    while first_parts[-count:] == second_parts[-count:] and count < max(len(first_parts), len(second_parts)):
         count += 1
-    return "/".join(parts[-count:]), "/".join(others[-count:])
+    return "/".join(first_parts[-count:]), "/".join(second_parts[-count:])
 
 
 def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
@@ -110,10 +111,10 @@ def results_of_both(first: RunFolder, second: RunFolder, samples: Mapping[int, l
     """Compare every measure of the shared images, then append the measures that only the summaries have."""
     rows = compared(samples)
     measured = {row.name for row in rows}
-    others = {row.name: row.after for row in results(second.summary)}
+    second_results = {row.name: row.after for row in results(second.summary)}
     for row in results(first.summary):
-        if row.name in others and row.name not in measured:
-            rows.append(Result(row.name, row.after, others[row.name], None))
+        if row.name in second_results and row.name not in measured:
+            rows.append(Result(row.name, row.after, second_results[row.name], None))
     return rows
 
 

@@ -20,6 +20,8 @@ from pacorl.report.folder import Record, RunFolder, number
 
 Points = list[tuple[float, float | None]]
 """(epoch, value); None if the value was not finite, which breaks the line."""
+Series = Mapping[str, Points]
+"""Key → its points."""
 
 REWARDS, EVALUATION, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
     "Rewards",
@@ -128,7 +130,7 @@ def _series(records: Sequence[Record]) -> dict[str, Points]:
     return {key: points for key, points in series.items() if _finite(points)}
 
 
-def _training_charts(series: Mapping[str, Points]) -> list[Chart]:
+def _training_charts(series: Series) -> list[Chart]:
     """One chart per title: keys in the order of RULES, and within a rule in the order the run wrote them."""
     # A reward's spread is the band around its mean, and not a curve of its own.
     banded = {key.removesuffix("mean") + "std" for key in series if re.fullmatch(RULES[0][0], key)}
@@ -162,7 +164,7 @@ def _rule_of(key: str) -> tuple[int, str, str, str]:
     return len(RULES), MORE, label(key), label(key)
 
 
-def _band(series: Mapping[str, Points], key: str) -> list[tuple[float, float, float]]:
+def _band(series: Series, key: str) -> list[tuple[float, float, float]]:
     """One standard deviation around a reward's mean, if the run wrote both."""
     if not key.endswith("/mean"):
         return []
@@ -176,7 +178,7 @@ def _band(series: Mapping[str, Points], key: str) -> list[tuple[float, float, fl
     return band
 
 
-def _evaluation_charts(series: Mapping[str, Points]) -> list[Chart]:
+def _evaluation_charts(series: Series) -> list[Chart]:
     # One chart per measure, known measures first.
     first = [name for name in MEANINGS if name in series]
     separate = (MONITOR, HELD_OUT, ALARM, SECONDS, CORRELATION, TRAINED, AVERAGE)
@@ -203,11 +205,12 @@ def _evaluation_charts(series: Mapping[str, Points]) -> list[Chart]:
     return drawn
 
 
-def _hacking_charts(epochs: Mapping[str, Points], evaluations: Mapping[str, Points]) -> list[Chart]:
+def _hacking_charts(epochs: Series, evaluations: Series) -> list[Chart]:
     """Unrewarded measures: held-out scores, and each sign of training images and of evaluations in one chart."""
     drawn = []
     for line in _lines_of(evaluations, HELD_OUT):
         drawn.append(Chart(HACKING, f"{line.label}, held out", [line], dots=True))
+    # Training and evaluation in one chart: a sign in either is enough.
     for key in dict.fromkeys([*epochs, *evaluations]):
         if key.startswith(MONITOR):
             chart = Chart(HACKING, label(key.removeprefix(MONITOR)))
@@ -218,7 +221,7 @@ def _hacking_charts(epochs: Mapping[str, Points], evaluations: Mapping[str, Poin
     return drawn
 
 
-def _lines_of(series: Mapping[str, Points], prefix: str) -> list[Line]:
+def _lines_of(series: Series, prefix: str) -> list[Line]:
     """Return a line for each key that begins with `prefix`."""
     lines = []
     for key, points in series.items():
@@ -231,6 +234,7 @@ def thinned(points: Points) -> Points:
     """Keep the lowest and highest point of each bucket and both ends; all points if there are at most 2 · BUCKETS."""
     if len(points) <= 2 * BUCKETS:
         return points
+    # Extremes, not means: a spike in the loss must remain visible.
     indices = {0, len(points) - 1}
     for bucket in range(BUCKETS):
         start = bucket * len(points) // BUCKETS
@@ -262,6 +266,7 @@ COLOURS = 6
 
 def line_chart_svg(chart: Chart) -> Markup:
     """Draw the chart's lines and band with axes; data attributes hold the frame and the numbers."""
+    # The frame. SVG's y grows downwards, so that the scale of values is reversed.
     epochs, values = _extent(chart)
     x = Scale(*epochs, LEFT, RIGHT)
     y = Scale(*values, BOTTOM, TOP)
@@ -311,6 +316,7 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     for _, low, high in chart.band:
         values += [low, high]
 
+    # A run of one epoch has a single point.
     first = min(epochs)
     last = max(epochs)
     if last == first:
@@ -347,6 +353,7 @@ def _tick(value: float, among: Sequence[float]) -> str:
 
 def _line_svg(line: Line, x: Scale, y: Scale, index: int, *, dots: bool) -> Markup:
     """Draw the stretches between missing values, and a dot per point if there are few."""
+    # A missing value ends a stretch, so that no line bridges it.
     stretches: list[list[tuple[float, float]]] = [[]]
     for epoch, value in line.points:
         if value is None:

@@ -188,6 +188,7 @@ def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
     """Draw one bar per image in the order given; a bar in `links` (index → element id) is strong and links there."""
     if not changes:
         return Markup("")
+    # Bars from zero, whose line may be anywhere in the plot.
     width = 1200 / len(changes)
     gap = min(4.0, width / 4)
     scale = Scale(min(0.0, *changes), max(1e-9, *changes), 84, 4)
@@ -222,6 +223,7 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
 
 def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
     """Draw a reliability diagram: share of Yes over P(Yes), a dot per bin; the area of a dot is its count."""
+    # A square: a calibrated judge's dots lie on its diagonal.
     across = Scale(0, 1, 20, 280)
     up = Scale(0, 1, 280, 20)
     most = max([bar.count for bar in (*before, *after)], default=1)
@@ -235,8 +237,8 @@ def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
                 "title", f"{name}: P(Yes) {bar.confidence:.3f}, share of Yes {bar.share:.3f}, {bar.count} pairs"
             )
             radius = 3 + 9 * math.sqrt(bar.count / most)
-            place = {"cx": across(bar.confidence), "cy": up(bar.share)}
-            drawn.append(tag("circle", title, **place, r=radius, fill=colour_name, opacity=0.7))
+            position = {"cx": across(bar.confidence), "cy": up(bar.share)}
+            drawn.append(tag("circle", title, **position, r=radius, fill=colour_name, opacity=0.7))
     label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
     return tag("svg", *drawn, class_="reliability", viewBox="0 0 300 300", role="img", aria_label=label_text)
 
@@ -320,6 +322,7 @@ class ShownImage:
 def show(image: Image.Image) -> ShownImage:
     """Encode the image and choose its size on the page."""
     pixel_art = image.width * image.height < PIXEL_ART_BELOW
+    # A wide image, such as a grid of one row, takes two columns.
     column = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
     factor = column / image.width
     if pixel_art:
@@ -336,6 +339,7 @@ def data_url(image: Image.Image) -> str:
     if image.width * image.height < PIXEL_ART_BELOW:
         return f"data:image/png;base64,{_base64(image, 'PNG')}"
 
+    # The largest that fits the budget: a page of many images is mailed.
     for side, quality in LADDER:
         scale = min(1.0, side / max(image.size))
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))

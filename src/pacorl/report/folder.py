@@ -21,6 +21,7 @@ from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import shown_names
 from pacorl.io.documents import (
     MAX_YAML_BYTES,
+    JsonObject,
     blamed_on,
     dump_yaml,
     parse_object,
@@ -71,7 +72,7 @@ class Sample:
         return self.scores.get("consistency")
 
     @property
-    def measures(self) -> dict[str, Any]:
+    def measures(self) -> JsonObject:
         """Return the scores under the page's names, first the judge's P(Yes) of the matrix."""
         judged = self.p_yes and self.consistency is not None
         if judged:
@@ -103,6 +104,7 @@ class RunFolder:
 
     def until(self, epoch: int) -> RunFolder:
         """Leave out everything newer than an epoch, and samples without an evaluation in the log."""
+        # Samples may be written before their evaluation's line.
         evaluations = [line for line in self.evaluations if line["epoch"] <= epoch]
         evaluated = {line["epoch"] for line in evaluations}
         return replace(
@@ -139,24 +141,21 @@ def read_run(run: Path) -> RunFolder:
         samples[epoch] = [_sample(record, path.parent, location) for location, record in _lines(path)]
 
     summary = run / "summary.json"
+    config = run / "config.yaml"
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
         summary=read_object(summary) if summary.is_file() else {},
-        config=_shown_config(run / "config.yaml"),
+        config=_masked(read_text(config, limit=MAX_YAML_BYTES), str(config)) if config.is_file() else "",
         samples=samples,
         training_images=_by_epoch(run, "epoch-*.png"),
     )
 
 
-def _shown_config(path: Path) -> str:
-    """Read a config, mask its keys, and write it as YAML again; "" for an empty or missing config."""
-    return _masked(read_text(path, limit=MAX_YAML_BYTES), str(path)) if path.is_file() else ""
-
-
 @lru_cache(maxsize=1)  # a run builds its page after each epoch, from the same config
 def _masked(text: str, name: str) -> str:
+    """Mask a config's keys, and write it as YAML again; "" for an empty config."""
     document = parse_yaml(text, name=name)
     return dump_yaml(public(document)) if document else ""
 

@@ -68,6 +68,7 @@ def check_report(run: Path) -> int:
     """
     path = run / "report.html"
     page = read_text(path)
+    # The page states its run and epoch, since the run may have gone on.
     stated = STATED.search(page)
     after = ""
     if stated:
@@ -237,6 +238,7 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
     if len(samples) == 1:
         return [Pair(first[key], None, measure) for key in sorted(first)], 0
 
+    # Largest change first; unjudged pairs last, by prompt.
     last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
     pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
@@ -257,10 +259,18 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = 
     Args:
         names: names of the sides on the page.
     """
-    return [
-        Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index], names))
-        for index in spread(len(pairs), count=count)
-    ]
+    # Evenly over the ranks, so that no eye chooses the images.
+    sets = []
+    for index in spread(len(pairs), count=count):
+        pair = pairs[index]
+        sides = []
+        for name, sample in zip(names, (pair.before, pair.after), strict=True):
+            if sample:
+                title = f"P(Yes) of each pair of panels, {name.lower()}"
+                matrix = pair_matrix_svg(sample.p_yes, title=title)
+                sides.append(Side(name, sample, show(_open(sample.image)), matrix, getattr(sample, pair.measure)))
+        sets.append(Set(pair, _rank_name(pairs, index), sides))
+    return sets
 
 
 def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
@@ -272,20 +282,6 @@ def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
 def spread(length: int, *, count: int) -> list[int]:
     """Return at most `count` distinct indices of a sequence, evenly spread from its first to its last."""
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
-
-
-def _sides(pair: Pair, names: Sequence[str]) -> list[Side]:
-    return [
-        Side(
-            name,
-            sample,
-            image=show(_open(sample.image)),
-            matrix=pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}"),
-            value=getattr(sample, pair.measure),
-        )
-        for name, sample in zip(names, (pair.before, pair.after), strict=True)
-        if sample
-    ]
 
 
 def _open(path: Path) -> Image.Image:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from pacorl.config.base import changed_keys
 from pacorl.config.public import find_secret, public
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS
-from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
+from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import digest, write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
@@ -62,7 +62,7 @@ PUBLISHED = re.compile(
 class CardRow(BaseModel):
     name: str
     source: str
-    values: dict[str, Any]
+    values: JsonObject
 
 
 class CardTable(BaseModel):
@@ -103,7 +103,8 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     header |= {"pipeline_tag": _task(config)}
 
     # The text.
-    picture = _picture(run)
+    check_no_link(run / PICTURE)
+    picture = (run / PICTURE).read_bytes() if (run / PICTURE).is_file() else b""
     shown = {}
     for key, value in config.items():
         if key in SHOWN:
@@ -158,6 +159,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
 
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}; write the card first")
+    # Every text is searched for secrets before the first byte leaves this machine.
     paths = published_files(folder)
     for path in paths:
         if path.suffix in TEXT_FILES:
@@ -188,7 +190,7 @@ def check_no_link(path: Path) -> None:
         raise ValueError(f"{path} is a link, and links are not published; copy its target")
 
 
-def _config(run: Path) -> dict[str, Any]:
+def _config(run: Path) -> JsonObject:
     path = run / "config.yaml"
     try:
         document = read_yaml(path)
@@ -202,13 +204,14 @@ def _config(run: Path) -> dict[str, Any]:
     return document
 
 
-def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> dict[str, Any]:
+def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: str) -> JsonObject:
     """Build the front matter of the card, with the keys of the hub."""
+    # The base decides the licence: an adapter is bound by it.
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
-    header: dict[str, Any] = {"license": licence or base_licence}
+    header: JsonObject = {"license": licence or base_licence}
     if licence_name and not licence:
         header["license_name"] = licence_name
     if base not in ("", "tiny"):  # the hub links the base, and has none of this name
@@ -221,7 +224,7 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool, tag: s
     return header
 
 
-def _training(config: Mapping[str, Any]) -> tuple[str, str]:
+def _training(config: JsonObject) -> tuple[str, str]:
     """Describe the method of a run and its data."""
     if "character" in config:
         return "flow matching on images of a character", f"the images of `{Path(config['character']).name}`"
@@ -231,7 +234,7 @@ def _training(config: Mapping[str, Any]) -> tuple[str, str]:
     return f"{method} (arXiv 2512.04784)", ", ".join(f"`{_name_of(str(source))}`" for source in sources)
 
 
-def _task(config: Mapping[str, Any]) -> str:
+def _task(config: JsonObject) -> str:
     """Return the hub's name of the model's task."""
     if "data" in config:
         return "image-text-to-text"
@@ -241,17 +244,10 @@ def _task(config: Mapping[str, Any]) -> str:
     return "text-to-image"
 
 
-def _picture(run: Path) -> bytes:
-    """Read the run's comparison; empty if it made none."""
-    check_no_link(run / PICTURE)
-    if (run / PICTURE).is_file():
-        return (run / PICTURE).read_bytes()
-    return b""
-
-
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
     """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     yield "## Use"
+    # A judge is asked through this project, a generator may be loaded by diffusers too.
     if is_judge:
         source = f"{base} --adapter {name}" if is_adapter else name
         yield f"```bash\npacorl score a.png b.png --judge {source}\n```"
@@ -283,11 +279,12 @@ def _name_of(source: str) -> str:
 
 def _measured(run: Path) -> Iterator[str]:
     """Tabulate the summary's figures, else the last evaluation of the log."""
+    # The quickstart's summary has both sides and their difference.
     path = run / "summary.json"
     summary = read_object(path) if path.is_file() else {}
     sides = ("before", "after", "difference")
     with blamed_on(path):
-        figures = [typed(summary.get(side) or {}, dict[str, Any]) for side in sides]
+        figures = [typed(summary.get(side) or {}, JsonObject) for side in sides]
     rows = []
     for name in figures[1]:
         rows.append([name, *(_figure(side.get(name)) for side in figures)])

@@ -69,6 +69,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
     """
     if len(samples) < 2:
         return []
+    # Scores by image, on both sides.
     first = {sample.key: _scores(sample) for sample in samples[min(samples)]}
     last = {sample.key: _scores(sample) for sample in samples[max(samples)]}
 
@@ -79,6 +80,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
             if name in last[key]:
                 keys_of.setdefault(name, []).append(key)
 
+    # Paired: each row compares the same images.
     rows = []
     for name, keys in keys_of.items():
         before = np.array([first[key][name] for key in keys])
@@ -181,6 +183,7 @@ def alarms(run: RunFolder) -> list[RaisedAlarm]:
                 if key.startswith(ALARM) and record[key]:
                     epochs_of.setdefault((where, key.removeprefix(ALARM)), []).append(int(record["epoch"]))
 
+    # One row per sign, however often it was raised.
     raised = []
     for (where, sign), epochs in epochs_of.items():
         name = label(sign.removeprefix(HELD_OUT))

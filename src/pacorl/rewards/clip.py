@@ -19,6 +19,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from pacorl.core.batches import in_batches
 from pacorl.core.grid import split
 from pacorl.core.set_scores import panel_shares
 from pacorl.io.files import safetensors_errors
@@ -90,10 +91,6 @@ class ClipEncoder:
 
         return _once_each(texts, encode, keys=texts, batch=64)
 
-    @property
-    def logit_scale(self) -> float:
-        return float(self.load()[0].logit_scale.float().exp())
-
 
 # Weak: weights leave the memory together with the last reward that reads them.
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
@@ -135,8 +132,11 @@ class PartsReward(ClipReward):
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
         """Score each image, with the cosines as parts."""
-        scored = zip(prompts, self.parts(prompts, images), strict=True)
-        return [PanelScores(fmean(parts.values()), panel_shares(parts, prompt.grid.count)) for prompt, parts in scored]
+        scores = []
+        for prompt, parts in zip(prompts, self.parts(prompts, images), strict=True):
+            shares = panel_shares(parts, prompt.grid.count)
+            scores.append(PanelScores(fmean(parts.values()), shares))
+        return scores
 
 
 class PanelClipText(PartsReward):
@@ -161,9 +161,11 @@ class PanelClipImage(PartsReward):
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
         cosines_PP = [(image_PC @ image_PC.T).tolist() for image_PC in self.clip.images(panels).split(counts)]
-        return [
-            {pair: cosine[pair[0]][pair[1]] for pair in combinations(range(len(cosine)), 2)} for cosine in cosines_PP
-        ]
+        parts: list[dict[tuple[int, ...], float]] = []
+        for cosine_PP in cosines_PP:
+            pairs = combinations(range(len(cosine_PP)), 2)
+            parts.append({(first, second): cosine_PP[first][second] for first, second in pairs})
+        return parts
 
 
 class PickScore(ClipReward):
@@ -199,7 +201,8 @@ class PickScore(ClipReward):
         if self.panels:
             texts = list(chain(*(prompt.panels for prompt in prompts)))
         cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
-        return [self.clip.logit_scale * cosine / self.divide_by for cosine in cosines]
+        scale = float(self.clip.load()[0].logit_scale.float().exp())
+        return [scale * cosine / self.divide_by for cosine in cosines]
 
 
 class Aesthetic(ClipReward):
@@ -295,7 +298,8 @@ def _once_each(
     items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, keys: Sequence[Hashable], batch: int
 ) -> Tensor:
     """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
+    # Prompts and images of a group repeat.
     distinct = dict(zip(keys, items, strict=True))
     row_of = {key: row for row, key in enumerate(distinct)}
-    chunks = (list(distinct.values())[start : start + batch] for start in range(0, len(distinct), batch))
+    chunks = in_batches(list(distinct.values()), batch)
     return torch.cat([encode(chunk) for chunk in chunks])[[row_of[key] for key in keys]]

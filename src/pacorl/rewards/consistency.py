@@ -7,7 +7,7 @@ should stay, and was the instruction followed?
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from PIL.Image import Image
@@ -89,37 +89,38 @@ class Consistency(JudgedReward):
                 )
 
     def questions(self, prompt: Prompt) -> int:
-        asked = sum(map(len, prompt.criteria.values())) if self.ask == "criteria" else 1
-        return math.comb(prompt.grid.count, 2) * asked
+        per_pair = sum(map(len, prompt.criteria.values())) if self.ask == "criteria" else 1
+        return math.comb(prompt.grid.count, 2) * per_pair
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
         return self.reduce(self.pairs(prompts, images))
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its pairs as parts; the statistic `worst` is no sum of parts."""
-        found = []
+        scored = []
         for prompt, verdicts in zip(prompts, self.pairs(prompts, images), strict=True):
             parts = panel_shares(self.tempered(verdicts), prompt.grid.count) if self.statistic == "mean" else None
-            found.append(PanelScores(self.score(verdicts), parts))
-        return found
+            scored.append(PanelScores(self.score(verdicts), parts))
+        return scored
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[Pair, Verdict]]:
         """Ask about every pair of panels, per image."""
+        # All sets in one call: their questions share batches.
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         texts = [pairwise.texts_about(prompt, self.ask) for prompt in prompts]
-        return [
-            {pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()}
-            for answers in pairwise.ask_pairs(self.judge, panels, texts)
-        ]
+        means = []
+        for answers in pairwise.ask_pairs(self.judge, panels, texts):
+            means.append({pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()})
+        return means
 
     def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
         """Verdicts of `pairs` → one score per image."""
         return [self.score(verdicts) for verdicts in pairs]
 
-    def score(self, verdicts: Mapping[Pair, Verdict], *, among: Collection[int] | None = None) -> float | None:
-        """Score one image by its pairs; `among` are the panels whose lowest counts, if the statistic is `worst`."""
+    def score(self, verdicts: Mapping[Pair, Verdict]) -> float | None:
+        """Score one image by its pairs."""
         self._remember(list(verdicts.values()))
-        return set_score(self.tempered(verdicts), self.statistic, among=among)
+        return set_score(self.tempered(verdicts), self.statistic)
 
 
 class PanelMatch(JudgedReward):
@@ -142,27 +143,24 @@ class PanelMatch(JudgedReward):
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its panels' texts as parts."""
-        found = []
+        scored = []
         for prompt, verdicts in zip(prompts, self._panels(prompts, images), strict=True):
             parts = panel_shares(self.tempered(verdicts), prompt.grid.count)
-            found.append(PanelScores(self._mean(list(verdicts.values())), parts))
-        return found
+            scored.append(PanelScores(self._mean(list(verdicts.values())), parts))
+        return scored
 
     def _panels(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[dict[tuple[int], Verdict]]:
         """Ask about each panel, per image."""
         # One call for all panels: the judge shares common prefixes and fills its batches.
-        answers = pairwise.ask(
-            self.judge,
-            {
-                (sample, number): Question((panel,), wordings.shows_text(text))
-                for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
-                for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True))
-            },
-        )
-        return [
-            {(number,): answers[sample, number] for number in range(prompt.grid.count)}
-            for sample, prompt in enumerate(prompts)
-        ]
+        questions = {}
+        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
+            for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True)):
+                questions[sample, number] = Question((panel,), wordings.shows_text(text))
+
+        verdicts: list[dict[tuple[int], Verdict]] = [{} for _ in prompts]
+        for (sample, number), verdict in pairwise.ask(self.judge, questions).items():
+            verdicts[sample][number,] = verdict
+        return verdicts
 
 
 class GridLayout(JudgedReward):
@@ -177,10 +175,10 @@ class GridLayout(JudgedReward):
         return 1
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        questions = {
-            sample: Question((image,), wordings.shows_grid(prompt.grid.rows, prompt.grid.cols))
-            for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
-        }
+        questions = {}
+        for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
+            text = wordings.shows_grid(prompt.grid.rows, prompt.grid.cols)
+            questions[sample] = Question((image,), text)
         return [self._mean([verdict]) for verdict in pairwise.ask(self.judge, questions).values()]
 
 
@@ -205,9 +203,12 @@ class EditConsistency(JudgedReward):
                 )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        edits = [
-            (open_image(prompt.sources[0]), image, prompt.text) for prompt, image in zip(prompts, images, strict=True)
-        ]
+        edits = []
+        for prompt, image in zip(prompts, images, strict=True):
+            edits.append((open_image(prompt.sources[0]), image, prompt.text))
         answers = pairwise.ask_edits(self.judge, edits)
-        self._remember([verdict for edit in answers for verdict in (edit.kept, edit.followed)])
+        verdicts = []
+        for edit in answers:
+            verdicts += [edit.kept, edit.followed]
+        self._remember(verdicts)
         return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]

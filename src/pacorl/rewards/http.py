@@ -99,19 +99,25 @@ class HttpScorer:
         if self.answers is None:
             return await self._ask(prompts, items, key)
         names = [hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest() for item in items]
-        asked = [number for number, name in enumerate(names) if name not in self.answers.known]
-        if asked:
-            scores = await self._ask([prompts[n] for n in asked], [items[n] for n in asked], key)
+        unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
+        if unknown:
+            scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)
             # What a fault has cost is asked for again.
-            self.answers.given |= {names[n]: s for n, s in zip(asked, scores, strict=True) if s is not None}
-        found = self.answers.known | self.answers.given
-        return [found.get(name) for name in names]
+            for number, score in zip(unknown, scores, strict=True):
+                if score is not None:
+                    self.answers.given[names[number]] = score
+        answers = self.answers.known | self.answers.given
+        return [answers.get(name) for name in names]
 
     async def _ask(self, prompts: Sequence[Prompt], items: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+        document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
+        for field in ("sources", "references"):
+            if any(item.get(field) for item in items):
+                document[field] = [item.get(field, []) for item in items]
         options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}
         options["outage"] = self._outage
         try:
-            return await ask(self.url, _request(items), lambda answer: self._parsed(answer, prompts), **options)
+            return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
         except TransientError as fault:
             self.last_error = f"{self.url}: {fault}"
             logger.warning("%s; %s missing", self.last_error, named(prompts))
@@ -146,11 +152,3 @@ def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
     if prompt.references:
         item["references"] = [base64.b64encode(path.read_bytes()).decode() for path in prompt.references]
     return item
-
-
-def _request(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
-    for key in ("sources", "references"):
-        if any(item.get(key) for item in items):
-            document[key] = [item.get(key, []) for item in items]
-    return document

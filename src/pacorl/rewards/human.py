@@ -111,6 +111,7 @@ class _Group:
 
 def _lay_out(folder: Path, group: _Group) -> str:
     """Write a group's images, unless the stopped run has written them, and return the folder's name."""
+    # By content: a resumed run finds the groups that it has laid out before.
     content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
     mark = content.hexdigest()[:16]
     earlier = next(folder.glob(f"*-{mark}/group.json"), None)
@@ -168,10 +169,14 @@ def check_ranks(ranks: Any) -> list[int]:
 
 def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
     """Compute (#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image."""
-    rest = len(ranks) - 1
-    if not rest:
+    if len(ranks) == 1:
         return [UNRANKED]
-    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / rest for rank in ranks]
+    scores = []
+    for rank in ranks:
+        worse = sum(other > rank for other in ranks)
+        ties = ranks.count(rank) - 1
+        scores.append((worse + 0.5 * ties) / (len(ranks) - 1))
+    return scores
 
 
 def prepare(folder: Path) -> None:

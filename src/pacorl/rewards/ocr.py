@@ -54,6 +54,7 @@ class Ocr:
         return [self._score(prompt, image, read) for prompt, image in zip(prompts, images, strict=True)]
 
     def _score(self, prompt: Prompt, image: Image, read: Reader) -> float:
+        # A set without texts of panels is read as one image.
         panels = split(image, prompt.grid) if prompt.panels else [image]
         shares = []
         for panel, text in zip(panels, _descriptions(prompt), strict=True):

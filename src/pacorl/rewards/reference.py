@@ -123,6 +123,7 @@ class Reference(JudgedReward):
     def _reduce(self, prompt: Prompt, verdicts: Mapping[PanelQuestion, Verdict]) -> PanelScores:
         self._remember(list(verdicts.values()))
         p_yes = self.tempered(verdicts)
+        # Panels without a character have no score.
         score_of_panel: dict[tuple[int], float | None] = {}
         for panel, characters in enumerate(characters_of(prompt)):
             if characters:

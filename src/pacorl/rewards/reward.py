@@ -109,6 +109,7 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
     Raises:
         RewardError: if one returns the wrong number of scores, or no number.
     """
+    # A missing score becomes NaN, and invalid.
     rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
     # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
     score_RB = torch.tensor(
@@ -148,12 +149,14 @@ def panel_scores_of(
     Raises:
         RewardError: naming the reward and the record, if a score or its parts are invalid.
     """
+    # A user's class may return plain numbers here.
     results = panel_scores_by(reward, reward, prompts, images)
     for result in results:
         if not isinstance(result, PanelScores):
             raise RewardError(
                 f"reward {name!r} returned {result!r} for {named(prompts)}; panel_scores must return PanelScores"
             )
+    # The scores are checked like those of any reward.
     scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
 
     checked = []
@@ -161,7 +164,18 @@ def panel_scores_of(
         if result.part_P is None:
             checked.append(PanelScores(score, None))
             continue
-        part_P = _finite_parts(name, result.part_P, prompt, masked=masked)
+        try:
+            parts = list(result.part_P)
+        except TypeError:
+            raise RewardError(
+                f"reward {name!r} returned the parts {result.part_P!r} for {named([prompt])}; give a list"
+            ) from None
+        if len(parts) != prompt.grid.count:
+            raise RewardError(
+                f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
+                f"{prompt.grid.count}, one per panel"
+            )
+        part_P = [_finite(name, part, prompt, masked=masked) for part in parts]
         checked.append(PanelScores(_if_whole(score, part_P), part_P))
     return checked
 
@@ -172,19 +186,6 @@ def _if_whole(score: float | None, part_P: Sequence[float | None]) -> float | No
         return None
     is_finite = all(math.isfinite(part) for part in part_P if part is not None)
     return score if score is None or is_finite else math.nan
-
-
-def _finite_parts(name: str, part_P: Sequence[object], prompt: Prompt, *, masked: bool) -> list[float | None]:
-    try:
-        parts = list(part_P)
-    except TypeError:
-        raise RewardError(f"reward {name!r} returned the parts {part_P!r} for {named([prompt])}; give a list") from None
-    if len(parts) != prompt.grid.count:
-        raise RewardError(
-            f"reward {name!r} returned {len(parts)} parts for {named([prompt])}; a {prompt.grid} grid needs "
-            f"{prompt.grid.count}, one per panel"
-        )
-    return [_finite(name, part, prompt, masked=masked) for part in parts]
 
 
 def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
@@ -228,6 +229,7 @@ def smoke_test(
         RewardError: if a reward raises, does not return, returns a wrong number of scores, an invalid score or part, or
             none.
     """
+    # The largest grid has the most questions and panels.
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
     # Seeded, so that a reward scores the trial image equally each time.
     noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
@@ -251,6 +253,7 @@ def _in_time(name: str, act: Callable[[], float | None], seconds: float) -> floa
     # Only now: it imports accelerate, and checks of a config take a moment without.
     from pacorl.runtime.workers import CallTimeout, LimitedCall, Workers
 
+    # A daemon thread: a reward that never returns must not keep the command.
     workers = Workers(1, name="trial")
     try:
         return LimitedCall(workers, act, name=f"reward {name} (trial image)", seconds=seconds).result()

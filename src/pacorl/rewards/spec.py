@@ -71,6 +71,7 @@ class RewardSpec:
     @property
     def options(self) -> Mapping[str, Any]:
         """Argument → type, for the arguments that a config may set."""
+        # A class declares its options in `__init__`.
         target: Any = self.target
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
@@ -91,6 +92,7 @@ class RewardSpec:
         Raises:
             RewardError: naming the unknown, missing or mistyped argument.
         """
+        # Unknown names first, then missing ones, then types.
         options = self.options
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values())
         for name in args:
@@ -176,6 +178,7 @@ def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
     for node in ast.walk(arguments):
         if isinstance(node, ast.arg):
             node.annotation = None
+    # Defaults belong to the last positional arguments.
     positional = [*arguments.posonlyargs, *arguments.args][skip:]
     arguments.posonlyargs = []
     arguments.args = positional
@@ -233,7 +236,7 @@ class UserReward:
         return self._scored(self.reward, prompts, images)
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[PanelScores]:
-        """Score each image, with the parts of a reward that has them."""
+        """Score each image, with its parts if the reward has parts."""
         return self._scored(partial(panel_scores_by, self.reward, self.reward), prompts, images)
 
     def _scored(

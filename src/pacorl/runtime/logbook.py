@@ -63,6 +63,7 @@ class Logbook:
         self.axis = axis
         if folder:
             make_folder(folder)
+        # Masked, since services show it to others.
         shown = public(settings or {})
         self._trackers = [TRACKERS[name](folder, shown) for name in trackers] if folder else []
 

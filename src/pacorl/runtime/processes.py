@@ -86,6 +86,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
 
 def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
     """Describe the ranks that have ended, or the candidates on other machines."""
+    # Only processes of this machine can be looked up.
     here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
     deadline = time.monotonic() + ENDING
     while not (ended := [other for other in here if not is_running(processes[other].number)]):
@@ -167,6 +168,7 @@ class Runtime:
         Raises:
             SharedFault: on every rank, if any of them raised something, so that none waits for ever.
         """
+        # A rank that raised before the exchange would leave the others in it.
         rows: dict[int, Any] = {}
         fault: Exception | None = None
         try:
@@ -227,6 +229,7 @@ class Runtime:
             # What accelerate would read from a data loader, of which there is none.
             engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
             engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
+        # One call for both: FSDP2 swaps the optimizer's parameters for its shards.
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
             # Training changes no buffers, and evaluation's last round may be uneven: no collective in a forward.
@@ -247,6 +250,7 @@ class Runtime:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        # DDP exchanges gradients with the last backward, FSDP2 weights in each.
         self.position.meetings += last or self.sharded
         self.position.advance()
         if self.deepspeed:
@@ -281,7 +285,7 @@ class Runtime:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
         self.position.advance()
         self.position.meetings += 1
-        # A launcher's signal reaches ranks at different batches: a rank that left alone would hang the next collective.
+        # A launcher's signal reaches ranks at different batches; a rank leaving alone would hang the next collective.
         flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
@@ -298,8 +302,8 @@ class Runtime:
     ) -> Iterator[None]:
         """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
 
-        A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
-        process with exit code 75. All ranks enter.
+        A hung rank is reported. If the main thread ignores a signal beyond the watch's grace, the process ends with
+        exit code 75. All ranks enter.
 
         Args:
             save: saves the last finished state without the main thread, and returns a message.
@@ -355,7 +359,7 @@ class Runtime:
 
 
 def _portable(error: Exception) -> Exception:
-    """Convert an error to a form that other processes can unpickle."""
+    """Convert an error so that other processes can unpickle it."""
     try:
         # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
         pickle.loads(pickle.dumps(error))

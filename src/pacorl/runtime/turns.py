@@ -44,6 +44,7 @@ class Turns:
 
     def add(self, holders: Iterable[object]) -> None:
         """Add the models of judges and rewards, if they expose any."""
+        # Rewards may share a model, which must be moved once.
         models = chain.from_iterable(holder.models() for holder in holders if isinstance(holder, HoldsModels))
         self.scorers += [model for model in dict.fromkeys(models) if model not in self.scorers]
 

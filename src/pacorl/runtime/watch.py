@@ -75,7 +75,7 @@ class Member:
 class Watch:
     """The watching thread of a rank. Use as a context manager, on the main thread, around the run.
 
-    A signal that the main thread ignores for GRACE_SECONDS saves the state and ends the process with exit code 75.
+    If the main thread ignores a signal for GRACE_SECONDS, it saves the state and ends the process with exit code 75.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Watch:
         self._thread = Thread(target=self._run, name="pacorl-watch", daemon=True)
 
     def __enter__(self) -> Watch:
+        # Python's handler in C writes a signal's number here, whatever the main thread does.
         self._wakeup, self._writer = socket.socketpair()
         self._wakeup.setblocking(False)
         self._writer.setblocking(False)
@@ -159,7 +160,9 @@ class Watch:
                 sources.register(self.heartbeats.socket, EVENT_READ)
             while not self._left:
                 sources.select(BEAT_SECONDS / 2)
-                self._read_signals()
+                with suppress(BlockingIOError):
+                    if STOPS & set(self._wakeup.recv(64)):
+                        self._tell()
                 self._read_beats()
                 self._step(time.monotonic())
 
@@ -174,11 +177,6 @@ class Watch:
         if self._is_overdue(now):
             self._end_process()
 
-    def _read_signals(self) -> None:
-        with suppress(BlockingIOError):
-            if STOPS & set(self._wakeup.recv(64)):
-                self._tell()
-
     def _tell(self) -> None:
         if self.told_at is None:
             self.told_at = time.monotonic()
@@ -192,7 +190,7 @@ class Watch:
 
     def _read_beats(self) -> None:
         for beat in self.heartbeats.received() if self.heartbeats else ():
-            # Watched from the first beat: a network that blocks all beats makes no hung rank.
+            # Watched from the first beat, so that a network blocking all beats makes no hung rank.
             self._members.setdefault(beat.rank, Member(beat)).hear(beat)
             if beat.told:
                 self._tell()
@@ -239,7 +237,7 @@ class Watch:
     def _lives(self, rank: int) -> bool:
         process = self.processes[rank]
         ended = process.machine == self.processes[self.rank].machine and not is_running(process.number)
-        # A rank without any beat may live behind a network that blocks them, and two ranks must not save.
+        # A rank without any beat may live behind a blocking network, and two ranks must not save.
         silent = self._members[rank].silent if rank in self._members else 0.0
         return not ended and silent < QUIET_BEATS * BEAT_SECONDS
 

@@ -60,17 +60,13 @@ class Workers:
 
     def _work(self) -> None:
         while call := self._calls.get():
-            _fulfil(*call)
-            del call  # it holds images
-
-
-def _fulfil(future: Future[Any], act: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(act())
-    except BaseException as error:  # `sys.exit` in a user's code too
-        future.set_exception(error)
+            future, act = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(act())
+                except BaseException as error:  # `sys.exit` in a user's code too
+                    future.set_exception(error)
+            del call, future, act  # they hold images
 
 
 @dataclass(slots=True)

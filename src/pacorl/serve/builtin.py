@@ -82,6 +82,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # On the server's own loop, which exists only now.
         workers = [asyncio.create_task(model.batcher.work()) for model in models.values()]
         yield
         for worker in workers:
@@ -107,10 +108,10 @@ def load_judges(
     """
     adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
     options = {**placement(server.checkpoint, dtype), "decline": True, "calibration": calibration}
-    return {
-        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **options)
-        for name, adapter in adapters.items()
-    }
+    judges = {}
+    for name, adapter in adapters.items():
+        judges[name] = LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **options)
+    return judges
 
 
 def run_builtin(
@@ -211,9 +212,7 @@ async def tokenize(request: TokenizeRequest, state: State) -> dict[str, Any]:
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
     """List the models by name."""
-    models = []
-    for name in state.models:
-        models.append({"id": name, "object": "model", "owned_by": "pacorl"})
+    models = [{"id": name, "object": "model", "owned_by": "pacorl"} for name in state.models]
     return {"object": "list", "data": models}
 
 
@@ -313,6 +312,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
         if api_key and not is_health and not secrets.compare_digest(sent.encode(), api_key.encode()):
             raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
 
+    # Only these endpoints take images, and so large bodies.
     with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency", "/v1/check"), BodyLimit(limits.body_bytes))
     app.add_middleware(Guard, answer=_error, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
     app.middleware("http")(with_headers)
@@ -340,6 +340,7 @@ def _error(fault: Exception) -> JSONResponse:
         status = getattr(fault, "status", 400)
         message = str(fault)
 
+    # OpenAI's names, which clients tell apart.
     kind = "server_error" if status == 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
     if isinstance(fault, DeclinedError):
@@ -358,13 +359,14 @@ class Metrics:
 
     @contextmanager
     def request(self, model: str) -> Iterator[None]:
-        """Time a request; a request that raises counts as failed."""
+        """Time a request; an error counts as failed."""
         start = time.perf_counter()
         outcome = "failed"
         try:
             yield
             outcome = "answered"
         finally:
+            # Prometheus' buckets are cumulative.
             seconds = time.perf_counter() - start
             row = self._seconds[model, outcome]
             for index, bound in enumerate(BUCKETS):

@@ -54,6 +54,7 @@ class RequestImages:
         if len(urls) > self._limits.images:
             raise ImageError(f"{len(urls)} images in one request; at most {self._limits.images} are taken")
         received = []
+        # Downloads count like bodies: all images of a request share the limit.
         spare = self._limits.body_bytes
         for number, url in enumerate(urls, 1):
             name = f"image {number}"

@@ -87,6 +87,7 @@ class Batcher:
     async def work(self) -> None:
         """Answer questions until the task is cancelled."""
         while True:
+            # The first question opens a window for the rest of its call.
             batch = [await self._queue.get()]
             await asyncio.sleep(WINDOW_SECONDS)
             while len(batch) < self._largest and not self._queue.empty():
@@ -106,7 +107,7 @@ class Batcher:
             answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._run, prompts)
         except Exception as error:  # of any kind, for the caller
             if len(batch) > 1:
-                # One by one: a prompt that breaks the forward must not fail the others.
+                # One by one: the prompt at fault must not fail the others.
                 for waiting in batch:
                     await self._answer([waiting])
             elif not batch[0][1].done():
@@ -126,6 +127,7 @@ class ServedModel:
         self.judge = judge
         self.tokenizer: Any = judge.processor.tokenizer
         self.vocabulary: int = judge.model.get_input_embeddings().num_embeddings
+        # A checkpoint has one end token or several.
         ends = judge.model.generation_config.eos_token_id
         self.end_ids = {ends} if isinstance(ends, int) else set(ends or ())
         # One thread: a model answers one call at a time.
@@ -148,7 +150,7 @@ class ServedModel:
             most_tokens: limit of text and images together.
 
         Raises:
-            ValueError: if a text has a token that structures a conversation, or if the conversation is too long.
+            ValueError: if a text has a token of the conversation's structure, or if the conversation is too long.
         """
         # The cheap limit first: a text far beyond it is not tokenized.
         texts = [part.text for message in messages for part in message.content if isinstance(part, TextPart)]
@@ -160,10 +162,11 @@ class ServedModel:
         # The template writes a placeholder for each image.
         turns = []
         for message in messages:
-            content = [
-                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-                for part in message.content
-            ]
+            content: list[dict[str, str]] = []
+            for piece in message.content:
+                content.append(
+                    {"type": "text", "text": piece.text} if isinstance(piece, TextPart) else {"type": "image"}
+                )
             turns.append({"role": message.role, "content": content})
         text = self.judge.prompting.chat_text(turns)
         tokens = self.judge.prompting.count(text, sizes)
@@ -208,7 +211,7 @@ class ServedModel:
         return scores
 
     async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float) -> Check:
-        """Check panels after the controls. Raises RefusedError for a control that is answered wrongly."""
+        """Check panels after the controls. Raises RefusedError for a wrong answer about a control."""
         panels = len(request.panels)
         ask = partial(
             check_set,
@@ -226,6 +229,7 @@ class ServedModel:
             raise RefusedError(str(error), status=422) from None
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
+        # Greedy unless a temperature is given.
         sampling: dict[str, Any] = {"do_sample": False}
         if request.repetition_penalty is not None:
             sampling["repetition_penalty"] = request.repetition_penalty

@@ -57,7 +57,7 @@ class ServerFailedError(RuntimeError):
 def vllm_command(
     server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
 ) -> list[str]:
-    """Build the command line of one server. Raises ValueError for an adapter that vLLM would serve only in part.
+    """Build the command line of one server. Raises ValueError if vLLM would serve an adapter only in part.
 
     By default vLLM reads the checkpoint's generation_config.json, like a judge in this process: the repetition penalty
     there (1.05 of Qwen2.5-VL) affects the reasons. Requests set every other sampling parameter.

@@ -30,6 +30,8 @@ from pacorl.types import TINY, Grid, Prompt, Size
 if TYPE_CHECKING:
     from pacorl.generate.generated_images import GeneratedImage
     from pacorl.generate.generator import Generator
+    from pacorl.generate.repair import Try
+    from pacorl.judge.check import Check
     from pacorl.judge.paco_reward import PacoReward
 
 MAX_BYTES = 20 * 1024 * 1024
@@ -249,10 +251,7 @@ class ModelHost:
         job.enter("Judging")
 
         # Images and questions.
-        names: tuple[str, ...] = tuple(upload.name for upload in uploads)
-        images = tuple(upload.open() for upload in uploads)
-        if grid:
-            names, images = scoring.panels_of(names[0], images[0], grid)
+        names, images = _panels(uploads, grid)
         questions = scoring.questions_about(theme, {text: text for text in criteria})
         with generator.judging():
             scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
@@ -276,6 +275,77 @@ class ModelHost:
             "images": len(images),
         }
 
+    def check(
+        self,
+        job: Job,
+        uploads: Sequence[Upload],
+        *,
+        least: float,
+        theme: str = "",
+        criteria: Sequence[str] = (),
+        grid: Grid | None = None,
+        symmetric: bool = False,
+        prompts: Sequence[Prompt] = (),
+        tries: int = 0,
+    ) -> dict[str, Any]:
+        """Check a set as `pacorl check` does, and redraw its worst panels as `pacorl repair` does.
+
+        Args:
+            least: threshold of a panel's score.
+            prompts: prompt of each panel, if there are tries.
+            tries: most redrawn panels.
+        """
+        from pacorl.generate.repair import redraw_by, repair_set
+        from pacorl.judge.check import check_set, verdict_lines
+        from pacorl.judge.score_set import questions_about
+
+        generator, reward = self._models(job)
+        names, images = _panels(uploads, grid)
+        size = None if generator.model == TINY else Size(images[0].height, images[0].width)
+        generator.check(prompts, size)
+        draw = redraw_by(generator, prompts, size=size, on_step=job.advance)
+        questions = questions_about(theme, {text: text for text in criteria})
+        job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
+        result: dict[str, Any] = {"judge": reward.name, "note": reward.note, "images": list(job.images), "tries": []}
+
+        def publish(check: Check) -> None:
+            result.update(check.to_dict(), odd=check.odd_one_out, verdict=verdict_lines(check))
+            job.result = dict(result)  # a copy: requests read it meanwhile
+
+        def gate(panels: Sequence[Image]) -> Check:
+            job.enter("Checking")
+            with generator.judging():
+                check = check_set(
+                    reward.judge, panels, least=least, names=names, questions=questions, symmetric=symmetric
+                )
+            if not job.result:
+                publish(check)
+            return check
+
+        def redraw(panel: int, number: int) -> tuple[Image, Mapping[str, str]] | None:
+            job.enter(f"Redrawing image {panel + 1}, try {number} of {tries}", total=generator.default_steps)
+            return draw(panel, number)
+
+        def show(attempt: Try) -> None:
+            name = f"try-{attempt.number}"
+            job.images[name] = png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict})
+            result["tries"].append({**attempt.to_dict(), "image": name, "verdict": attempt.verdict})
+            if attempt.check and attempt.accepted:
+                result["images"][attempt.panel] = name
+                publish(attempt.check)
+
+        repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
+        return result
+
+
+def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """Open uploads, or cut the one upload; names and images."""
+    from pacorl.judge.score_set import panels_of
+
+    names = tuple(upload.name for upload in uploads)
+    images = tuple(upload.open() for upload in uploads)
+    return panels_of(names[0], images[0], grid) if grid else (names, images)
+
 
 def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
     from pacorl.generate.generator import Generator
@@ -287,7 +357,7 @@ def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
     quiet_loading()
     generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=names.adapter, memory=names.memory)
     with generator.judging():
-        reward = PacoReward.from_pretrained(names.judge, **names.judge_access)
+        reward = PacoReward.from_pretrained(names.judge, **names.judge_access, calibration=names.calibration or "")
         generator.judged_by(reward.judge)
     return generator, reward
 
@@ -355,6 +425,17 @@ def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Gri
     if len(panels) < 2:
         raise ValueError(f"a set has two panels or more, {len(panels)} is described; describe each")
     return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
+
+
+def panel_prompts(names: StudioModels, texts: Sequence[str]) -> list[Prompt]:
+    """Build the prompts that redraw the panels of a set, each from its text.
+
+    Raises:
+        ValueError: for an editor, and for words outside of the tiny generator's vocabulary.
+    """
+    from pacorl.generate.repair import panel_prompt
+
+    return [panel_prompt(names.model, text, kind=names.kind) for text in texts]
 
 
 def edit_prompt(names: StudioModels, instruction: str) -> Prompt:

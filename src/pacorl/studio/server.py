@@ -13,6 +13,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.generate.panels import write_panels
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
+from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.studio import models
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
@@ -39,6 +41,8 @@ PAGE = Path(__file__).parent / "page"
 MAX_CANDIDATES = 50
 MAX_SIDE = 4096
 MAX_SCENES = 64
+MAX_TRIES = 20
+"""Most redrawn panels of a repair; their images stay in memory."""
 
 LIMITS = {
     "bytes": MAX_BYTES,
@@ -75,6 +79,7 @@ class AppState:
         """
         self.token = token
         self.names = names or StudioModels()
+        self.calibration = read_calibration(self.names.calibration or "")
         self.temporary = None if folder else tempfile.TemporaryDirectory(prefix="pacorl-history-")
         folder = folder or Path(self.temporary.name)  # type: ignore[union-attr]
 
@@ -123,14 +128,14 @@ def serve(
 
     Raises:
         OSError: if the port is taken.
-        ValueError: if another studio has that history.
+        ValueError: if another studio has that history, or a calibration file is damaged.
     """
     # uvicorn raises a signal again once it has shut down, and SIGTERM's default would end the process before `close`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     with listening(host, port) as (listener, url):
         state = AppState(secrets.token_urlsafe(16), names, history, recipe)
-        announce(f"studio: {url}/join/{state.token}")
+        announce(f"studio: {url}/join#{state.token}")
         try:
             run(make_app(state), sockets=[listener])
         finally:
@@ -175,6 +180,7 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
         "adapter": names.adapter,
         "judge": names.judge_model or names.judge,
         "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
+        "calibrated": state.calibration is not None,
         "words": models.words(names),
         "example": models.example(names, 0),
         # While a LoRA is taught the models are unloaded; the next job loads them again.
@@ -538,6 +544,51 @@ class JudgeForm(Form):
 @router.post("/api/judgements")
 def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a judgement of several images, or of one grid image that is cut into panels."""
+    uploads, options = _asked(form, state, browser)
+    work = partial(state.host.judge, uploads=uploads, **options)
+    return state.jobs.submit("judgement", work, owner=browser).to_dict()
+
+
+class CheckForm(JudgeForm):
+    least: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Threshold of an image's score; None for the calibration's."""
+
+
+@router.post("/api/checks")
+def check(form: CheckForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue the check of a set."""
+    return _check(form, state, browser)
+
+
+class RepairForm(CheckForm):
+    texts: Annotated[list[Text], Field(max_length=MAX_IMAGES)]
+    """What each image shows."""
+    tries: Annotated[int, Field(ge=1, le=MAX_TRIES)] = 4
+
+
+@router.post("/api/repairs")
+def repair(form: RepairForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue the repair of a set. A generator that is not loaded yet is checked for sets by the job."""
+    reason = (state.host.modes or {}).get("set")
+    if reason:
+        raise ValueError(reason)
+    prompts = models.panel_prompts(state.names, form.texts)
+    return _check(form, state, browser, prompts=prompts, tries=form.tries)
+
+
+def _check(form: CheckForm, state: AppState, browser: str, **repair: Any) -> dict[str, Any]:
+    uploads, options = _asked(form, state, browser)
+    panels = options["grid"].count if options["grid"] else len(uploads)
+    if repair and len(repair["prompts"]) != panels:
+        raise ValueError(f"{len(repair['prompts'])} lines describe {panels} images; write one line for each image")
+    plain = not (options["theme"] or options["criteria"])
+    least = threshold(state.calibration, form.least, panels=panels, plain=plain)
+    work = partial(state.host.check, uploads=uploads, least=least, **options, **repair)
+    return state.jobs.submit("judgement", work, owner=browser).to_dict()
+
+
+def _asked(form: JudgeForm, state: AppState, browser: str) -> tuple[list[Upload], dict[str, Any]]:
+    """Check a form, and return its images and the arguments that `judge` and `check` of the models share."""
     state.taste.check_idle()
     grid = _grid(form.layout)
     count = len(form.uploads)
@@ -557,9 +608,4 @@ def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
             f"the images have {pixels:,} pixels together; at most {MAX_JUDGED_PIXELS:,} are judged, so add smaller ones"
         )
     criteria = [text.strip() for text in form.criteria if text.strip()]
-
-    def work(job: Job) -> dict[str, Any]:
-        theme = form.theme.strip()
-        return state.host.judge(job, uploads, theme=theme, criteria=criteria, grid=grid, symmetric=form.symmetric)
-
-    return state.jobs.submit("judgement", work, owner=browser).to_dict()
+    return uploads, {"theme": form.theme.strip(), "criteria": criteria, "grid": grid, "symmetric": form.symmetric}

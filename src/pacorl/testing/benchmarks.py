@@ -39,9 +39,9 @@ class ColourJudge:
         return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
 
     def _p_yes(self, question: Question) -> float:
-        first, *others = [_mean_colour(image) for image in question.images]
+        first, *colours = [_mean_colour(image) for image in question.images]
         distance = 0.0
-        for other in others:
+        for other in colours:
             distance = max(distance, float(np.abs(first - other).max()))
         likeness = 0.05 + 0.9 * math.exp(-6 * distance)
         return 1 - likeness if self.contrary else likeness
@@ -66,6 +66,7 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
     data, options = spec.example(folder)
     items = spec.read(data, options)
 
+    # A correct judge, and one that prefers the opposite.
     right = _figures(spec, items, options, folder, ColourJudge())
     wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
 
@@ -76,6 +77,7 @@ def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
 
     assert compared, "no figure of the example is a number"
 
+    # No figure may be worse with the correct judge, and one has to be better.
     worse = [column for column in compared if right[column] < wrong[column]]
     assert not worse, f"a wrong judge has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
     assert any(right[column] > wrong[column] for column in compared), (

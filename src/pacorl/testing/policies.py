@@ -72,8 +72,8 @@ def check_spec(spec: PolicySpec) -> None:
     )
 
     default = inspect.signature(spec.pipeline_type.__call__).parameters["num_inference_steps"].default
-    named = spec.steps == default or spec.steps_source
-    assert named, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
+    has_source = spec.steps == default or spec.steps_source
+    assert has_source, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
 
 
 def check_hub_name(spec: PolicySpec) -> None:
@@ -82,8 +82,8 @@ def check_hub_name(spec: PolicySpec) -> None:
     assert length, f"hub_name {spec.hub_name!r} does not match the published checkpoint {spec.published}"
     for kind, other in POLICIES.items():
         if kind != spec.kind:
-            found = _match_length(other, spec.published)
-            assert found < length, f"{spec.published} matches hub_name {other.hub_name!r} of kind {kind} as well"
+            other_length = _match_length(other, spec.published)
+            assert other_length < length, f"{spec.published} matches hub_name {other.hub_name!r} of kind {kind} as well"
 
 
 def _match_length(spec: PolicySpec, checkpoint: str) -> int:
@@ -152,8 +152,10 @@ def check_reference_images(policy: PipelinePolicy, prompts: Sequence[Prompt], si
             pixels = np.random.default_rng(number).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8)
             images.append(Path(folder) / f"{number}.png")
             Image.fromarray(pixels).save(images[-1])
-        one, two = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
-        check_batches(policy, [replace(one, references=(images[0],)), replace(two, references=tuple(images))], size)
+        first, second = (replace(prompt, sources=(), references=()) for prompt in prompts[:2])
+        check_batches(
+            policy, [replace(first, references=(images[0],)), replace(second, references=tuple(images))], size
+        )
 
 
 def assert_refused(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
@@ -178,6 +180,7 @@ def check_idle_layers(policy: PipelinePolicy, prompt: Prompt, size: Size) -> Non
 
     add_lora(adapted.transformer, rank=2, alpha=4, targets=linear)
 
+    # A layer is idle if its adapter has no gradient.
     conditioning = adapted.collate(adapted.encode([prompt], image_size))
     idle = check_adapter(adapted, conditioning, image_size, targets=())
     undeclared = sorted(idle - policy.idle_layers)
@@ -218,6 +221,7 @@ def run_pipeline(
         "_auto_resize": False,
     }
     module = sys.modules[type(pipeline).__module__]
+    # Images in the form that this pipeline takes.
     images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
     if prompt.references and policy.stitched:
         images = [stitch(images, image_size)]
@@ -227,6 +231,7 @@ def run_pipeline(
     if images:
         settings["image"] = images if policy.max_sources > 1 else images[0]
 
+    # The pipeline's last latents, before it decodes them.
     latents: list[Tensor] = []
 
     def keep(*step: Any) -> dict[str, Any]:
@@ -267,7 +272,7 @@ def _small_areas(module: Any, size: Size) -> Iterator[None]:
         yield
         return
     area = size.height * size.width
-    module.calculate_dimensions = lambda wanted, ratio: calculate(min(wanted, area), ratio)
+    module.calculate_dimensions = lambda pixels, ratio: calculate(min(pixels, area), ratio)
     try:
         yield
     finally:

@@ -30,12 +30,13 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
     """
     assert len(images) >= 3, f"{len(images)} images show too little; give at least three"
     scores = scores_of("tested", reward, prompts, images)
-    found = [score for score in scores if score is not None]
-    assert found, "every score is missing"
+    present = [score for score in scores if score is not None]
+    assert present, "every score is missing"
 
-    spread = max(found) - min(found)
-    assert spread > 0, f"all images have the score {found[0]}; give images that should differ, or mend the reward"
+    spread = max(present) - min(present)
+    assert spread > 0, f"all images have the score {present[0]}; give images that should differ, or mend the reward"
 
+    # A score may depend on its image alone, and not on its neighbours in a batch.
     backwards = scores_of("tested", reward, prompts[::-1], images[::-1])[::-1]
     _assert_alike(scores, backwards, spread, "in a batch of the opposite order")
 

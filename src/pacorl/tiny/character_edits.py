@@ -6,10 +6,10 @@ other attributes stayed and the instruction was followed. It is never a reward.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +55,7 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
 
     A new colour or hat makes another character, possibly of another split: only the sources are held out.
     """
-    rng = random.Random(f"edits-{split}-{seed}")
+    rng = Random(f"edits-{split}-{seed}")
     panels = panels_of(split)
     attributes = tuple(EDITS)
     edits = []
@@ -64,7 +64,7 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
     return edits
 
 
-def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
+def draw_edit(panel: Panel, attribute: str, rng: Random) -> Edit:
     """Draw another value of `attribute`."""
     edited = with_another(panel, attribute, rng)
     return Edit(panel, attribute, getattr(edited, attribute))
@@ -99,6 +99,7 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
     """
     if len(prompt.panels) != 1:
         raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not describe the edited image in 'panels'")
+    # The prompt describes the edited panel, so that the change follows from both.
     after = Panel.parse(prompt.panels[0])
     changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:
@@ -120,14 +121,12 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
 
     rows = []
     for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True):
-        rows.append(_grade(edit_of(prompt, before), shown))
+        edit = edit_of(prompt, before)
+        if shown is None:
+            rows.append(dict.fromkeys(EDIT_GRADES, 0.0))
+            continue
+        kept = float(np.mean([getattr(shown, name) == getattr(before, name) for name in edit.others]))
+        followed = float(getattr(shown, edit.attribute) == edit.value)
+        rows.append({"kept": kept, "followed": followed, "edited_well": float(kept == followed == 1), "valid": 1.0})
 
     return {name: float(np.mean([row[name] for row in rows])) for name in EDIT_GRADES}
-
-
-def _grade(edit: Edit, shown: Panel | None) -> dict[str, float]:
-    if shown is None:
-        return dict.fromkeys(EDIT_GRADES, 0.0)
-    kept = float(np.mean([getattr(shown, name) == getattr(edit.before, name) for name in edit.others]))
-    followed = float(getattr(shown, edit.attribute) == edit.value)
-    return {"kept": kept, "followed": followed, "edited_well": float(kept == followed == 1), "valid": 1.0}

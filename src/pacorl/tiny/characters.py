@@ -9,10 +9,10 @@ and is never a reward.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from random import Random
 from typing import Literal
 
 import numpy as np
@@ -182,6 +182,7 @@ def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
 
 
 def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
+    # The place and size of the body; a jump lifts it off its shadow.
     x = 96
     bottom = 200
     half_widths = {"round": 50, "square": 50, "pointed": 62, "tall": 30}
@@ -265,7 +266,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
 
     Characters and palettes take turns (no two of the first 48 test prompts share both). Each prompt has new scenes.
     """
-    rng = random.Random(f"{split}-{seed}")
+    rng = Random(f"{split}-{seed}")
     subjects = list(subjects_of(split))
     prompts = []
     for index in range(count):
@@ -277,7 +278,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     return prompts
 
 
-def set_of(subject: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
+def set_of(subject: Sequence[str], count: int, rng: Random) -> list[Panel]:
     """Draw `count` panels of one subject (values of KEPT) in different scenes, which repeat only beyond all scenes."""
     scenes: list[tuple[str, str]] = []
     while len(scenes) < count:
@@ -314,7 +315,7 @@ def write_prompt(number: int, panels: Sequence[Panel], grid: Grid, *, subject: s
     )
 
 
-def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> list[Panel]:
+def redrawn(panels: Sequence[Panel], *, chance: float, rng: Random) -> list[Panel]:
     """Imitate an unreliable generator: redraw each kept attribute with probability `chance`."""
     drawn = []
     for panel in panels:
@@ -326,12 +327,12 @@ def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> li
     return drawn
 
 
-def redrawn_once(panel: Panel, rng: random.Random, *, names: Sequence[str] = KEPT) -> Panel:
+def redrawn_once(panel: Panel, rng: Random, *, names: Sequence[str] = KEPT) -> Panel:
     """Change one attribute of `names` to another value."""
     return with_another(panel, rng.choice(names), rng)
 
 
-def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
+def with_another(panel: Panel, name: str, rng: Random) -> Panel:
     """Change one attribute to another value."""
     current = getattr(panel, name)
     values = [value for value in VALUES[name] if value != current]
@@ -377,6 +378,7 @@ class Oracle:
 
     def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
         """Recognise the panel of each image; None if it is farther than VALID_DISTANCE from every template."""
+        # The nearest template always exists; beyond the distance it means nothing.
         panels = []
         for panel, distance in self.nearest(images):
             panels.append(panel if distance <= VALID_DISTANCE else None)
@@ -416,6 +418,7 @@ def grade(described: Sequence[Panel], shown: Sequence[Panel | None]) -> dict[str
         prompt_match: share of the six attributes that a panel's text names and the panel shows, mean over panels.
         valid: share of recognised panels.
     """
+    # Between panels, then between each panel and its text.
     agreement = []
     for first, second in itertools.combinations(shown, 2):
         agreement.append(_share_equal(first, second, KEPT))
@@ -461,6 +464,7 @@ def evenness(majorities: Sequence[Majority]) -> float:
 
     It is 1 if all values are equally common among the sets, and 0 if every set shows the same value.
     """
+    # Per attribute: an even mix of hats must not hide a single colour.
     entropies = []
     for name, values in zip(KEPT, zip(*majorities, strict=True), strict=True):
         counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)

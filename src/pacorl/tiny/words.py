@@ -33,6 +33,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     """
     shared = attributes_in(theme, where="the theme", required=KEPT)
 
+    # Each panel, with the theme's attributes unless it has its own.
     described = []
     for position, text in enumerate(panels, 1):
         attributes = shared | attributes_in(text, where=f"panel {position}", required=SCENE)

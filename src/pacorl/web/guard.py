@@ -41,7 +41,7 @@ class BodyLimit:
 
 NO_BODY = BodyLimit(0)
 FORM = BodyLimit(4 * 2**10)
-"""Limit of the public forms that sign in and out."""
+"""Limit of the public requests that sign in and out."""
 
 
 class Guard:

@@ -22,24 +22,16 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from pacorl.web.forms import JsonRoute, validation_message
+from pacorl.web.forms import Form, JsonRoute, Text, validation_message
 from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
 
 SHARED_FILES = Path(__file__).parent / "page"
-JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="/page/base.css"><main class="gate"><h1>{title}</h1>
-<p>This link is a password. It stays open in this browser.</p>
-<form method="post" action="/join"><input type="hidden" name="token" value="{token}">
-<button class="main">Open{name}</button></form></main></html>
-"""
 OPEN = ("/join", "/leave")
 """Paths that accept a post without a token."""
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -47,7 +39,7 @@ HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # a join link holds a token
+    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
@@ -60,8 +52,10 @@ class Session:
     """Target page of its join link."""
     expires: float | None = None
     """End of its cookie, in seconds since 1970; None for the end of the browser's session."""
-    name: str = ""
-    """Name of its owner, for the confirmation page."""
+
+
+class JoinForm(Form):
+    token: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +77,7 @@ class Site:
         app.router.route_class = JsonRoute
         app.state.shared = state
 
+        # Open paths take a small form only.
         limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
         app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
         app.middleware("http")(with_headers)
@@ -92,8 +87,8 @@ class Site:
         for page in sorted(self.folder.glob("*.html")):
             app.get("/" if page.stem == "index" else f"/{page.stem}")(_endpoint(page))
         app.get("/page/{name}")(self._page_file)
-        app.get("/join/{token}")(self._join)
-        app.post("/join")(self._post_join)
+        app.get("/join")(self._join_page)
+        app.post("/join")(self._join)
         app.post("/leave")(self._leave)
         app.get("/health")(lambda: {"status": "ok"})
         app.include_router(router)
@@ -101,6 +96,7 @@ class Site:
 
     def token(self, request: Request) -> str:
         """Read a request's token, from `Authorization: Bearer` or the cookie; empty if it has neither."""
+        # A bearer token first: programs have no cookies.
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return bearer
@@ -132,47 +128,32 @@ class Site:
                 return FileResponse(path, media_type=FILE_TYPES[path.suffix])
         raise RefusedError("there is no such file", status=404)
 
-    def _join(self, token: str, request: Request) -> Response:
-        """Trade the link's token for a cookie, so that it leaves the address bar.
+    def _join_page(self, request: Request) -> Response:
+        """Return the page of every join link, whose script posts the token behind the `#`.
 
         A link on a foreign page could sign a person in as another, so a visitor from a page is asked first.
         """
-        if request.headers.get("sec-fetch-site") == "none":  # typed, a bookmark, or opened by another program
-            return self._sign_in(token, request)
-        try:
-            session = self.sign_in(token)
-        except RefusedError as error:
-            return PlainTextResponse(f"{error}.\n", status_code=error.status)
-        name = f" as {html.escape(session.name)}" if session.name else ""
-        page = JOIN.format(title=html.escape(self.title), token=html.escape(token), name=name)
-        # With "no-referrer" a browser calls the form's origin `null`.
-        return HTMLResponse(page, headers={"Referrer-Policy": "same-origin"})
+        # "none": typed, a bookmark, or opened by another program.
+        asks = "no" if request.headers.get("sec-fetch-site") == "none" else "yes"
+        page = (SHARED_FILES / "join.html").read_text(encoding="utf-8")
+        return HTMLResponse(page.format(title=html.escape(self.title), asks=asks))
 
-    async def _post_join(self, request: Request) -> Response:
-        try:
-            form = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=2)
-        except ValueError:
-            raise RefusedError("the form has one field, the token") from None
-        return await run_in_threadpool(self._sign_in, form.get("token", [""])[0], request)
+    def _join(self, form: JoinForm, request: Request) -> Response:
+        """Trade a link's token for cookies, and return the path of its page."""
+        session = self.sign_in(form.token)
+        response = JSONResponse({"path": session.path})
+        expires = None if session.expires is None else formatdate(session.expires, usegmt=True)
+        options = _cookie_options(request)
+        browser = self.browser(request) or secrets.token_urlsafe(8)
+        response.set_cookie(self._cookie(request), form.token, expires=expires, **options)
+        response.set_cookie(self._cookie(request, "browser"), browser, expires=expires, **options)
+        return response
 
     def _leave(self, request: Request) -> Response:
         """End this browser's cookies; the link opens the page again."""
         response = PlainTextResponse("You have signed out here. Your link opens the page again.\n")
         for suffix in ("", "browser"):
             response.delete_cookie(self._cookie(request, suffix), **_cookie_options(request))
-        return response
-
-    def _sign_in(self, token: str, request: Request) -> Response:
-        try:
-            session = self.sign_in(token)
-        except RefusedError as error:
-            return PlainTextResponse(f"{error}.\n", status_code=error.status)
-        expires = None if session.expires is None else formatdate(session.expires, usegmt=True)
-        response = RedirectResponse(session.path, status_code=303)
-        options = _cookie_options(request)
-        browser = self.browser(request) or secrets.token_urlsafe(8)
-        response.set_cookie(self._cookie(request), token, expires=expires, **options)
-        response.set_cookie(self._cookie(request, "browser"), browser, expires=expires, **options)
         return response
 
 

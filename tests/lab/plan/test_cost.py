@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tiny_hero import make_hero
 from tiny_runs import TINY_SETS, planned
 from typer.testing import CliRunner
 
@@ -18,20 +19,20 @@ from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan.components import Row
-from pacorl.lab.plan.cost import CARDS, Cost, _evaluations
+from pacorl.lab.plan.cost import CARDS, Card, Cost, Load, _evaluations, roofline
 from pacorl.lab.plan.plan import Plan, peak_line, print_plan, timed_cards
 
 H100 = CARDS[-1]
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
 PAPER = Cost(
-    image=300e12,
-    judged=30e12,
+    phases={"sampling": Load(200e12), "training": Load(100e12)},
+    judged=Load(30e12),
     questions=6,
     judges_here=False,
     judge_servers=1,
     samples=672,
     epochs=100,
-    evaluations=(1e17,) * 11,
+    evaluations=(Load(1e17),) * 11,
     world=7,
 )
 
@@ -48,7 +49,7 @@ def test_evaluations_are_counted() -> None:
     first, *later = cost(*LARGE).evaluations
     assert len(later) == 3
     assert len(set(later)) == 1
-    assert later[0] > first
+    assert later[0].flops > first.flops
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,8 @@ def test_evaluations_are_counted() -> None:
 def test_an_evaluation_samples_what_is_compared(settings: list[str], expected: tuple[float, ...]) -> None:
     """Four prompts; ten FLOPs of an image at full size, and one at the training size."""
     config = load(PolicyConfig, None, [*TINY_SETS, "epochs=11", "evaluation.every=5", *settings])
-    assert _evaluations(config, 10, 1, 4, equal=False) == expected
+    found = _evaluations(config, Load(10), Load(1), 4, equal=False)
+    assert tuple(load.flops for load in found) == expected
 
 
 @pytest.mark.slow
@@ -89,9 +91,9 @@ def test_questions_about_references_are_counted(tmp_path: Path) -> None:
 def test_a_judge_of_this_process_takes_time_of_the_run() -> None:
     counted = cost(*LARGE)
     assert counted.judges_here
-    assert counted.epoch == counted.samples * (counted.image + counted.judged)
-    assert counted.total == 11 * counted.epoch + sum(counted.evaluations)
-    assert dataclasses.replace(counted, judges_here=False).epoch == counted.samples * counted.image
+    assert counted.epoch == pytest.approx(counted.samples * (counted.image + counted.judged.flops))
+    assert counted.total == 11 * counted.epoch + counted.evaluation
+    assert dataclasses.replace(counted, judges_here=False).epoch == pytest.approx(counted.samples * counted.image)
 
 
 def test_the_share_of_evaluation_is_printed_and_noted_above_a_quarter() -> None:
@@ -103,17 +105,19 @@ def test_the_share_of_evaluation_is_printed_and_noted_above_a_quarter() -> None:
     assert plan.cost.evaluation_line in console.file.getvalue()
     assert json.loads(plan.to_json())["cost"]["epochs"] == plan.cost.epochs
     assert PAPER.warnings() == []
-    (note,) = dataclasses.replace(PAPER, evaluations=(1e18,) * 11).warnings()
+    (note,) = dataclasses.replace(PAPER, evaluations=(Load(1e18),) * 11).warnings()
     assert note.startswith("evaluation takes 35% of the run's FLOPs: lower evaluation.size")
-    assert dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=(1e16,)).warnings() == []  # a matter of seconds
+    assert (
+        dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=(Load(1e16),)).warnings() == []
+    )  # a matter of seconds
 
 
 @pytest.mark.slow
 def test_a_slow_judge_is_noted_for_the_processes_of_the_run(tmp_path: Path) -> None:
-    (note,) = dataclasses.replace(PAPER, judged=60e12).warnings()
+    (note,) = dataclasses.replace(PAPER, judged=Load(60e12)).warnings()
     assert note.startswith("the judge is the slower side: its servers are 1, and 2 cards would keep up with 7")
-    assert dataclasses.replace(PAPER, judged=60e12, world=5).warnings() == []
-    assert dataclasses.replace(PAPER, judged=60e12, judge_servers=2).warnings() == []
+    assert dataclasses.replace(PAPER, judged=Load(60e12), world=5).warnings() == []
+    assert dataclasses.replace(PAPER, judged=Load(60e12), judge_servers=2).warnings() == []
 
     # The published judge is larger by far than the tiny generator.
     served = tmp_path / "judges.yaml"
@@ -125,11 +129,59 @@ def test_a_slow_judge_is_noted_for_the_processes_of_the_run(tmp_path: Path) -> N
         assert [note for note in plan.warnings if note.startswith("the judge is the slower side")]
 
 
-def test_hours_follow_the_peak_and_the_processes() -> None:
-    peak = 0.3 * 989.4e12
-    assert H100.hours(peak * 3600) == pytest.approx(1)
-    hours = PAPER.total / 7 / peak / 3600
-    assert PAPER.time_line([H100]) == f"hours, computed at 30% of the peak in bf16: {hours:.3g} on {H100.name}"
+ROUND = Card("round", 80, tflops=200, memory_rate=1000, bus_rate=50)
+"""100 TFLOP/s of products, 800 GB/s of memory and 40 GB/s of the bus by the shares that are assumed."""
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds", "bound"),
+    [
+        (Load(300e12, moved=1600e9, sent=80e9), 3.0, "products"),
+        (Load(100e12, moved=1600e9, sent=40e9), 2.0, "memory"),
+        (Load(100e12, moved=1600e9, sent=200e9), 5.0, "bus"),
+        (Load(0), 0.0, "products"),
+    ],
+)
+def test_a_phase_takes_the_longest_of_three_times(load: Load, seconds: float, bound: str) -> None:
+    found, by = roofline(ROUND, load)
+    assert (found, by) == (pytest.approx(seconds), bound)
+
+
+def test_hours_add_up_the_phases_and_divide_among_the_processes() -> None:
+    """An epoch of 10 images: sampling by products 1 s, training by memory 2 s, judging by the bus 3 s."""
+    phases = {"sampling": Load(100e12, moved=80e9), "training": Load(50e12, moved=1600e9)}
+    judged = Load(0, sent=120e9)
+    run = dataclasses.replace(
+        PAPER,
+        phases=phases,
+        judged=judged,
+        judges_here=True,
+        samples=10,
+        epochs=3,
+        evaluations=(Load(400e12),),
+        world=2,
+    )
+    assert run.hours(ROUND) == pytest.approx((3 * 10 * (1 + 2 + 3) + 4) / 2 / 3600)
+    assert dataclasses.replace(run, judges_here=False).hours(ROUND) == pytest.approx((3 * 10 * 3 + 4) / 2 / 3600)
+    line = f"hours, computed by a roofline at 50% of the peak in bf16: {run.hours(ROUND):.3g} on round"
+    assert run.time_line([ROUND]) == line
+
+
+@pytest.mark.slow
+def test_streamed_weights_and_traffic_are_counted_by_phase() -> None:
+    """A trained step sends the weights three times with gradient checkpointing, and twice without."""
+    settings = ["model.quantize=int8", "model.gradient_checkpointing=true", "sampling.batch=2"]
+    kept, streamed = cost(*settings).phases, cost(*settings, "model.stream=true").phases
+    without = cost(*settings[::2], "model.stream=true", "model.gradient_checkpointing=false").phases
+    for phase in ("sampling", "training", "decoding"):
+        assert kept[phase].sent == 0
+        assert streamed[phase].flops == pytest.approx(kept[phase].flops)
+        assert streamed[phase].moved > 0
+    assert streamed["decoding"].sent == 0
+    assert streamed["training"].sent == pytest.approx(without["training"].sent * 3 / 2)
+    # Streamed weights arrive in the card's memory once more than weights that stay there.
+    extra = streamed["sampling"].moved - kept["sampling"].moved
+    assert extra == pytest.approx(streamed["sampling"].sent)
 
 
 def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> None:
@@ -160,5 +212,31 @@ def test_a_run_on_a_card_ends_with_its_peak(
     monkeypatch.setattr(train, "card_peaks", lambda: peaks)
     done = CliRunner().invoke(app, ["train-policy", str(recipe()), f"out={tmp_path / 'run'}"])
     assert done.exit_code == 0, done.output
-    lines = [line for line in done.stdout.splitlines() if line.startswith("memory:")]
+    assert_peak(done.stdout, peaks)
+
+
+def assert_peak(printed: str, peaks: tuple[int, int] | None) -> None:
+    lines = [line for line in printed.splitlines() if line.startswith("memory:")]
     assert [line.startswith("memory: 3.0 GiB allocated and 4.0 GiB reserved") for line in lines] == [True] * bool(peaks)
+    assert all(line.endswith(" planned") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peaks", [(3 * 2**30, 4 * 2**30), None])
+def test_a_character_s_training_on_a_card_ends_with_its_peak(
+    peaks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trained:
+        page, adapter = tmp_path / "report.html", tmp_path / "best"
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def train(self) -> Trained:
+            return self
+
+    monkeypatch.setattr("pacorl.character_training.character_trainer.CharacterTrainer", Trained)
+    monkeypatch.setattr(train, "card_peaks", lambda: peaks)
+    hero = make_hero(tmp_path / "zorp", pictures=3)
+    done = CliRunner().invoke(app, ["train-character", str(hero), f"out={tmp_path / 'run'}"])
+    assert done.exit_code == 0, done.output
+    assert_peak(done.stdout, peaks)

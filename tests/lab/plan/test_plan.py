@@ -116,6 +116,10 @@ def train_for_real(config: PolicyConfig) -> None:
         average.follow(step)
 
 
+def generator(config: PolicyConfig) -> sources.Checkpoint:
+    return sources.generator_of(config.model, config.generator)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
@@ -154,7 +158,9 @@ def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoi
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
     planned = memory.sampling_pass(
-        components.policy_on_meta(config, sources.generator(config).configs), size=size, batch=8
+        components.policy_on_meta(config, generator(config).configs),
+        size=size,
+        batch=8,
     ).peak
     conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
     x_BNC = policy.noise(range(8), size)
@@ -168,7 +174,9 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
     planned = memory.decoding_pass(
-        components.policy_on_meta(config, sources.generator(config).configs), size=Size(128, 128), batch=4
+        components.policy_on_meta(config, generator(config).configs),
+        size=Size(128, 128),
+        batch=4,
     ).peak
     vae = policy.pipeline.vae
     codes = torch.randn(4, vae.config.latent_channels, 32, 32)
@@ -251,7 +259,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
     config = load(PolicyConfig, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
     config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
-    checkpoints = [sources.generator(config), sources.judge(config.judge, key="judge")]
+    checkpoints = [generator(config), sources.judge(config.judge, key="judge")]
 
     remedies = {absence.key: absence.remedy for absence in sources.all_absences(config, checkpoints)}
 
@@ -312,12 +320,12 @@ def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> Non
 
 
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:
-    whole = sources.generator(tiny_run(checkpoints))
+    whole = generator(tiny_run(checkpoints))
     for file in (checkpoints / "flux").rglob("*.json"):
         copy = tmp_path / "flux" / file.relative_to(checkpoints / "flux")
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
-    bare = sources.generator(tiny_run(tmp_path))
+    bare = generator(tiny_run(tmp_path))
 
     assert (whole.absences, whole.note) == ((), "")
     assert bare.configs == whole.configs
@@ -373,13 +381,13 @@ def test_another_kind_of_model_is_refused(checkpoints: Path, tmp_path: Path) -> 
     (tmp_path / "transformer" / "config.json").write_text('{"_class_name": "SD3Transformer2DModel"}')
 
     with pytest.raises(ConfigError, match=r"holds a SD3Transformer2DModel, and model\.kind 'flux' needs a Flux"):
-        sources.generator(tiny_run(checkpoints, f"model.checkpoint={tmp_path}"))
+        generator(tiny_run(checkpoints, f"model.checkpoint={tmp_path}"))
 
 
 def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
     """One architecture, so only the pipeline's name tells them apart."""
     with pytest.raises(ConfigError, match=r"holds a FluxPipeline, .* needs a FluxKontextPipeline such as black-forest"):
-        sources.generator(tiny_run(checkpoints, "model.kind=kontext"))
+        generator(tiny_run(checkpoints, "model.kind=kontext"))
 
 
 @pytest.mark.slow

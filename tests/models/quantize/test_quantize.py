@@ -109,6 +109,14 @@ def test_a_meta_layer_takes_as_many_bytes(name: str) -> None:
     assert F.linear(torch.empty(2, 160, device=META), meta.unpack(meta.weight, meta.scale)).shape == (2, 96)
 
 
+def test_nf4_is_planned_without_its_package() -> None:
+    """Half a byte of a weight, and 4 bytes of a scale for each 64."""
+    meta = QuantizedLinear(torch.empty(96, 160, device=META), None, QUANTIZERS["nf4"])
+    assert weight_bytes(meta) == 96 * 160 // 2 + 96 * 160 // 64 * 4
+    assert parameter_count(meta) == 96 * 160
+    assert F.linear(torch.empty(2, 160, device=META), meta.unpack(meta.weight, meta.scale)).shape == (2, 96)
+
+
 def blocks_of(count: int) -> nn.Module:
     return nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(count))})
 

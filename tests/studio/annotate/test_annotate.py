@@ -425,7 +425,7 @@ def test_a_damaged_database_is_named_before_anybody_ranks(dataset, change, fault
     folder = dataset(prompts=2, grids=2)
     path = folder / "annotations.db"
     with Store(path) as store:
-        token = prepare(store, folder, ["ann"], sharing=NO_OVERLAP)["ann"].rpartition("/")[2]
+        token = prepare(store, folder, ["ann"], sharing=NO_OVERLAP)["ann"].rpartition("#")[2]
         first = store.next_tasks("ann")[0]
         store.rank(store.person_of(token), public_key(first.instance.id), first.slots, request="request-1")
     if change:
@@ -477,7 +477,7 @@ def running_in(folder):
     sharing = Sharing(overlap=0.5, judges=2, controls=4, control_every=5)
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
-        tokens = {name: link.rpartition("/")[2] for name, link in links.items()}
+        tokens = {name: link.rpartition("#")[2] for name, link in links.items()}
         with serving_app(make_app(folder, store)) as url:
             yield Running(folder, store, url, tokens)
 
@@ -545,13 +545,14 @@ def test_nothing_tells_control_questions_apart(running):
         ("GET", "/images/abc/0", 401),
         ("POST", "/api/undo", 401),
         ("GET", "/api/admin", 401),
-        ("GET", "/join/wrong", 401),
+        ("POST", "/join", 401),
         ("GET", "/page/..%2fserver.py", 404),
         ("GET", "/page/../../server.py", 404),
     ],
 )
 def test_strangers_see_nothing(only_read, method, path, status):
-    assert only_read.ask(method, path, {"request": "12345678"} if method == "POST" else None)[0] == status
+    body = {"token": "wrong"} if path == "/join" else {"request": "12345678"}
+    assert only_read.ask(method, path, body if method == "POST" else None)[0] == status
 
 
 def test_annotators_are_no_administrators(only_read):
@@ -560,10 +561,9 @@ def test_annotators_are_no_administrators(only_read):
 
 
 def test_join_trades_the_link_for_a_cookie(only_read):
-    asked, page, _ = only_read.ask("GET", f"/join/{only_read.tokens['ann']}")
-    assert (asked, b"Open as ann" in page) == (200, True)
-    status, _, headers = only_read.ask("GET", f"/join/{only_read.tokens['ann']}", Sec_Fetch_Site="none")
-    assert (status, headers["location"]) == (303, "/")
+    for name, path in {"admin": "/admin", "ann": "/"}.items():
+        status, content, headers = only_read.ask("POST", "/join", {"token": only_read.tokens[name]})
+        assert (status, json.loads(content)) == (200, {"path": path})
     assert "HttpOnly" in headers["set-cookie"]
     assert "samesite=strict" in headers["set-cookie"].lower()
     # Both cookies are set, and a dict holds one header of a name.
@@ -578,7 +578,8 @@ def test_an_expired_link_says_so(running):
     assert status == 401
     assert json.loads(content)["error"] == "the link of ann has expired; ask for a new one. Nothing is lost"
     status, content, _ = running.ask("POST", "/api/admin/links", {"name": "ann"}, token=running.tokens["admin"])
-    assert running.ask("GET", json.loads(content)["link"])[0] == 200
+    path, _, renewed = json.loads(content)["link"].partition("#")
+    assert running.ask("POST", path, {"token": renewed})[0] == 200
 
 
 def test_an_administrator_adds_somebody_who_takes_over_what_nobody_answered(running):
@@ -586,7 +587,7 @@ def test_an_administrator_adds_somebody_who_takes_over_what_nobody_answered(runn
     status, content, _ = running.ask("POST", "/api/admin/people", {"name": " cat "}, token=admin)
     added = json.loads(content)
     assert (status, added["name"]) == (200, "cat")
-    task = json.loads(running.ask("GET", "/api/task", token=added["link"].rpartition("/")[2])[1])
+    task = json.loads(running.ask("GET", "/api/task", token=added["link"].rpartition("#")[2])[1])
     assert task["person"] == "cat"
     assert running.store.progress("ann")["total"] < total
     manifest = json.loads((running.folder / "manifests/annotate.json").read_text())
@@ -692,7 +693,7 @@ def test_an_adjudicator_has_the_page_and_the_opinions_without_names(running):
         running.store._db.execute("INSERT OR REPLACE INTO assignments VALUES (?, -9, ?, 1)", (name, question.id))
         answer_as(running.store, name, question.id, "012" if name == "ann" else "210")
     status, content, _ = running.ask("POST", "/api/admin/people", {"name": "eve", "adjudicates": True}, token=admin)
-    token = json.loads(content)["link"].rpartition("/")[2]
+    token = json.loads(content)["link"].rpartition("#")[2]
     assert (status, running.store.people(), running.store.people(role=ADJUDICATOR)) == (200, ["ann", "ben"], ["eve"])
     state = json.loads(running.ask("GET", "/api/task", token=token)[1])
     assert state["progress"] == {"total": 1, "ranked": 0, "skipped": 0}
@@ -807,7 +808,7 @@ def test_the_page_asks_in_the_uncertain_order_and_to_the_end(dataset):
         links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
         assert store.sharing() == sharing
         with serving_app(make_app(folder, store)) as url:
-            done = simulate(url, {name: links[name].rpartition("/")[2] for name in ("ann", "ben")}, noise=0.1)
+            done = simulate(url, {name: links[name].rpartition("#")[2] for name in ("ann", "ben")}, noise=0.1)
         assert done == {"ann": 50, "ben": 50}
         assert {len(set(store.progress(name).values()) - {0}) for name in done} == {1}
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from dataset_folder import AnnotationServer, free_port
@@ -300,7 +301,7 @@ def test_an_adjudicator_takes_over_an_order(dataset, browser, width, scheme):
         page.goto(links["eve"])
         playwright.expect(page.locator("#message h1")).to_have_text("Nothing to rank yet")
         for name in ("ann", "ben"):
-            url, _, token = links[name].partition("/join/")
+            url, _, token = links[name].partition("/join#")
             people[name] = Client(url, token)
         first = people["ann"].task()["task"]
         with Store(folder / "annotations.db", read_only=True) as store:
@@ -412,5 +413,57 @@ def test_on_a_tablet_and_on_a_phone_everything_fits(served, browser):
 def test_an_unknown_link_says_so(served, browser):
     _, links = served
     page = browser.new_page()
-    page.goto(links["ann"].rpartition("/join/")[0] + "/")
+    page.goto(links["ann"].rpartition("/join#")[0] + "/")
     playwright.expect(page.locator("#message p")).to_contain_text("open the page by the link that you were sent")
+
+
+def test_a_followed_link_asks_first_and_no_address_keeps_the_token(served, browser, tmp_path):
+    _, links = served
+    token = links["ann"].partition("#")[2]
+    elsewhere = tmp_path / "page.html"
+    elsewhere.write_text(f'<a href="{links["ann"]}">Rank</a>')
+    page = browser.new_context().new_page()
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+
+    page.goto(elsewhere.as_uri())
+    page.locator("a").click()
+    password = "This link is a password. It stays open in this browser."
+    playwright.expect(page.get_by_role("status")).to_have_text(password)
+    assert page.url.endswith("/join")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#person")).to_have_text("ann")
+    assert urlsplit(page.url)[2:] == ("/", "", "")
+    page.goto(links["admin"])
+    playwright.expect(page.locator("#people tr").first).to_be_visible()
+    assert urlsplit(page.url)[2:] == ("/admin", "", "")
+    for url in requests:
+        assert token not in url.partition("#")[0]
+
+
+@pytest.mark.parametrize(
+    ("ending", "sentence"),
+    [
+        ("", "This link is incomplete: open all of it, with the characters after the #."),
+        ("#wrong", "This page does not open: this link is not known here; ask for a new one."),
+    ],
+)
+def test_a_link_that_opens_nothing_says_why(served, browser, ending, sentence):
+    _, links = served
+    page = browser.new_context().new_page()
+    page.goto(links["ann"].partition("#")[0] + ending)
+    playwright.expect(page.get_by_role("status")).to_have_text(sentence)
+    playwright.expect(page.locator("button")).to_be_hidden()
+
+    # The whole link, pasted into the same tab, changes only the hash.
+    page.goto(links["ann"])
+    page.locator("button").click()
+    playwright.expect(page.locator("#person")).to_have_text("ann")
+
+
+def test_without_javascript_the_link_says_what_is_missing(served, browser):
+    _, links = served
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(links["ann"])
+    assert "This page needs JavaScript: allow it, then open your link again." in page.content()

@@ -47,7 +47,7 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, ki
     many_instances(tmp_path, count)
     port, acknowledged = free_port(), Counter()
     server = AnnotationServer(tmp_path, *OPTIONS, port=port)
-    tokens = {name: link.rpartition("/")[2] for name, link in server.__enter__().items()}
+    tokens = {name: link.rpartition("#")[2] for name, link in server.__enter__().items()}
 
     def work(name):
         client = Client(f"http://127.0.0.1:{port}", tokens[name])

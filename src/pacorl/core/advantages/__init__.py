@@ -172,6 +172,7 @@ def advantages(
     valid_B = table.valid_RB.all(0)
     valid_B = valid_B & (group_sum(valid_B.double(), table.group_B) >= MIN_VALID)
     score_RB = table.score_RB.double().nan_to_num()
+    # fp64 throughout: differences within a group may be below fp32's resolution.
     scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
     combined_B = spec.combine(scores, options)
     normalize = partial(normalize_groups, std=options.std_over, floor=options.floor)
@@ -224,6 +225,7 @@ def panel_advantages(
     levels = list(pairwise(table.group_B.new_tensor(nodes)))
     if options.among == "group":
         levels = [(table.group_B, torch.arange(len(combined_B)))]
+    # One comparison per level, as for the advantages of whole sets.
     value_LBP = score_BP.new_empty(len(levels), *score_BP.shape)
     for level, (parent_B, child_B) in enumerate(levels):
         divisor = partial(group_divisor, group_B=parent_B, std=options.std_over, floor=options.floor)
@@ -308,6 +310,7 @@ def coefficient_of_variation(score_RB: Tensor) -> Tensor:
 
 def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
     """Sum over each sample's group."""
+    # Prompt ids are sparse, sums need indices from 0.
     _, index_B = group_B.unique(return_inverse=True)
     sums = value_B.new_zeros(int(index_B.max()) + 1 if len(index_B) else 0)
     return sums.index_add(0, index_B, value_B)[index_B]

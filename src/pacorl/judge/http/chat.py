@@ -134,7 +134,7 @@ def ask_json(
 
     Args:
         ask: messages → the answer's text.
-        check: raises ValueError for an answer that cannot be used.
+        check: raises ValueError for an unusable answer.
         on_fault: called after each such answer.
 
     Raises:

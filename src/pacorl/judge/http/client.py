@@ -13,7 +13,7 @@ from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientErro
 from pacorl.io.outage import Outage, retried
 from pacorl.judge.http.endpoints import api_url, root_url
 from pacorl.judge.http.messages import OPTIONAL_FIELDS, DeclinedError, Json, TokenIds, UnansweredError
-from pacorl.judge.judge import Counters, JudgeFacts, JudgeRefusedError
+from pacorl.judge.judge import Counters, JudgeRefusedError
 
 T = TypeVar("T")
 
@@ -94,6 +94,7 @@ class EndpointPool:
             JudgeRefusedError: for a wrong name or key.
             ConnectionError: if a server is down.
         """
+        # One deadline for all servers, which start at the same time.
         deadline = time.monotonic() + patience
         for endpoint in self.endpoints:
             while True:
@@ -133,6 +134,7 @@ class EndpointPool:
         """Apply `read` to one answer, repeating the request without each refused optional field."""
         while True:
             self.counters.requests += 1
+            # Built anew each time: a refusal may have dropped the token ids.
             accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
             try:
                 return await self._call(endpoint, "/chat/completions", accepted, read)
@@ -260,17 +262,6 @@ class EndpointPool:
             if fault.unreachable:
                 raise
             return None
-
-
-def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
-    """Collect the facts of servers."""
-    yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
-    return JudgeFacts(
-        yes_ids=yes_ids,
-        no_ids=no_ids,
-        served={endpoint.url: endpoint.served or () for endpoint in endpoints},
-        versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
-    )
 
 
 def _leave_out(endpoint: Endpoint, body: Json, *, refusal: str) -> bool:

@@ -56,6 +56,7 @@ class Endpoints(Section):
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"judges {names} use one name twice; give each its own")
+        # A server loads one base; its adapters answer under their own names.
         for endpoint in self.urls:
             bases = sorted({judge.checkpoint for judge in self.at(endpoint)})
             if len(bases) > 1:

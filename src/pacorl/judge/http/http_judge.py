@@ -20,7 +20,7 @@ from pacorl.io.net import LoopThread, is_url, key_from
 from pacorl.io.outage import OUTAGE_SECONDS, Answers
 from pacorl.judge.calibration import Calibration
 from pacorl.judge.http.batch import RequestBatch, encoded
-from pacorl.judge.http.client import Endpoint, EndpointPool, facts_of
+from pacorl.judge.http.client import Endpoint, EndpointPool
 from pacorl.judge.http.endpoints import api_url, load_endpoints
 from pacorl.judge.http.messages import (
     EncodedImage,
@@ -138,7 +138,14 @@ class HttpJudge:
 
     def facts(self) -> JudgeFacts:
         """Return the facts of the endpoints; raises like `check`."""
-        return facts_of(self.check())
+        endpoints = self.check()
+        yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
+        return JudgeFacts(
+            yes_ids=yes_ids,
+            no_ids=no_ids,
+            served={endpoint.url: endpoint.served or () for endpoint in endpoints},
+            versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
+        )
 
     def keep_answers(self, answers: Answers) -> None:
         """From now on store and reuse answers, and retry questions during an outage.
@@ -160,6 +167,7 @@ class HttpJudge:
         self.close()
 
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        # One batch for both orders, which may share encoded images.
         turned = with_turned(questions) if self.symmetric else questions
         verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(turned)
         verdicts = mean_of_orders(questions, verdicts) if self.symmetric else verdicts

@@ -79,11 +79,6 @@ def question_key(images: Sequence[EncodedImage], text: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
-    """Build a request of one user turn: the images, then the text, without thinking."""
-    return turn_body(model, [*images, text], max_tokens=max_tokens)
-
-
 def turn_body(
     model: str, content: Sequence[EncodedImage | str], *, max_tokens: int, system: str = ""
 ) -> dict[str, Any]:
@@ -116,7 +111,7 @@ def verdict_body(
         by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
         # A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
         by_id["repetition_penalty"] = 1
-    return chat_body(model, images, text, max_tokens=1) | sampling | by_id
+    return turn_body(model, [*images, text], max_tokens=1) | sampling | by_id
 
 
 # --- answers ---------------------------------------------------------------------------------------------------

@@ -44,9 +44,9 @@ def balance_of(cost: Cost) -> Balance | None:
         return None
     return Balance(
         trainer_tflop=cost.image / 1e12,
-        judge_tflop=cost.judged / 1e12,
+        judge_tflop=cost.judged.flops / 1e12,
         questions=cost.questions,
         trainers=cost.world,
         judge_cards=cost.judge_cards,
-        trainers_per_judge=round(cost.image / cost.judged, 2),
+        trainers_per_judge=round(cost.image / cost.judged.flops, 2),
     )

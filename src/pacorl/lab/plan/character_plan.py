@@ -75,6 +75,7 @@ def plan_character(config: CharacterConfig) -> CharacterPlan:
     count = len(pictures.train) + len(pictures.held_out) + class_images
     rows = character_rows(config, policy, images=count)
 
+    # Counts, and warnings that depend on the whole plan.
     trained = trained_bytes(policy)
     plan = CharacterPlan(
         rows,
@@ -99,6 +100,7 @@ def _advice(config: CharacterConfig, pictures: PictureSet) -> Iterator[str]:
     small = small_pictures([*pictures.train, *pictures.held_out], Size(*config.size))
     if small:
         yield f"{small[0].name} has fewer pixels than size {Size(*config.size)} ({len(small)} such): it is enlarged"
+    # A caption names what may vary; what it leaves out becomes part of the character.
     captions = [picture.caption for picture in pictures.train]
     if captions.count(pictures.subject) >= SHARED:
         yield "images share the card's caption: what differs between them is told best in FILE.txt beside each image"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -119,6 +120,7 @@ def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
     policy = config.generator.on_meta(config.model, configs, record_sizes=config.prompts.record_sizes)
+    # Both sizes, since an evaluation may have its own.
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))
@@ -190,6 +192,7 @@ def generation_rows(
         always=phases,
         keeps_encoders=True,
     )
+    # Models, then the passes of one image.
     rows = _model_rows(options, policy, schedule, [judge] if judge else [], in_turns=low)
     rows += _buffers(policy, [Batch(size, 1)], prompts=1)
     # Generating checks no adapter: this phase is the moment after loading, when all models are in main memory.
@@ -280,8 +283,8 @@ def _model_rows(
 
     # Scorers load and work one at a time.
     if scorers:
-        working = max(scorers, key=lambda scorer: scorer.buffers)
-        mapped = max(scorers, key=lambda scorer: scorer.files)
+        working = max(scorers, key=attrgetter("buffers"))
+        mapped = max(scorers, key=attrgetter("files"))
         rows.append(Row(f"{working.name} at work", working.buffers, phases=("score",), note=working.batch))
         rows.append(_mapped(f"{mapped.name}'s files, mapped", mapped.files, phases=("check",)))
 
@@ -329,11 +332,12 @@ def _loading_rows(options: PolicyOptions, policy: PipelinePolicy, *, world: int)
 def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]) -> list[Scorer]:
     """Measure the judges and the encoders of rewards that run in this process."""
     # The grid with the fewest panels has the largest panels, and so the most tokens per question.
-    grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    grid = min((prompt.grid for prompt in prompts), key=attrgetter("count"), default=Grid(2, 2))
     height = max(config.sampling.size[0], config.evaluation.size[0])
     width = max(config.sampling.size[1], config.evaluation.size[1])
     panel = Size(height // grid.rows, width // grid.cols)
 
+    # Judges of this process; a judge behind HTTP takes no memory here.
     judges = [("judge", config.judge, judge), ("evaluation's judge", config.evaluation.judge, held_out_judge)]
     scorers = []
     for name, options, configs in judges:
@@ -361,16 +365,7 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
 
 def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
-    tokens = memory.pair_tokens(panel, configs)
-    questions = max(1, options.batch_tokens // tokens)
-    cost = memory.judge_cost(
-        configs,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        stream=options.stream,
-        questions=questions,
-        panel=panel,
-    )
+    cost, questions = memory.judge_batch(options, configs, panel=panel)
     return Scorer(
         name,
         cost.parameters,
@@ -379,7 +374,7 @@ def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel:
         buffers=cost.peak,
         files=cost.parameters * getattr(torch, options.dtype).itemsize,
         form=_form(options),
-        batch=f"{questions} questions of {tokens} tokens",
+        batch=f"{questions} questions of {memory.pair_tokens(panel, configs)} tokens",
     )
 
 
@@ -394,6 +389,7 @@ def lora_rows(config: LoraConfig, policy: PipelinePolicy) -> list[Row]:
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
 
+    # The weights and all that is as large: average, gradients, AdamW's two moments, the copy set aside.
     size = adapter_bytes(policy)
     trained = trained_bytes(policy)
     since_check: Phases = ("check", *EPOCH)
@@ -404,6 +400,7 @@ def lora_rows(config: LoraConfig, policy: PipelinePolicy) -> list[Row]:
         Row("AdamW's moments", 2 * trained, phases=EPOCH),
         Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
+    # A packed layer multiplies by a copy of the adapter in its own type.
     copies = refresh_copies(policy.transformer)
     if copies:
         note = "that forwards multiply by"
@@ -476,6 +473,7 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
     size = max((batch.size for batch in batches), key=lambda size: size.height * size.width)
     encoded = memory.encoding_pass(policy, size=size, prompts=prompts).peak
 
+    # The batch with the highest peak may differ between sampling and decoding.
     sampled = []
     decoded = []
     for batch in batches:
@@ -488,8 +486,8 @@ def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) 
         decoded.append(Row("decoding an image", peak + batch.concurrent, phases=("decode",), note=note))
     return [
         Row("encoding prompts", encoded, phases=("encode",), note=f"{prompts} at a time"),
-        max(sampled, key=lambda row: row.bytes),
-        max(decoded, key=lambda row: row.bytes),
+        max(sampled, key=attrgetter("bytes")),
+        max(decoded, key=attrgetter("bytes")),
     ]
 
 
@@ -506,7 +504,7 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     rollouts = work.latents * latent + work.samples * 3 * size.height * size.width
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
-    # Encoded prompts, in a file that all processes map.
+    # Encoded prompts, in one file for all processes.
     conditioning = policy.conditioning_on_meta(size, batch=1).tensors.values()
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     encoded_bytes = encoded * sum(tensor.nbytes for tensor in conditioning)
@@ -528,6 +526,7 @@ def _adapter_files(config: LoraConfig, adapter: int) -> list[Row]:
     """List the files of an adapter of so many bytes."""
     # Adapter, average and two moments; the newest is written aside before the oldest is deleted.
     checkpoints = 4 * adapter * (config.keep_checkpoints + 1)
+    # In both forms, so that pacorl, PEFT, diffusers and ComfyUI read it.
     return [
         Row("checkpoints", checkpoints, place="disk", note=f"{config.keep_checkpoints} kept, and one being written"),
         Row("adapter to use", 2 * adapter, place="disk", note="in PEFT and in diffusers form"),

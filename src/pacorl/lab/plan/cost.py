@@ -1,13 +1,13 @@
-"""FLOPs of a run, and the time that they take on a card.
+"""FLOPs and bytes of a run, and the time that they take on a card by a roofline.
 
-A pass is measured on meta tensors at batch 1, and multiplied by the number of times that the run makes it. Each
+A pass is measured on meta tensors at the run's batch, and multiplied by the number of times that the run makes it. Each
 question to a judge is counted by itself: prefix caches make judging cheaper than that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +22,35 @@ from pacorl.lab.plan.work import Work
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize import NONE
+from pacorl.models.quantize.linear import streamed_bytes
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.types import Character, Grid, Prompt, Size
 
-REACHED = 0.3
-"""Share of a card's peak that a run is assumed to reach; not measured."""
+PRODUCTS_SHARE = 0.5
+"""Share of a card's peak that the products of a phase are assumed to reach; not measured."""
+COPIES_SHARE = 0.8
+"""Share of the rates of memory and bus that copies are assumed to reach; not measured."""
 MUCH = 0.25
 """Share of a run's FLOPs above which its evaluations deserve a note."""
 LITTLE = 1e17
 """FLOPs of evaluation below which no note is made: six minutes of an H100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work of a phase."""
+
+    flops: float
+    moved: float = 0.0
+    """Bytes that kernels read and write in the card's memory."""
+    sent: float = 0.0
+    """Bytes of streamed weights, from main memory."""
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.flops + other.flops, self.moved + other.moved, self.sent + other.sent)
+
+    def __mul__(self, count: float) -> Load:
+        return Load(self.flops * count, self.moved * count, self.sent * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +62,51 @@ class Card:
     """10^9 bytes."""
     tflops: float
     """Peak of dense bf16 products that are summed in fp32, in TFLOP/s."""
-
-    def hours(self, flops: float) -> float:
-        """Hours of some FLOPs at `REACHED` of the peak."""
-        return flops / (REACHED * self.tflops * 1e12) / 3600
+    memory_rate: float
+    """Peak of the card's memory, in 10^9 bytes/s."""
+    bus_rate: float
+    """Peak of 16 PCIe lanes in one direction, in 10^9 bytes/s."""
 
 
 CARDS = (
-    Card("NVIDIA GeForce RTX 3060", 12, 25.5),
-    Card("NVIDIA GeForce RTX 4080", 16, 97.5),
-    Card("NVIDIA GeForce RTX 4090", 24, 165.2),
-    Card("NVIDIA L40S", 48, 362.0),
-    Card("NVIDIA A100-SXM4-80GB", 80, 312.0),
-    Card("NVIDIA H100 80GB HBM3", 80, 989.4),
+    Card("NVIDIA GeForce RTX 3060", 12, 25.5, 360, 31.5),
+    Card("NVIDIA GeForce RTX 4080", 16, 97.5, 717, 31.5),
+    Card("NVIDIA GeForce RTX 4090", 24, 165.2, 1008, 31.5),
+    Card("NVIDIA L40S", 48, 362.0, 864, 31.5),
+    Card("NVIDIA A100-SXM4-80GB", 80, 312.0, 2039, 31.5),
+    Card("NVIDIA H100 80GB HBM3", 80, 989.4, 3350, 63),
 )
 """From NVIDIA's data sheets of A100, H100 and L40S, and its whitepaper of the AD102. The RTX 3060's follows from the
 whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
 
 
+def roofline(card: Card, load: Load) -> tuple[float, str]:
+    """Return the seconds of a phase on a card, and what bounds it: its products, the card's memory or the bus.
+
+    The three overlap: the slowest alone counts.
+    """
+    seconds = {
+        "products": load.flops / (PRODUCTS_SHARE * card.tflops * 1e12),
+        "memory": load.moved / (COPIES_SHARE * card.memory_rate * 1e9),
+        "bus": load.sent / (COPIES_SHARE * card.bus_rate * 1e9),
+    }
+    bound = max(seconds, key=seconds.__getitem__)
+    return seconds[bound], bound
+
+
+def roofline_seconds(card: Card, loads: Iterable[Load]) -> float:
+    """Add up the seconds of phases that follow each other on a card."""
+    return sum(roofline(card, load)[0] for load in loads)
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs of a run on all its processes."""
+    """Work of a run on all its processes; plain numbers are FLOPs."""
 
-    image: float
+    phases: Mapping[str, Load]
     """Of a training image, from noise to its share of the update."""
-    judged: float
-    """Of all questions about a training image; 0 if no reward asks a judge."""
+    judged: Load
+    """Of all questions about a training image; nothing if no reward asks a judge."""
     questions: int
     judges_here: bool
     """Whether the judge computes on the cards of the run."""
@@ -76,25 +115,38 @@ class Cost:
     samples: int
     """Training images of an epoch."""
     epochs: int
-    evaluations: tuple[float, ...]
+    evaluations: tuple[Load, ...]
     """Of each evaluation, in the order of the run."""
     world: int
     """Processes of the run."""
 
     @property
+    def image(self) -> float:
+        """Of a training image, without the judge's."""
+        return sum(load.flops for load in self.phases.values())
+
+    @property
+    def epoch_phases(self) -> dict[str, Load]:
+        """Work of an epoch by phase, with the judge's if it computes on the cards of the run."""
+        phases = dict(self.phases)
+        if self.judges_here:
+            phases["judging"] = self.judged
+        return {phase: load * self.samples for phase, load in phases.items()}
+
+    @property
     def epoch(self) -> float:
-        """Of an epoch, with the judge's if it computes on the cards of the run."""
-        return self.samples * (self.image + self.judged * self.judges_here)
+        """Of an epoch."""
+        return sum(load.flops for load in self.epoch_phases.values())
 
     @property
     def judge_cards(self) -> int:
         """Cards that judge as fast as the processes train."""
-        return math.ceil(self.world * self.judged / self.image)
+        return math.ceil(self.world * self.judged.flops / self.image)
 
     @property
     def evaluation(self) -> float:
         """Of all evaluations."""
-        return sum(self.evaluations)
+        return sum(load.flops for load in self.evaluations)
 
     @property
     def total(self) -> float:
@@ -114,10 +166,16 @@ class Cost:
             f"{self.evaluation / 1e15:.3g} of {self.total / 1e15:.3g} PFLOP"
         )
 
+    def hours(self, card: Card) -> float:
+        """Hours of the run with such a card for each process; an evaluation counts as one phase."""
+        epoch = roofline_seconds(card, self.epoch_phases.values())
+        seconds = self.epochs * epoch + roofline_seconds(card, self.evaluations)
+        return seconds / self.world / 3600
+
     def time_line(self, cards: Sequence[Card]) -> str:
         """The hours on some cards in one line."""
-        hours = ", ".join(f"{card.hours(self.total / self.world):.3g} on {card.name}" for card in cards)
-        return f"hours, computed at {REACHED:.0%} of the peak in bf16: {hours}"
+        hours = ", ".join(f"{self.hours(card):.3g} on {card.name}" for card in cards)
+        return f"hours, computed by a roofline at {PRODUCTS_SHARE:.0%} of the peak in bf16: {hours}"
 
     def warnings(self) -> list[str]:
         """Notes about costly evaluations and a slow judge."""
@@ -146,7 +204,7 @@ def cost_of(
     evaluated: int,
     world: int,
 ) -> Cost:
-    """Count the FLOPs of a run.
+    """Count the FLOPs and bytes of a run.
 
     Args:
         config: the run.
@@ -166,25 +224,28 @@ def cost_of(
     size, full = (policy.nearest_size(Size(*sides)) for sides in (config.sampling.size, config.evaluation.size))
 
     # A training image: `forwards_per_image` counts a guided velocity as two forwards, and a measured pass has both.
-    forward, decoding = _image_passes(policy, size)
-    sampler = work.sampler.model_copy(update={"size": size})
-    training = memory.training_pass(policy, sampler=sampler, batch=1, with_base=False).flops
-    forwards = work.forwards_per_image
-    image = (forwards["sampling"] + forwards["other_policies"]) * forward + forwards["training"] * training
-    image = image / work.passes + decoding
+    sent = work.passes * streamed_bytes(policy.transformer)
+    forward = _velocity(policy, size, config.sampling.batch, sent=sent)
+    decoding = _decoding(policy, size)
+    trained = _trained(config, work, policy, size, sent=sent)
+    velocities = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    phases = {
+        "sampling": forward * velocities["sampling"],
+        "training": trained * velocities["training"] + forward * velocities["other_policies"],
+        "decoding": decoding,
+    }
     judged = _judged(config, judge, prompt, questions, size)
 
     # An image of an evaluation, at full and at the training size.
     steps = config.evaluation.steps
-    full_forward, full_decoding = _image_passes(policy, full)
-    large = steps * full_forward + full_decoding
-    small = steps * forward + decoding
+    large = _velocity(policy, full, config.evaluation.batch, sent=sent) * steps + _decoding(policy, full)
+    small = forward * steps + decoding
     if here:
         large += _judged(config, judge, prompt, questions, full)
         small += judged
 
     return Cost(
-        image=image,
+        phases=phases,
         judged=judged,
         questions=questions,
         judges_here=here,
@@ -198,20 +259,41 @@ def cost_of(
     )
 
 
-def _image_passes(policy: PipelinePolicy, size: Size) -> tuple[float, float]:
-    """FLOPs of a velocity, and of decoding an image."""
-    velocity = memory.sampling_pass(policy, size=size, batch=1).flops
-    return velocity, memory.decoding_pass(policy, size=size, batch=1).flops
+def _velocity(policy: PipelinePolicy, size: Size, batch: int, *, sent: int) -> Load:
+    """Measure an image's share of a velocity, for which so many bytes of weights are sent."""
+    return _per_image(memory.sampling_pass(policy, size=size, batch=batch), batch, sent=sent)
 
 
-def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, size: Size) -> float:
-    """FLOPs of some questions about an image of this size, each by itself; packed weights have the same products."""
+def _trained(config: PolicyConfig, work: Work, policy: PipelinePolicy, size: Size, *, sent: int) -> Load:
+    """Measure an image's share of a trained step; weights are sent for its forwards and for its backward."""
+    batch = work.node_batch or config.sampling.batch
+    sampler = work.sampler.model_copy(update={"size": size})
+    step = memory.training_pass(policy, sampler=sampler, batch=batch, with_base=False)
+    return _per_image(step, batch, sent=sent * (3 if config.model.gradient_checkpointing else 2))
+
+
+def _decoding(policy: PipelinePolicy, size: Size) -> Load:
+    """Measure the decoding of an image."""
+    return _per_image(memory.decoding_pass(policy, size=size, batch=1), 1)
+
+
+def _per_image(measured: memory.MemoryLedger | memory.JudgeCost, count: int, *, sent: int = 0) -> Load:
+    """Divide a pass of `count` images; meta tensors stand for main memory too, from which `sent` bytes were read."""
+    return Load(measured.flops, measured.moved - sent, sent) * (1 / count)
+
+
+def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, size: Size) -> Load:
+    """Measure some questions about an image of this size, each by itself."""
     if not questions or config.judge is None:
-        return 0.0
+        return Load(0)
     panel = Size(size.height // prompt.grid.rows, size.width // prompt.grid.cols)
-    configs = judge or sources.JUDGE_PARTS
-    cost = memory.judge_cost(configs, dtype="bfloat16", quantize=NONE, questions=1, panel=panel)
-    return questions * (1 + config.judge.symmetric) * cost.flops
+    asked = questions * (1 + config.judge.symmetric)
+    if not isinstance(config.judge, InProcessOptions):
+        configs = judge or sources.JUDGE_PARTS
+        served = memory.judge_cost(configs, dtype="bfloat16", quantize=NONE, questions=1, panel=panel)
+        return _per_image(served, 1) * asked
+    cost, batch = memory.judge_batch(config.judge, judge, panel=panel)
+    return _per_image(cost, batch, sent=cost.streamed) * asked
 
 
 def _servers(config: PolicyConfig) -> int:
@@ -230,15 +312,15 @@ def _epochs(config: PolicyConfig) -> int:
     return min(config.epochs, math.ceil(config.max_steps / steps)) if config.max_steps else config.epochs
 
 
-def _evaluations(config: PolicyConfig, large: float, small: float, prompts: int, *, equal: bool) -> tuple[float, ...]:
-    """FLOPs of each evaluation: before the first epoch, after the last, and every so many between."""
+def _evaluations(config: PolicyConfig, large: Load, small: Load, prompts: int, *, equal: bool) -> tuple[Load, ...]:
+    """Work of each evaluation: before the first epoch, after the last, and every so many between."""
     options, epochs = config.evaluation, _epochs(config)
     images = prompts * options.samples_per_prompt
     compared = options.compare_sizes and not equal
-    average = images * (large + small * compared)
+    average = (large + small * compared) * images
 
     # The trained adapter is sampled too, once training has begun.
-    trained = images * small if compared else images / TRAINED_STRIDE * large
+    trained = small * images if compared else large * (images / TRAINED_STRIDE)
     later = average + trained * options.compare_trained
     between = (epochs - 1) // options.every if options.every else 0
     return (average, *([later] * (between + 1)))

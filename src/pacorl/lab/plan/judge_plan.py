@@ -76,6 +76,7 @@ class RewardPlan:
 
     def lines(self) -> list[str]:
         """List the lines for a terminal: figures, absences, faults, notes and the verdict."""
+        # Figures, in one column.
         names = []
         for fact in dataclasses.fields(self):
             if fact.name not in ("absences", "faults", "notes"):
@@ -186,6 +187,7 @@ def _comparisons_absence(key: str, source: str) -> MissingFile | None:
     missing = missing_file(source)
     if missing is None:
         return None
+    # PaCo-Dataset is known by its folder's name or by the names of its entries.
     folder, _, entry = source.rpartition(":")
     home = Path(folder or source)
     if home.name != "PaCo-Dataset" and entry not in PACO_ENTRIES:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.grpo.rollout import transition_at
 from pacorl.io.processor import image_tokens
+from pacorl.judge.judge import InProcessOptions
 from pacorl.models.lora.adapters import adapter_off
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts
@@ -29,6 +32,7 @@ from pacorl.models.quantize.linear import parameter_count, quantize_model, strea
 from pacorl.models.twins import META, model_on_meta
 from pacorl.types import Size
 
+aten = torch.ops.aten
 QUESTION_TOKENS = 128
 """Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 
@@ -71,6 +75,7 @@ class Operations:
         operation = self._cache.get(key)
         if operation:
             return operation.repeated(args), operation.flops
+        # Unknown: run it on meta tensors, and keep it if it can be repeated.
         outputs = func(*args, **kwargs)
         formula = FLOPS.get(func._overloadpacket)
         flops = float(formula(*args, **kwargs, out_val=outputs)) if formula else 0.0
@@ -100,6 +105,7 @@ def _repeatable(
     results = list(outputs) if is_sequence else [outputs]
     if not results or not all(isinstance(result, Tensor) and result.is_meta for result in results):
         return None
+    # An in-place result is its input; any other shared storage is a view, which cannot be repeated.
     in_place = not is_sequence and bool(args) and outputs is args[0]
     storages = {id(tensor.untyped_storage()) for tensor in inputs}
     if not in_place and any(id(result.untyped_storage()) in storages for result in results):
@@ -124,7 +130,7 @@ FLOPS: Mapping[Any, Callable[..., float]] = {
 
 
 class MemoryLedger(TorchDispatchMode):
-    """Count the bytes of the storages that operations allocate in the block, and their FLOPs.
+    """Count the bytes of the storages that operations allocate in the block, and their FLOPs and traffic.
 
     Weights and inputs, which exist before the block, are not counted.
     """
@@ -134,17 +140,23 @@ class MemoryLedger(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.flops = 0.0
+        self.moved = 0.0
+        """Bytes that operations read and write."""
         self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        for tensor in tensors_in(args):
+        inputs = list(tensors_in(args))
+        for tensor in inputs:
             self._note(tensor, counted=False)
         outputs, flops = OPERATIONS.run(func, args, kwargs or {})
-        self.flops += flops
-        for tensor in tensors_in(outputs):
+        results = list(tensors_in(outputs))
+        for tensor in results:
             self._note(tensor, counted=True)
+        self.flops += flops
+        if launches(func):
+            self.moved += traffic([*inputs, *results])
         return outputs
 
     def _note(self, tensor: Tensor, *, counted: bool) -> None:
@@ -154,6 +166,7 @@ class MemoryLedger(TorchDispatchMode):
         key = id(storage)
         if key in self._storages:
             return
+        # Inputs are known from now on, and count nothing.
         size = storage.nbytes() if counted else 0
 
         def freed(_: object) -> None:
@@ -163,6 +176,26 @@ class MemoryLedger(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+WITHOUT_KERNEL = {
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+    aten.new_empty_strided.default, aten.set_.source_Storage, aten.lift_fresh.default,
+}  # fmt: skip
+
+
+@cache
+def launches(func: Any) -> bool:
+    """Return whether an operation launches a kernel, rather than allocating or viewing a tensor."""
+    returns = func._schema.returns
+    views = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
+    return func not in WITHOUT_KERNEL and not any(views)
+
+
+def traffic(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of an operation's arguments and results, an expanded tensor's once."""
+    sizes = {id(tensor): min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors}
+    return sum(sizes.values())
 
 
 def tensors_in(nested: object) -> Iterator[Tensor]:
@@ -242,6 +275,7 @@ def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
 
+    # Forward and backward, as the trainer makes them.
     with measured() as ledger:
         velocity = policy.velocity(before, sigma_B, conditioning, size)
         loss = log_prob(after, transition_at(sampler, sigmas, 0, before, velocity)).mean()
@@ -274,7 +308,7 @@ def encoding_pass(policy: PipelinePolicy, *, size: Size, prompts: int) -> Memory
     text = forward_pass(policy.text_pass(size, prompts=prompts))
     if not policy.max_sources:
         return text
-    return max(text, image_encoding_pass(policy, size=size), key=lambda ledger: ledger.peak)
+    return max(text, image_encoding_pass(policy, size=size), key=attrgetter("peak"))
 
 
 def image_encoding_pass(policy: PipelinePolicy, *, size: Size) -> MemoryLedger:
@@ -303,6 +337,8 @@ class JudgeCost:
     """Bytes above the weights that the questions take in the language model, the largest part of a forward."""
     flops: float
     """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
+    moved: float
+    """Bytes that the language model reads and writes."""
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -331,6 +367,7 @@ def judge_cost(
     merged = judge.config.vision_config.spatial_merge_size**2
     vision_flops = 2 * parameter_count(judge.model.visual) * merged * (tokens - QUESTION_TOKENS) * questions
 
+    # The language model, whose weights may be packed or streamed.
     quantize_model(judge, quantize, device=META, stream=stream)
     language = judge.model.language_model
     positions = torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
@@ -342,4 +379,19 @@ def judge_cost(
         streamed_bytes(judge),
         forward.peak,
         forward.flops + vision_flops,
+        forward.moved,
     )
+
+
+def judge_batch(options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:
+    """Measure the batch of questions that a judge of this process takes at a time, and count them."""
+    questions = max(1, options.batch_tokens // pair_tokens(panel, configs))
+    cost = judge_cost(
+        configs,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        stream=options.stream,
+        questions=questions,
+        panel=panel,
+    )
+    return cost, questions

@@ -85,15 +85,6 @@ class Plan:
         return total
 
     @property
-    def device_phases(self) -> set[Phase]:
-        """Phases with device components of their own."""
-        phases = set[Phase]()
-        for row in self.rows:
-            if row.place == "device" and row.phases != tuple(PHASES):
-                phases.update(row.phases)
-        return phases
-
-    @property
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
         return max(self.phase_bytes(phase) for phase in PHASES)
@@ -125,6 +116,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the whole plan; sizes in bytes."""
+        # Totals follow from the rows, and are printed for programs that do not add up.
         phases = {phase: self.phase_bytes(phase) for phase in PHASES}
         totals = {
             "phases": phases,
@@ -177,7 +169,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
 
     # Checkpoints. A source image without a usable shape is reported here, before an epoch meets it.
     config.generator.check_trainable(config.model.checkpoint)
-    generator = sources.generator(config)
+    generator = sources.generator_of(config.model, config.generator)
     judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)
@@ -221,6 +213,7 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     """
     if config.model.gradient_checkpointing != AUTO:
         return config
+    # Recomputing activations costs time, so that it is off wherever the run fits without.
     without = with_checkpointing(config, on=False)
     if card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes:
         return without
@@ -250,6 +243,7 @@ def plan_generation(
         judge: the judge of candidates; behind HTTP it takes no memory here.
         images: number of sources and references.
     """
+    # The generator, in the shapes of its own or the published configs.
     spec = POLICIES[options.kind]
     generator = sources.generator_of(options, spec)
     policy = spec.on_meta(options, generator.configs)
@@ -265,6 +259,7 @@ def plan_generation(
         panel = Size(size.height // 2, size.width // 2) if spec.sets else size
         scorer = judge_scorer("judge", judge, judge_files.configs, panel=panel)
 
+    # Memory.
     rows = generation_rows(options, policy, size=policy.nearest_size(size), low=low, judge=scorer)
     notes = tuple(checkpoint.note for checkpoint in (generator, judge_files) if checkpoint.note)
     return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
@@ -302,8 +297,12 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
         table.add_section()
 
     # Totals of the phases that have components of their own: generating has no training.
+    phases = set[Phase]()
+    for row in plan.rows:
+        if row.place == "device" and row.phases != tuple(PHASES):
+            phases.update(row.phases)
     for phase, title in PHASES.items():
-        if phase in plan.device_phases:
+        if phase in phases:
             total = plan.phase_bytes(phase)
             remark = "peak" if total == plan.peak_bytes else ""
             table.add_row(f"device, {title}", "", size_text(total), remark)
@@ -316,12 +315,14 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Describe the device and the work, a line each."""
+    # The device.
     card = ""
     if plan.device_bytes:
         card = f" of {size_text(plan.device_bytes)}"
     cuda = ", and about 1 GiB for CUDA" if card else ""
     yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed{cuda}"
 
+    # The work of an image, by phase.
     counts = []
     for phase, count in plan.forwards_per_image.items():
         if count:
@@ -329,6 +330,7 @@ def summary(plan: Plan) -> Iterator[str]:
     if counts:
         yield f"forwards per image: {', '.join(counts)}"
 
+    # Judging beside training, evaluations, and hours on known cards.
     if plan.balance:
         yield plan.balance.line
     if plan.cost:
@@ -342,7 +344,7 @@ def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
     """Return this machine's card, or if it is unknown all cards that fit the run; none for a run of minutes."""
     here = [card for card in CARDS if card.name == plan.device]
     fitting = [card for card in CARDS if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
-    return [card for card in here or fitting if card.hours(cost.total / cost.world) > LEAST_HOURS]
+    return [card for card in here or fitting if cost.hours(card) > LEAST_HOURS]
 
 
 def peak_line(plan: Plan, *, allocated: int, reserved: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pacorl.config.base import ConfigError
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.documents import read_object
+from pacorl.io.documents import JsonObject, read_object
 from pacorl.io.hub import HUB_NAME
 from pacorl.judge import JUDGE, JUDGES
 from pacorl.judge.judge import BackendOptions, InProcessOptions
@@ -82,11 +82,6 @@ class Checkpoint:
     folder: Path | None = None
 
 
-def generator(config: PolicyConfig) -> Checkpoint:
-    """Read the configs of a run's generator; see `generator_of`."""
-    return generator_of(config.model, config.generator)
-
-
 def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     """Read the configs of a generator.
 
@@ -100,6 +95,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     if folder is None:
         return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
 
+    # Configs that are here replace the published ones.
     configs = dict(spec.parts)
     for name in spec.parts:
         local = _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
@@ -118,6 +114,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
                 f"{spec.published}"
             )
 
+    # Weights, component by component.
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
     return Checkpoint(configs, absences, note)
@@ -135,6 +132,7 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
     """
     if not isinstance(options, InProcessOptions):
         return Checkpoint({})
+    # A LoRA names its base, whose configs have the shapes.
     source = options.checkpoint
     key = f"{key}.checkpoint"
     lora = None if _vision_language_folder(source) else _folder(source, tiny=LOCAL_JUDGE.tiny, marker=PEFT_CONFIG)
@@ -168,13 +166,13 @@ def _replaced(key: str, published: str) -> str:
     return f"{key} is not here: its sizes are those of {published} as published"
 
 
-def _processor(folder: Path) -> dict[str, Any]:
+def _processor(folder: Path) -> JsonObject:
     """Read a processor's image options from either of transformers' two files."""
     saved = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
     return image_options(saved.get("image_processor", saved))
 
 
-def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+def image_options(saved: JsonObject) -> JsonObject:
     """Keep the saved options of an image processor that decide an image's size."""
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels", "size")
     return {name: saved[name] for name in names if saved.get(name)}
@@ -242,10 +240,12 @@ def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tup
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
     absences = [prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts]
 
+    # Checkpoints and models of rewards.
     for checkpoint in checkpoints:
         absences += checkpoint.absences
     absences += _reward_absences(config)
 
+    # Adapters to start from, and of judges.
     absences.append(adapter_absence("adapter.start", config.adapter.start))
     for key, judge in (("judge", config.judge), ("evaluation.judge", config.evaluation.judge)):
         if isinstance(judge, InProcessOptions):
@@ -304,6 +304,7 @@ def _absence(key: str, source: str, lacking: str) -> MissingFile:
 def _remedy(source: str) -> str:
     if source == TINY:
         return "`python -m tools.tiny all` makes it again"
+    # A file within a repository, a folder, or a whole repository.
     in_repo = HUB_PATH.fullmatch(source)
     if in_repo and not Path(source).exists():
         return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
@@ -344,7 +345,7 @@ def _has_weights(folder: Path) -> bool:
     return all((folder / shard).exists() for shard in shards)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     """Read a JSON file's mapping; empty without the file. Raises ValueError if it holds no mapping."""
     if path.exists():
         return read_object(path, fix="fetch the checkpoint again")

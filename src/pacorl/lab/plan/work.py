@@ -46,6 +46,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     Raises:
         ValueError: if its samples do not divide among the `world` processes.
     """
+    # The first epoch's sampler, whose tree decides how many latents are distinct.
     spec = OBJECTIVES[config.objective.name]
     samples = config.prompts_per_epoch * config.group_size
     sampler = config.sampling.sampler(
@@ -74,11 +75,12 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
     # the epoch's first optimizer step.
-    others = trained if config.objective.kl_weight > 0 else 0.0
+    other_policies = trained if config.objective.kl_weight > 0 else 0.0
     if spec.needs == "endpoint":
         updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
-        others += trained if spec.lag else trained * (1 - 1 / updates)
+        other_policies += trained if spec.lag else trained * (1 - 1 / updates)
 
+    # Only a negative text takes a second forward per velocity.
     passes = 1 if config.model.negative_text is None else 2
     return Work(
         sampler,
@@ -89,7 +91,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         forwards_per_image={
             "sampling": passes * sampled / samples,
             "training": passes * trained / samples,
-            "other_policies": passes * others / samples,
+            "other_policies": passes * other_policies / samples,
         },
     )
 

@@ -103,6 +103,7 @@ def measure_credit(
     Raises:
         ValueError: for prompts without panels or an aggregate without a slope, or if no group has all its scores.
     """
+    # Panel credit needs parts of a score, and panels.
     if AGGREGATES[config.advantages.aggregate].slope is None:
         raise ValueError(
             f"advantages.aggregate {config.advantages.aggregate} has no slope to weigh the parts of a score by, so "
@@ -113,24 +114,25 @@ def measure_credit(
         raise ValueError(f"prompt {single.id} is one image without panels, so there is no panel credit to probe")
 
     gradients: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CREDITS}
-    own, rest = [], []
+    own_changes, rest_changes = [], []
     for number, prompt in enumerate(prompts):
         # Another epoch for every group: its noise is its own.
         of_group = replace(draw, epoch=number, by_panel=True)
         for name, halves in _gradients(config, of_group, rewards, prompt).items():
             gradients[name].append(halves)
         own_P, rest_P = _redrawn(config, of_group, rewards, prompt)
-        own += own_P
-        rest += rest_P
+        own_changes += own_P
+        rest_changes += rest_P
         advance(number + 1)
-    if not gradients["set"] or not own:
+    if not gradients["set"] or not own_changes:
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 
+    # The same draws for every credit, so that their difference is no chance.
     signals = []
     for name, of_groups in gradients.items():
         rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
         signals.append(CreditSignal(name, *signal_by_noise(of_groups, rng)))
-    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own, rest))
+    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own_changes, rest_changes))
     return CreditFinding(len(prompts), root_own, root_rest, tuple(signals))
 
 
@@ -152,15 +154,15 @@ def _redrawn(
     before = _scores(config, trunk, rewards, x_BNC)
     panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
 
-    own, rest = [], []
+    own_changes, rest_changes = [], []
     for panel in range(prompt.grid.count):
         redrawn = torch.where((panel_N == panel)[:, None], x_BNC.roll(1, 0), x_BNC)
         change = _scores(config, trunk, rewards, redrawn) - before
         of_panel = change[:, 1 + panel]
         judged = change[:, 0].isfinite() & of_panel.isfinite()
-        own += of_panel[judged].tolist()
-        rest += (change[:, 0] - of_panel)[judged].tolist()
-    return own, rest
+        own_changes += of_panel[judged].tolist()
+        rest_changes += (change[:, 0] - of_panel)[judged].tolist()
+    return own_changes, rest_changes
 
 
 def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
@@ -184,6 +186,7 @@ def _gradients(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
     rows = _group(draw.sampler, prompt)
+    # Draw and score one group.
     samples = Samples()
     with Scorer(rewards, overlap=False, by_panel=True) as scorer:
         for rollout in draw_samples(draw, rows, samples):
@@ -193,12 +196,14 @@ def _gradients(
         return {}
 
     table = reward_table(scores, rows, names=tuple(rewards), parts=parts)
+    # One loss for all credits: only the advantages differ.
     weights = [reward.weight for reward in config.rewards]
     nodes = draw.sampler.tree.nodes([row.number for row in rows])
     loss = PolicyLoss(
         draw.policy, draw.sampler, draw.cache, options=config.objective, advantage_clip=config.advantages.clip
     )
 
+    # Both halves of the group under each credit.
     gradients = {}
     for name, share in CREDITS.items():
         options = config.advantages.model_copy(update={"credit": share})
@@ -215,6 +220,7 @@ def _halves(values: Advantages, panels: int) -> list[Advantages]:
         value_LB = values.value_B[None] if values.value_LB is None else values.value_LB
         value_LBP = value_LB[..., None].expand(*value_LB.shape, panels)
 
+    # Zero advantages leave the other half out of the loss.
     first_B = torch.arange(value_LBP.shape[1]) < value_LBP.shape[1] // 2
     halves = []
     for inside_B in (first_B, ~first_B):
@@ -227,18 +233,16 @@ def _gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> Tensor:
     transformer = loss.policy.transformer
     transformer.zero_grad(set_to_none=True)
     update_policy(loss, samples, values, runtime=Runtime(), draw=(0,))
-    parts = []
+    gradients = []
     for weight in transformer.parameters():
         if weight.grad is not None:
-            parts.append(weight.grad.detach().float().flatten().cpu())
+            gradients.append(weight.grad.detach().float().flatten().cpu())
     transformer.zero_grad(set_to_none=True)
-    return _sketch(torch.cat(parts))
-
-
-def _sketch(gradient: Tensor) -> Tensor:
-    """Add up stretches of a long vector under random signs, which are the same for every vector of its length."""
+    gradient = torch.cat(gradients)
     if len(gradient) <= SKETCH:
         return gradient
+
+    # Add up stretches of a long vector under random signs, which are the same for every vector of its length.
     generator = torch.Generator().manual_seed(0)
     sketch = torch.zeros(SKETCH)
     for stretch in gradient.split(SKETCH):
@@ -261,11 +265,13 @@ def signal_by_noise(halves: Sequence[tuple[Tensor, Tensor]], rng: np.random.Gene
     Returns:
         Signal by noise of a group's gradient, from pairs of groups, and signal by power of a half, from the two halves.
     """
+    # Products in fp64: the signal is a small difference of large sums.
     whole = torch.stack([first + second for first, second in halves]).double()
     product_II = (whole @ whole.T).numpy()
     shared_I = np.array([float(first.double() @ second.double()) for first, second in halves])
     power_I = np.array([float(first.norm() ** 2 + second.norm() ** 2) / 2 for first, second in halves])
 
+    # First the estimate itself, with weight 1 for each group, then the bootstrap's weights.
     count = len(halves)
     weights = [np.ones(count), *rng.multinomial(count, np.full(count, 1 / count), size=DRAWS)]
     between = [_between(product_II, weight_I) for weight_I in weights]

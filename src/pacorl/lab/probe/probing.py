@@ -33,6 +33,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, draw_samples, velocity_at
 from pacorl.grpo.rows import Row, epoch_rows, one_size_batches
 from pacorl.grpo.scoring import Scorer, scoring_overlaps
+from pacorl.io.documents import JsonObject
 from pacorl.lab.plan.work import Work, work_of
 from pacorl.lab.probe.credit import CreditFinding, measure_credit
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
@@ -177,15 +178,26 @@ def plan_design(
         raise ValueError(
             f"the probe has a budget of {budget:g} samples; give --epochs (each has {epoch}) for 1 to {LARGEST:,}"
         )
+    # The requested candidates, each of which must be affordable.
     candidates = [Candidate("", configured.sde_steps, configured.noise_level, configured.size)]
     candidates += _varied(configured, options.steps or (), options.noise_levels or (), options.sizes or ())
     for candidate in candidates[1:]:
         _check(candidate, configured)
 
+    # Default candidates as far as the budget reaches; a refused one is named with its reason.
     most = min(prompts, config.prompts_per_epoch)
     per_start = 1 + READING * (readings - 1)
     left_out = []
-    for candidate in _defaults(configured, options):
+    # Settings without options have default candidates.
+    half = Size(configured.size.height // 2, configured.size.width // 2)
+    levels = [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS]
+    defaults = _varied(
+        configured,
+        () if options.steps else range(configured.steps),
+        () if options.noise_levels else levels,
+        () if options.sizes else [half],
+    )
+    for candidate in defaults:
         try:
             _check(candidate, configured)
         except ValueError as refusal:
@@ -213,22 +225,11 @@ def _cost(candidates: Sequence[Candidate]) -> float:
     return sum(candidate.weight * candidate.leaves for candidate in candidates)
 
 
-def _defaults(configured: Sampler, options: ProbeOptions) -> Iterator[Candidate]:
-    """List the default candidates of each setting without options."""
-    half = Size(configured.size.height // 2, configured.size.width // 2)
-    levels = [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS]
-    return _varied(
-        configured,
-        () if options.steps else range(configured.steps),
-        () if options.noise_levels else levels,
-        () if options.sizes else [half],
-    )
-
-
 def _varied(
     configured: Sampler, steps: Sequence[int], noise_levels: Sequence[float], sizes: Sequence[Size]
 ) -> Iterator[Candidate]:
     """List one candidate per value that differs from the config's."""
+    # A sample of another size costs as much as it has pixels.
     area = configured.size.height * configured.size.width
     for step in steps:
         if (step,) != configured.sde_steps:
@@ -332,6 +333,7 @@ def opened(
     Raises:
         ValueError: if there are several processes, or a builder refuses the config.
     """
+    # One process: draws are not divided among ranks.
     runtime = Runtime()
     device = runtime.device
     if runtime.world > 1:
@@ -463,6 +465,7 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     nodes = max(1, work.node_batch)
     size = models.policy.size_of(models.prompts[0], work.sampler.size)
     latent = models.policy.noise([0], size)
+    # Seconds of each, per image.
     forward = _quickest(models, lambda: _forward(models, size, batch)) / batch
     trained = _quickest(models, lambda: _backward(models, size, nodes)) / nodes
     decode = _quickest(models, lambda: models.policy.decode(latent, size))
@@ -482,6 +485,7 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
 
 @torch.no_grad()
 def _forward(models: Models, size: Size, count: int) -> None:
+    # As in sampling: without gradients, and without the activations kept for them.
     _velocity(models, size, count)
 
 
@@ -526,7 +530,7 @@ class Finding:
     missing_groups: int
     """Groups left out because a score in them is missing."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the finding for programs."""
         levels = {}
         for name in self.variances.names:
@@ -560,7 +564,7 @@ class Findings:
     credit: CreditFinding | None = None
     """Panel credit beside set credit, if it was asked for."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return the whole probe for programs; undefined figures are null."""
         design = self.design
         document = {
@@ -629,6 +633,7 @@ def probe(
                 advance=lambda groups: advance(drawn + groups * config.group_size, total),
             )
 
+    # Findings, with what the reader should know of them.
     notes = _notes(design, findings[0])
     seconds = {"probe": time.perf_counter() - started, **models.seconds}
     return Findings(design, readings, tuple(findings), cost, tuple(notes), seconds, credit)
@@ -680,6 +685,7 @@ def level_counts(
         tree = Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
     if config.advantages.among == "siblings":
         tree = replace(tree, seeds=1)
+    # Distinct latents of each level among the samples of a prompt.
     nodes = []
     for level in range(len(tree.branches) + 1):
         nodes.append(tree.group_size // tree.leaves(level))

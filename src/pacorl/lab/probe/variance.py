@@ -88,6 +88,7 @@ class Variances:
             counts: distinct draws n_ℓ of each level within the group, which shows a share 1 − 1/n_ℓ of σ²_ℓ.
         """
         weight_L = np.array([1 - 1 / counts[name] for name in self.within])
+        # The estimate and every draw, so that the interval is of the share itself.
         rows_XL = self.rows()[:, 1:] * weight_L
         steps_L = np.isin(self.within, self.steps)
         return estimate(ratio(rows_XL[:, steps_L].sum(1), rows_XL.sum(1)))
@@ -109,7 +110,11 @@ def nested_variances(
     """
     read_often = score_PSMJ.shape[-1] > 1
     names = (PROMPT, START, *steps, *([JUDGE] if read_often else []))
-    y = without_reading_shift(score_PSMJ) if read_often else score_PSMJ[..., 0]
+    y = score_PSMJ[..., 0]
+    if read_often:
+        # Subtract the shift that a reading adds to all scores of a prompt, which cancels in a group's advantages.
+        shift = score_PSMJ.mean(axis=tuple(range(1, score_PSMJ.ndim - 1)), keepdims=True)
+        y = np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
     if len(names) != y.ndim or min(y.shape[1:]) < 2:
         raise ValueError(f"{names} of {y.shape} draws: each level below the prompt needs two draws")
 
@@ -125,17 +130,11 @@ def nested_variances(
     return Variances(names, freedom_L, _differences(square_L, y.shape), _differences(drawn_DL, y.shape))
 
 
-def without_reading_shift(score_PSMJ: Floats) -> Floats:
-    """Subtract the shift that a reading adds to all scores of a prompt, which cancels in a group's advantages."""
-    images = tuple(range(1, score_PSMJ.ndim - 1))
-    shift = score_PSMJ.mean(axis=images, keepdims=True)
-    return np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
-
-
 def mean_squares(y: Floats) -> tuple[Floats, Floats]:
     """Compute the (L,) mean squares of a balanced nested array, one axis per level, and their degrees of freedom."""
     squares = []
     freedoms = []
+    # From the grand mean down: each level's means against the level above.
     above = y.mean(keepdims=True)
     for level, count in enumerate(y.shape):
         mean = y.mean(axis=tuple(range(level + 1, y.ndim)), keepdims=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from safetensors.torch import load_file
 
@@ -15,12 +15,12 @@ from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import best_checkpoint, check_whole
 from pacorl.grpo.ledger import FILES, Record, line_hash, read_ledger, sha256, summary, weight_items
 from pacorl.grpo.start import checkpoints
-from pacorl.io.documents import read_jsonl, read_object, read_text
+from pacorl.io.documents import JsonObject, read_jsonl, read_object, read_text
 from pacorl.io.files import check_digests, safetensors_errors
 from pacorl.report.page import check_report
 
 Kind = Literal["epoch", "evaluation"]
-"""Kind of a record that can be computed again."""
+"""Kind of a repeatable record."""
 Moment = tuple[int, int]
 """Epoch and optimizer step."""
 
@@ -52,7 +52,7 @@ class Audit:
         """Whether no check failed."""
         return all(finding.fine for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Convert to a JSON object."""
         return {"fine": self.fine, **asdict(self)}
 
@@ -111,6 +111,7 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 
 def _check_log(run: Path, records: Sequence[Record]) -> str:
     log = run / "metrics.jsonl"
+    # Lines of the log, and the lines that the ledger recorded.
     lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
     recorded = []
     for record in records:
@@ -159,22 +160,19 @@ def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
         # A run stopped within an epoch saves a state without a record.
         if moment not in recorded:
             continue
-        if _weights_hash(path) != recorded[moment]:
+        with safetensors_errors(path):
+            adapter = load_file(path / "adapter.safetensors")
+            average = load_file(path / "average.safetensors")
+        if summary(weight_items(adapter, average))[0] != recorded[moment]:
             raise ValueError(f"{path} has other weights than epoch {state['epoch']} left")
         checked.append(f"{path.name} (epoch {state['epoch']})")
     return f"the weights of {', '.join(checked) or 'no checkpoint'} are those that the epochs left"
 
 
-def _weights_hash(checkpoint: Path) -> str:
-    with safetensors_errors(checkpoint):
-        adapter = load_file(checkpoint / "adapter.safetensors")
-        average = load_file(checkpoint / "average.safetensors")
-    return summary(weight_items(adapter, average))[0]
-
-
 def _check_best(run: Path, records: Sequence[Record]) -> str:
     folder = run / "checkpoints"
     file = folder / "best.json"
+    # Scores in the checkpoints, against the ledger's.
     recorded = {_moment(record): record.get("score") for record in records}
     epochs: dict[str, int] = {}
     for path in checkpoints(folder):
@@ -185,6 +183,7 @@ def _check_best(run: Path, records: Sequence[Record]) -> str:
         if moment in recorded and state.get("score") not in (None, recorded[moment]):
             raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
 
+    # best.json, against the checkpoints.
     best = best_checkpoint(folder)
     if best is None:
         if file.exists():
@@ -203,6 +202,7 @@ def _check_adapter(run: Path, records: Sequence[Record]) -> str:
     if not existing:
         return "there is none yet"
     files = read_object(existing[-1] / "state.json").get("files", {})
+    # A checkpoint lists the digests of the adapter that it exported.
     prefix = "lora/"
     exported = {}
     for name, sha in files.items():
@@ -231,11 +231,11 @@ CHECKS: Mapping[str, Callable[[Path, Sequence[Record]], str]] = {
 }
 
 
-def _moment(state: Mapping[str, Any]) -> Moment:
+def _moment(state: JsonObject) -> Moment:
     return state["epoch"], state["step"]
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _name(entry: JsonObject) -> str:
     return f"{entry['kind']} {entry['epoch']}"
 
 
@@ -248,6 +248,7 @@ def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Pa
     for path in checkpoints(run / "checkpoints"):
         existing[_moment(read_object(path / "state.json"))] = path
 
+    # Epoch → the state after it, as far as it still exists.
     sources: dict[int, Path | None] = {}
     starts: dict[int, Path | None] = {}
     for record in records:
@@ -274,6 +275,7 @@ def ranges(numbers: Sequence[int]) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
+    # A span of one number is that number.
     texts = []
     for span in spans:
         texts.append(f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]))

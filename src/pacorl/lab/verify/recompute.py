@@ -29,7 +29,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import Scorer, Scores
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.io.documents import as_read_back, dump_yaml, read_jsonl, read_object, read_text
+from pacorl.io.documents import JsonObject, as_read_back, dump_yaml, read_jsonl, read_object, read_text
 from pacorl.lab.verify.audit import Kind, check_samples, ranges, repeatable
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
@@ -92,10 +92,10 @@ class Comparison:
         """The first quantity that differs by more than its tolerance."""
         return next((quantity for quantity in self.quantities if not quantity.close), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Convert to a JSON object. An infinite difference becomes null."""
         first = self.first.name if self.first else None
-        document: dict[str, Any] = as_read_back(asdict(self) | {"answer": self.answer, "first": first})
+        document: JsonObject = as_read_back(asdict(self) | {"answer": self.answer, "first": first})
         return document
 
 
@@ -251,6 +251,7 @@ def _replay_config(config: PolicyConfig, out: Path, *, measures: Sequence[str] |
     prompts: dict[str, Any] = {"leaks": "off", "benchmarks": ()}
     if measures is None:
         prompts["evaluation_limit"] = 1
+    # An evaluation's own measures, as far as they need no judge.
     held_out = [reward for reward in config.evaluation.rewards if f"{HELD_OUT}{reward.key}" in (measures or ())]
     evaluation = {"judge": None, "rewards": tuple(held_out), "compare_sizes": False, "compare_trained": False}
     changes = {
@@ -292,6 +293,7 @@ def compare(
         again: records of the recomputation's start, and of the epoch or evaluation.
         scores: recorded and new scores of an evaluation; empty if no reward was computed again.
     """
+    # The environment may explain a difference.
     then = start["environment"]
     now = again[0]["environment"]
     environment = {}
@@ -327,8 +329,8 @@ def _evaluation(then: Record, now: Record, scores: Sequence[Floats]) -> Iterator
 def _epoch_scores(record: Record) -> Floats:
     """Return an epoch's scores, and then their parts, as one row."""
     values = list(chain(*record["scores"]["scores"]))
-    for _, parts in record["scores"].get("parts", []):
-        values += chain(*parts.values())
+    for _, panel_scores in record["scores"].get("parts", []):
+        values += chain(*panel_scores.values())
     return np.array(values, dtype=np.float64)
 
 
@@ -337,6 +339,7 @@ def _hashed(name: str, key: str, then: Record, now: Record, *, since: Record | N
     # JSON's null, written for NaN, becomes NaN.
     old = np.array(then["sketches"][key], dtype=np.float64)
     new = np.array(now["sketches"][key], dtype=np.float64)
+    # Relative to the quantity itself, or for weights to their change within the epoch.
     scale = new - np.array(since["sketches"][key], dtype=np.float64) if since else new
     difference = float(np.linalg.norm(old - new))
     size = float(np.linalg.norm(scale))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
-from pacorl.models.lora.formats import Lora, peft_options, read_lora
+from pacorl.models.lora.formats import peft_options, read_lora
 from pacorl.models.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
 from pacorl.models.lora.sharding import has_sharded, is_sharded
 
@@ -121,26 +121,12 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     Raises:
         ValueError: It has another base, rank, α or other modules; the message names the fitting settings.
     """
+    # 1. Its base. Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
     lora = read_lora(source)
     if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
-        # Two models may have equal shapes (FLUX.1-dev and Kontext), so hub names are compared.
         raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
-    _check_shape(lora, source, rank=rank, alpha=alpha)
-    current = adapter_state(transformer)
-    absent = set(current) - set(lora.state)
-    unknown = set(lora.state) - set(current)
-    if absent and not unknown:
-        # Targets that would match: the module's name after the block's number.
-        modules = {name.rpartition(".lora_")[0] for name in lora.state}
-        targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
-        raise ValueError(
-            f"adapter.start {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
-            f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
-        )
-    set_adapter_state(transformer, lora.state)
 
-
-def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
+    # 2. Its shape: training has one rank and one α for all modules.
     for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
         distinct = sorted(set(values.values()))
         if len(distinct) > 1:
@@ -153,6 +139,20 @@ def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
     if wrong:
         fix = " ".join(f"adapter.{key}={saved[key]:g}" for key in wrong)
         raise ValueError(f"adapter.start {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
+
+    # 3. Its weights.
+    current = adapter_state(transformer)
+    absent = set(current) - set(lora.state)
+    unknown = set(lora.state) - set(current)
+    if absent and not unknown:
+        # Targets that would match: the module's name after the block's number.
+        modules = {name.rpartition(".lora_")[0] for name in lora.state}
+        targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
+        raise ValueError(
+            f"adapter.start {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
+            f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
+        )
+    set_adapter_state(transformer, lora.state)
 
 
 def load_lora(transformer: nn.Module, source: str | Path) -> None:
@@ -199,14 +199,14 @@ def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
     """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
     saved = [dict(layer.scaling) for layer in layers]
-    for layer, own in zip(layers, saved, strict=True):
-        for name, factor in own.items():
+    for layer, factors in zip(layers, saved, strict=True):
+        for name, factor in factors.items():
             layer.scaling[name] = scale * factor
     try:
         yield
     finally:
-        for layer, own in zip(layers, saved, strict=True):
-            layer.scaling.update(own)
+        for layer, factors in zip(layers, saved, strict=True):
+            layer.scaling.update(factors)
 
 
 class AdapterCopy:

@@ -225,7 +225,14 @@ def read_lora(source: str | Path) -> Lora:
     with safetensors_errors(file), safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         metadata = dict(opened.metadata() or {})
-    _check_names(file, tensors)
+    # Raise ValueError for a tensor outside a plain LoRA of a transformer, which would be ignored.
+    if not any("lora" in name for name in tensors):
+        raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
+    for name in tensors:
+        if TEXT_ENCODER.search(name):
+            raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
+        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or re.search(r"_lora\d?\.(down|up)\.weight$", name)):
+            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
     check_finite(file, tensors)
     if _is_foreign(tensors):
         tensors = _converted(file, tensors)
@@ -262,17 +269,6 @@ def check_finite(file: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
         if not value.float().isfinite().all():
             raise ValueError(f"{file}: {name} holds NaN or an infinity; its training diverged, or the file is damaged")
-
-
-def _check_names(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for a tensor outside a plain LoRA of a transformer, which would be ignored."""
-    if not any("lora" in name for name in tensors):
-        raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
-    for name in tensors:
-        if TEXT_ENCODER.search(name):
-            raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
-        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or re.search(r"_lora\d?\.(down|up)\.weight$", name)):
-            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
 
 
 def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -325,11 +321,7 @@ def _alphas(
     """Determine α of each module: from tensors, else from the config, else the rank."""
     from peft.utils.other import get_pattern_key
 
-    ranks = {}
-    for name, value in state.items():
-        if ".lora_A." in name:
-            ranks[name.removesuffix(".lora_A.weight")] = len(value)
-
+    ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
     unknown = sorted(set(alphas) - set(ranks))
     if unknown:
         raise ValueError(f"{file}: {unknown[0]}.alpha belongs to no weights; fetch or copy the file again")
@@ -425,11 +417,7 @@ def save_lora(
     folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
 ) -> None:
     """Write an adapter of one rank and one α, from weights by plain names."""
-    modules = []
-    for name in state:
-        if ".lora_A." in name:
-            modules.append(name.removesuffix(".lora_A.weight"))
-
+    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
     assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
     write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
 

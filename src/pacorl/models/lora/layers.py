@@ -92,28 +92,19 @@ def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object 
     # FSDP2 gathers weights into the same memory without a new version, so stale copies would go unnoticed.
     copied = not has_sharded(transformer)
     # Re-read the dtype: the model may have been cast since, and a stale copy would round.
-    dtype = _computing_dtype(transformer)
+    dtype = next(
+        parameter.dtype
+        for name, parameter in transformer.named_parameters()
+        if "lora_" not in name and parameter.is_floating_point() and parameter.itemsize > 1
+    )
     with torch.inference_mode(mode=False), torch.no_grad():
         for master in masters:
             master.refresh(dtype if copied else master.weight.dtype)
 
 
-def _computing_dtype(transformer: nn.Module) -> torch.dtype:
-    """Return the type of an unquantised weight: quantised weights are stored in integers or single bytes."""
-    return next(
-        parameter.dtype
-        for name, parameter in transformer.named_parameters()
-        if "lora_" not in name and parameter.is_floating_point() and parameter.itemsize > 1
-    )
-
-
 def refresh_copies(transformer: nn.Module) -> int:
     """Update the copies now, and return their bytes."""
-    masters = []
-    for module in transformer.modules():
-        if isinstance(module, MasterLinear):
-            masters.append(module)
-
+    masters = [module for module in transformer.modules() if isinstance(module, MasterLinear)]
     _refresh(masters, transformer)
     return sum(master.copy.nbytes for master in masters if master.copy is not None)
 
@@ -152,6 +143,7 @@ class StackedLayer:
         first = layer.lora_A[ADAPTER]
         self.layer = layer
         self.rows = base.out_features
+        # A stack whose weight was replaced since, as by a cast, is made anew.
         stack = getattr(base, "stack", None)
         if stack is None or stack.data_ptr() != base.weight.data_ptr():
             stack = stack_weight(layer, base.weight.device)

@@ -131,6 +131,7 @@ class KleinPolicy(PipelinePolicy):
         paths = self.image_paths(prompt)
         if not paths:
             return {}
+        # The pipeline shrinks larger sources to this area.
         area = min(size.height * size.width, SOURCE_AREA)
         sizes = [self._fit(path, area) for path in paths]
         # The first source has the image's size: cutting to whole tokens twice could make it smaller.

@@ -19,6 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from pacorl.core.batches import in_batches
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
@@ -246,8 +247,8 @@ class PipelinePolicy:
         # Quiet, since each prompt beyond CLIP's 77 tokens would be printed.
         encoded: list[dict[str, Tensor]] = []
         with quiet("diffusers", "transformers"):
-            for start in range(0, len(texts), self.encode_batch):
-                batch = self.encode_texts(list(texts[start : start + self.encode_batch]))
+            for chunk in in_batches(texts, self.encode_batch):
+                batch = self.encode_texts(list(chunk))
                 rows = {name: tensor.cpu().split(1) for name, tensor in batch.items()}
                 for row in zip(*rows.values(), strict=True):
                     encoded.append(dict(zip(rows, row, strict=True)))
@@ -311,6 +312,7 @@ class PipelinePolicy:
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         per_prompt = self.forward_per == "prompt"
+        # Rows of one layout share a forward.
         rows_by_layout: dict[Any, list[int]] = {}
         for row, conditioning in enumerate(conditionings):
             # The rows of a prompt have the same object, which the cache of conditionings returns once per batch.
@@ -413,6 +415,7 @@ class PipelinePolicy:
 
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         """Return the shapes of `encode_texts` for one text; `size` matters if the text encoder sees the source."""
+        # CLIP's tokens precede T5's in one sequence.
         config: Any = self.pipeline.transformer.config
         length = self.clip_tokens + self.options.max_sequence_length
         return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
@@ -497,6 +500,7 @@ def stitch(images: Sequence[Image], size: Size) -> Image:
 
     cols = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / cols)
+    # Cells of equal size, however the images are shaped.
     width = size.width // cols
     height = size.height // rows
     stitched = Image.new("RGB", (size.width, size.height), "white")

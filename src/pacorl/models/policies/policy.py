@@ -186,7 +186,7 @@ class TrainingShift:
     """inference: that of sampling. linear: mu grows with the number of tokens between the scheduler's bounds, as
     FLUX.1's does, whatever mu sampling takes."""
     source: str
-    """Reference of the rule, or a note that none is published, so that inference's shift applies."""
+    """Reference of the rule; if none is published, a note, and inference's shift applies."""
 
 
 def check_references(prompt: Prompt, model: str, *, limit: int) -> None:

@@ -124,7 +124,7 @@ class QwenImagePolicy(PipelinePolicy):
             if "tokens" in name:
                 lengths = [len(row[0]) for row in rows]
                 rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
-                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
+                if min(lengths) < max(lengths):  # the pipelines too drop a mask of ones
                     batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
             batch[name] = torch.cat(rows)
         # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.
@@ -136,6 +136,7 @@ class QwenImagePolicy(PipelinePolicy):
         tensors = conditioning.tensors
         dtype = tensors["tokens"].dtype
         output = (1, *self.token_grid(size))  # frames, rows, columns
+        # Generated tokens first, then those of each source, in one sequence.
         images = [x_BNC.to(dtype)]
         grids: list[Sequence[int]] = []
         if "source" in tensors:
@@ -267,6 +268,7 @@ class QwenEditPolicy(QwenImagePolicy):
     def _text_length(self, size: Size) -> int:
         from pacorl.io.processor import image_tokens
 
+        # A square source: other shapes of the area have nearly as many tokens.
         side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
         tokens = image_tokens(Size(side, side), options.get("image_processor", options))

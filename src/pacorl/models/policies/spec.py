@@ -137,9 +137,11 @@ class PolicySpec:
         Raises:
             ValueError: This kind has no such option, no tiny checkpoint, or a value is out of range.
         """
+        # The committed checkpoint was trained with settings of its own.
         settings = {name: value for name, value in options.items() if value is not None}
         if checkpoint == TINY:
             settings = {**self.committed.options, **settings}
+        # The options of this kind alone.
         accepted = [name for name in self.options.model_fields if name not in PolicyOptions.model_fields]
         # Checked before pydantic, whose message would list `dtype` etc., which callers cannot set here.
         unknown = [name for name in settings if name not in accepted]
@@ -257,6 +259,7 @@ class PolicySpec:
         """
         from pacorl.io.hub import local_file
 
+        # By name, since hub checkpoints are not fetched for this check.
         base = self.distilled.get(Path(checkpoint).name)
         index = None if pipeline or checkpoint == TINY else local_file(checkpoint, "model_index.json")
         config = read_object(index) if index else getattr(pipeline, "config", {})

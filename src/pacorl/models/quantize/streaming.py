@@ -43,7 +43,13 @@ class WeightStream:
     def fetch(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         """Copy a layer's parked tensors, for the next work on the device's current stream."""
         if device.type == "cuda":
-            self._follow(torch.cuda.current_stream(device))
+            # Switch to another computing stream: the main thread tries a judge, and the scorer's thread uses it.
+            computing = torch.cuda.current_stream(device)
+            if computing != self._computing:
+                torch.cuda.synchronize(computing.device)  # copies belong to the memory of their stream
+                self._ahead = None
+                self._computing = computing
+                self._copier = torch.cuda.Stream(computing.device)
 
         # Use the prefetched copies, or free wrong copies before sending the right weights.
         current = self._ahead
@@ -70,14 +76,6 @@ class WeightStream:
             for copy, tensor in zip(sent, parked, strict=True):
                 copy.copy_(tensor, non_blocking=device.type == "cuda")
         return sent
-
-    def _follow(self, computing: torch.cuda.Stream) -> None:
-        """Switch to another computing stream: the main thread tries a judge, and the scorer's thread uses it."""
-        if computing != self._computing:
-            torch.cuda.synchronize(computing.device)  # copies belong to the memory of their stream
-            self._ahead = None
-            self._computing = computing
-            self._copier = torch.cuda.Stream(computing.device)
 
     def _beside_computing(self) -> AbstractContextManager[object]:
         """Copy on a side stream that waits for the work already queued."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ class Int8Products:
     def swapped_in(self) -> Iterator[None]:
         """Compute within the block by `int8_product`, but for the sensitive layers."""
         for layer in self.layers:
-            layer.forward = partial(int8_product, layer)
+            # Not a `partial`, for each of which compiled blocks would be compiled anew.
+            layer.forward = MethodType(int8_product, layer)
         try:
             yield
         finally:

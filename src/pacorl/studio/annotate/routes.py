@@ -103,7 +103,7 @@ def prepare(
     links = {}
     for name in dict.fromkeys([ADMIN, *roles, *renew]):
         if name not in present or name in renew:
-            links[name] = f"/join/{store.add_person(name, role=roles.get(name, 0), days=days)}"
+            links[name] = f"/join#{store.add_person(name, role=roles.get(name, 0), days=days)}"
     share_work(store, folder, instances, sharing)
     return links
 
@@ -222,7 +222,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
 
     def sign_in(token: str) -> Session:
         person = store.person_of(token)
-        return Session("/admin" if person.is_admin else "/", person.expires, person.name)
+        return Session("/admin" if person.is_admin else "/", person.expires)
 
     site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, LIMITS)
     return site.app(router, state=AppState(folder, store, site, LiveScores(store)))
@@ -404,7 +404,7 @@ def add_person(form: PersonForm, state: State, person: Administrator) -> dict[st
     token = state.store.add_person(name, role=ADJUDICATOR if form.adjudicates else 0, days=form.days)
     if not form.adjudicates:
         share_work(state.store, state.folder, state.store.instances(), state.store.sharing())
-    return {"name": name, "link": f"/join/{token}"}
+    return {"name": name, "link": f"/join#{token}"}
 
 
 @router.post("/api/admin/links")
@@ -412,7 +412,7 @@ def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[st
     """Make a new link for a person who has a share of the work; the old link ends."""
     if form.name not in (*state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
-    return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
+    return {"name": form.name, "link": f"/join#{state.store.add_person(form.name, days=form.days)}"}
 
 
 @router.get("/api/admin/rankings.jsonl")

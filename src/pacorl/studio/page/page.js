@@ -79,6 +79,7 @@ async function start() {
   $("candidates").max = $("mostCandidates").textContent = state.limits.candidates;
   $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
   $("note").textContent = state.tiny.model ? "Generated and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
+  if (state.calibrated) $("least").placeholder = "as calibrated";
   showWords();
   fill(state.example);
   const chosen = JSON.parse(sessionStorage.getItem(SOURCES) || "[]");
@@ -92,7 +93,7 @@ async function start() {
 }
 
 function drawNames() {
-  $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
+  $("models").textContent = ["drawn by", state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
   $("compareField").hidden = $("strengthField").hidden = !state.adapter;
 }
 
@@ -400,7 +401,7 @@ function view() {
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
   $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${one.rank}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "mean consistency of its pairs") + tie(one);
+  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
   $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
@@ -408,6 +409,7 @@ function view() {
   $("download").href = file(one.image);
   $("download").download = `pacorl-seed-${one.seed}.png`;
   $("export").hidden = !shown.id;
+  $("checkMade").hidden = panelsOf(one).length < 2;
   $("export").href = `/sets/${shown.id}/${chosen}.zip`;
   [...$("ranks").children].forEach((made, i) => {
     made.setAttribute("aria-selected", String(i === chosen));
@@ -474,7 +476,11 @@ function drawUploads() {
   }
   sessionStorage.setItem(SOURCES, JSON.stringify(sources.map((one) => one.id)));
   say("arriving", arriving ? `${arriving} more ${arriving === 1 ? "image is" : "images are"} on the way; Judge waits for all of them.` : "");
-  $("judgeNow").disabled = uploads.length === 0 || arriving > 0 || Boolean(running.judgement);
+  enableJudging(uploads.length > 0 && arriving === 0 && !running.judgement);
+}
+
+function enableJudging(on) {
+  for (const id of ["judgeNow", "checkNow", "repairNow"]) $(id).disabled = !on;
 }
 
 async function takeBack(id) {
@@ -484,24 +490,55 @@ async function takeBack(id) {
   drawUploads();
 }
 
+async function imageFile(one) {
+  return new File([await (await fetch(file(one.image))).blob()], `seed-${one.seed}.png`);
+}
+
 async function startFrom() {
-  const one = shown.candidates[chosen];
-  const content = await (await fetch(file(one.image))).blob();
+  const content = await imageFile(shown.candidates[chosen]);
   setMode("edit");
-  await handIn([new File([content], `seed-${one.seed}.png`)], true);
+  await handIn([content], true);
   $("instruction").focus();
 }
 
-async function judge() {
+async function checkMade() {
+  const one = shown.candidates[chosen], content = await imageFile(one);
+  open("tabJudge");
+  $("checkNow").focus();
+  for (const other of [...uploads]) await takeBack(other.id);
+  await handIn([content]);
+  $("judgeLayout").value = one.layout;
+  $("judgeTexts").value = panelsOf(one).join("\n");
+  judge("/api/checks", gate());
+}
+
+// What each panel shows in full, as the image's recipe has it.
+function panelsOf(one) {
+  const theme = one.recipe.theme || "";
+  const full = (text) => (text.includes(theme) ? text : `${theme.replace(/\.$/, "")}. ${text}`);
+  return JSON.parse(one.recipe.panels || "[]").map((text) => full(text).replace(/\s+/g, " "));
+}
+
+const lines = (id) => $(id).value.split("\n").filter((line) => line.trim());
+
+function gate() {
+  const least = $("least").value;
+  return { least: least === "" ? (state.calibrated ? null : 0.5) : Number(least) };
+}
+
+const repairing = () => ({ ...gate(), texts: lines("judgeTexts"), tries: Number($("tries").value || 4) });
+
+async function judge(path = "/api/judgements", more = {}) {
   if (running.judgement || arriving || uploads.length === 0) return;
   say("judgeError", "");
   try {
-    const job = await call("POST", "/api/judgements", {
+    const job = await call("POST", path, {
       uploads: uploads.map((one) => one.id),
       theme: $("judgeTheme").value,
-      criteria: $("criteria").value.split("\n").filter((line) => line.trim()),
+      criteria: lines("criteria"),
       layout: $("judgeLayout").value.trim(),
       symmetric: $("symmetric").checked,
+      ...more,
     });
     watchJudgement(job.id);
   } catch (error) {
@@ -513,13 +550,18 @@ function watchJudgement(id) {
   const ended = () => { $("judgeProgress").hidden = true; drawUploads(); };
   follow("judgement", id, {
     update(job) {
-      $("judgeNow").disabled = true;
+      enableJudging(false);
       $("judgeProgress").hidden = false;
       $("judgeEmpty").hidden = true;
       $("judgePhase").textContent = phaseOf(job);
+      if (job.result) showCheck(job);
     },
-    done(job) { ended(); showJudgement(job); },
-    failed(message) { ended(); say("judgeError", message); $("judgeEmpty").hidden = !$("judged").hidden; },
+    done(job) {
+      ended();
+      if (job.result.verdict) showCheck(job);
+      else showJudgement(job);
+    },
+    failed(message) { ended(); say("judgeError", message); $("judgeEmpty").hidden = !($("judged").hidden && $("checked").hidden); },
   });
 }
 
@@ -528,6 +570,7 @@ function showJudgement(job) {
   const images = result.names.map((_, i) => `/images/${job.id}/${i}.png`);
   $("judgeEmpty").hidden = true;
   $("judged").hidden = false;
+  $("checked").hidden = true;
   $("judgeScore").textContent = number(result.mean);
   const pairs = result.pairs.length;
   const odd = result.odd;
@@ -538,12 +581,39 @@ function showJudgement(job) {
     : (pairs === 1 ? "that the two belong together, by " : `mean of ${scored} pairs, by `) + `${result.judge}.${fits}`;
   $("judgeStrip").replaceChildren(...result.names.map((name, i) => {
     const isOdd = odd?.image === i && odd.among_others !== null && odd.with_others < odd.among_others;
-    return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src: images[i], alt: name }),
-      make("figcaption", {}, make("b", { textContent: `${i + 1} ` }), name, ...(isOdd ? [make("i", { textContent: " fits least" })] : [])));
+    return figure(images[i], i + 1, name, isOdd ? " fits least" : "", isOdd);
   }));
   $("judgeMatrix").replaceChildren(matrixOf(result.matrix, { heads: result.matrix.length > 2 ? images : [], name: "Every image against every other" }));
   $("judgePairs").replaceChildren(pairTable(result));
   $("judgeNote").textContent = result.note;
+}
+
+function figure(src, head, name, verdict, isOdd, ...more) {
+  return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src, alt: name }),
+    make("figcaption", {}, make("b", { textContent: `${head} ` }), name, make("i", { textContent: verdict }), ...more));
+}
+
+let drawnCheck = "";         // the job and the number of tries on the page: a running repair is drawn again after each try
+
+function showCheck(job) {
+  const result = job.result, tries = result.tries, now = `${job.id} ${tries.length} ${job.status}`;
+  if (drawnCheck === now) return;
+  drawnCheck = now;
+  const url = (name) => `/images/${job.id}/${name}.png`;
+  $("judgeEmpty").hidden = $("judged").hidden = true;
+  $("checked").hidden = false;
+  $("checkVerdict").textContent = result.verdict[0];
+  $("checkWords").textContent = [...result.verdict.slice(1), result.note].join(" ");
+  $("checkStrip").replaceChildren(...result.panels.map((panel, i) => {
+    const isOdd = result.odd === i, share = `P(same) ${number(panel.score)}, ${result.calibrated ? "calibrated" : "uncalibrated"}`;
+    const verdict = panel.passed ? ` belongs: ${share}` : ` does not belong${isOdd ? ", the odd one out" : ""}: ${share}, lowest for “${panel.lowest_question}”`;
+    const save = result.images[i].startsWith("try-") ? [make("a", { href: url(result.images[i]), download: `panel-${i + 1}.png`, textContent: " Save the new image" })] : [];
+    return figure(url(result.images[i]), i + 1, panel.image, verdict, isOdd, ...save);
+  }));
+  $("tryBox").hidden = tries.length === 0;
+  $("tryStrip").replaceChildren(...tries.map((one) => figure(url(one.image), `Try ${one.try}`, `image ${one.panel}`, `: ${one.verdict}`, false)));
+  const last = tries[tries.length - 1];
+  $("said").textContent = job.status === "running" && last ? `Try ${last.try}, image ${last.panel}: ${last.verdict}` : result.verdict[0];
 }
 
 function pairTable(result) {
@@ -666,6 +736,9 @@ $("wipe").addEventListener("input", wipe);
 $("strength").addEventListener("input", drawStrength);
 $("against").addEventListener("change", () => { against = $("against").value; view(); });
 $("startFrom").addEventListener("click", startFrom);
+$("checkMade").addEventListener("click", checkMade);
+$("checkNow").addEventListener("click", () => judge("/api/checks", gate()));
+$("repairNow").addEventListener("click", () => judge("/api/repairs", repairing()));
 $("askAgain").addEventListener("click", askAgain);
 for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", drawMode);
 $("files").addEventListener("change", () => handIn([...$("files").files]));
