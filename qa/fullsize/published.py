@@ -33,6 +33,7 @@ AXES = {
     "FluxTransformer2DModel": ("num_layers", "num_single_layers"),
     "Flux2Transformer2DModel": ("num_layers", "num_single_layers"),
     "QwenImageTransformer2DModel": ("num_layers",),
+    "QwenImage21Transformer2DModel": ("num_layers",),
     "SD3Transformer2DModel": ("dual", "num_layers"),
 }
 """A transformer's class → what its config calls the number of blocks of each kind; SD 3.5 lists the dual ones."""
@@ -77,9 +78,9 @@ def write_generator(folder: Path, spec: PolicySpec, texts: Sequence[str], *, dep
 
 def with_token_ids(config: Mapping[str, Any], source: Any) -> dict[str, Any]:
     """A vision-language model's config by the ids that a twin's tokenizer gives an image; others are as they were."""
-    if config.get("model_type") != "qwen2_5_vl":
+    if config.get("model_type") not in {"qwen2_5_vl", "qwen3_vl"}:
         return dict(config)
-    ids = source.tokenizer.convert_tokens_to_ids
+    ids = getattr(source, "processor", source).tokenizer.convert_tokens_to_ids
     names = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>"}
     return {**config, **{f"{name}_token_id": ids(token) for name, token in names.items()}}
 

@@ -29,6 +29,7 @@ OTHERS = {
     "sd3": ["model.kind=sd3", *COMMON],
     "qwen_image": ["model.kind=qwen_image", *COMMON],
     "qwen_edit_plus": ["model.kind=qwen_edit_plus", *COMMON],
+    "qwen_image_21": ["model.kind=qwen_image_21", *COMMON],
 }
 """Kinds of generators without a recipe."""
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from comfy import load_in_comfy
 from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
-from edit_twins import drawn, edit, qwen_pipeline, source_image
+from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, source_image
 from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from pacorl.models.policies.klein import KLEIN, tiny_klein
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.models.policies.policy import Policy
 from pacorl.models.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS, QWEN_IMAGE, tiny_qwen_image
+from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.tiny.characters import character_prompts, vocabulary
 from pacorl.types import Size
 
@@ -109,6 +110,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "qwen_edit": lambda: QWEN_EDIT.over(qwen_pipeline()),
     "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True)),
     "klein": lambda: KLEIN.over(drawn(tiny_klein(vocabulary())), max_sequence_length=48),
+    "qwen_image_21": lambda: QWEN_IMAGE_21.over(qwen_image_21_pipeline()),
 }
 
 

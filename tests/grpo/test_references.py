@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
+from edit_twins import klein_pipeline, kontext_pipeline, qwen_image_21_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
 from toy_world import toy_config, toy_world
 from typer.testing import CliRunner
@@ -28,6 +28,7 @@ PIPELINES = {
     "klein": klein_pipeline,
     "kontext": kontext_pipeline,
     "qwen_edit_plus": lambda: qwen_pipeline(plus=True),
+    "qwen_image_21": qwen_image_21_pipeline,
 }
 
 
@@ -71,7 +72,7 @@ def lines(out: Path) -> list[dict[str, float]]:
     "recipe",
     [
         pytest.param("klein", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("kontext", "qwen_edit_plus")),
+        *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("kontext", "qwen_edit_plus", "qwen_image_21")),
     ],
     indirect=True,
 )
@@ -127,6 +128,21 @@ def test_a_sharded_run_refuses_mixed_batches_before_weights_load(kind: str, tmp_
     for train, evaluation, *batches in ((prompts, prompts[:1], 3, 1), (prompts[:1], prompts, 2, 2)):
         with nullcontext() if kind == "kontext" else refusal:
             check(train, evaluation, *batches)
+
+
+def test_a_sharded_run_refuses_batches_of_several_prompts_by_the_kind(tmp_path: Path) -> None:
+    """Those of Qwen-Image 2.1 take forwards of their own, however alike their images are."""
+    prompts = [Prompt(0, "a fox"), Prompt(1, "an owl")]
+
+    def check(*batches: int) -> None:
+        settings = [f"sampling.batch={batches[0]}", f"evaluation.batch={batches[1]}", "group_size=4"]
+        config = toy_config(tmp_path / "run", "model.kind=qwen_image_21", "judge.symmetric=false", *settings)
+        check_image_counts(config, prompts, prompts)
+
+    check(4, 1)
+    for batches, key in (((3, 1), "sampling.batch 3"), ((2, 2), "evaluation.batch 2")):
+        with pytest.raises(ValueError, match=rf"^FSDP2 and model\.kind qwen_image_21, .* {key} would mix: .*1$"):
+            check(*batches)
 
 
 @pytest.mark.slow

@@ -171,6 +171,9 @@ class ToyPolicy:
         weight = next(self.transformer.parameters())
         return torch.stack(drawn).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
 
+    def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
+        return conditioning
+
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         rows, cols = _token_grid(size)
         place_N2 = torch.cartesian_prod(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, cols))

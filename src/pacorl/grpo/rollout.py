@@ -352,6 +352,8 @@ def integrate(
     past: Past | None = None
     sigma_T = to_device(sigmas, x_BNC.device)
     with fused.swapped_in() if fused else nullcontext():
+        # Computed and dropped here: the weights do not change in between.
+        conditioning = policy.with_prefix(conditioning, size)
         for here, following in pairwise(grid):
             velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
             length = float(sigmas[following]) - float(sigmas[here])

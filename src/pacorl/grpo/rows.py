@@ -118,12 +118,13 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
 
 
 def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:
-    """Check that no batch of a sharded run mixes prompts with different numbers of images.
+    """Check that no batch of a sharded run mixes prompts that take forwards of their own.
 
     Raises:
         ValueError: if one would; images of different shapes are found only when they are encoded.
     """
-    if not config.generator.policy.mixes_layouts:
+    per = config.generator.policy.forward_per
+    if per == "batch":
         return
     crossing = {
         "sampling.batch": (train, config.sampling.batch, config.group_size % config.sampling.batch > 0),
@@ -132,6 +133,11 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
     for key, (prompts, batch, crosses) in crossing.items():
         # Prompts with equally many images share a forward.
         counts = {len(prompt.sources) + len(prompt.references) for prompt in prompts}
+        if crosses and per == "prompt" and len(prompts) > 1:
+            raise ValueError(
+                f"FSDP2 and model.kind {config.model.kind}, whose prompts take forwards of their own, which {key} "
+                f"{batch} would mix: its ranks must make equally many forwards; set it to 1"
+            )
         if crosses and len(counts) > 1:
             raise ValueError(
                 f"FSDP2 and prompts with {min(counts)} to {max(counts)} images, which {key} {batch} would mix: its "

@@ -118,8 +118,8 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
     return tiny_qwen_vl(processor.tokenizer), processor
 
 
-def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
-    """Build a small Qwen2.5-VL with random weights."""
+def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase, name: str = "qwen_vl") -> Any:
+    """Build a small Qwen2.5-VL with random weights, or another vision-language model of `TINY`."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     text_ids = {
         "vocab_size": len(tokenizer),
@@ -127,9 +127,9 @@ def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditional
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
-    model: Qwen2_5_VLForConditionalGeneration = model_of(
-        TINY["qwen_vl"],
-        text_config={**TINY["qwen_vl"]["text_config"], **text_ids},
+    model = model_of(
+        TINY[name],
+        text_config={**TINY[name]["text_config"], **text_ids},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pacorl.grpo.builders import check_adapter
 from pacorl.grpo.rollout import denoise
-from pacorl.io.images import open_image
+from pacorl.io.images import as_rgb, open_image
 from pacorl.models.lora.adapters import add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
@@ -101,11 +101,11 @@ def check_latents(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
 
 
 def check_images(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
-    """Check that decoded images are the pipeline's."""
+    """Check that decoded images are the pipeline's; transparent images are laid on white."""
     (expected,), _ = run_pipeline(policy, prompt, size, output_type="pil")
     (ours,) = policy.decode(endpoints(policy, [prompt], size), policy.size_of(prompt, size))
     assert ours.size == expected.size, f"the image is {ours.size}, the pipeline's is {expected.size}"
-    difference = np.abs(np.asarray(ours, dtype=int) - np.asarray(expected, dtype=int)).max()
+    difference = np.abs(np.asarray(ours, dtype=int) - np.asarray(as_rgb(expected, "the pipeline's"), dtype=int)).max()
     assert difference <= PIXELS, f"the image differs from the pipeline's by {difference} of 255"
 
 
@@ -252,14 +252,16 @@ def run_pipeline(
     sigmas = pipeline.scheduler.sigmas.cpu()
     if output_type == "pil":
         return output.images, sigmas
-    return latents[-1] if latents[-1].ndim == 3 else pack(latents[-1]), sigmas
+    return latents[-1] if latents[-1].ndim == 3 else pack(latents[-1], patch=policy.patch), sigmas
 
 
 def _untouched(pipeline: Any) -> Any:
     """Copy the pipeline with a new transformer of the same weights, without the policy's changes."""
     transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
     transformer.load_state_dict(pipeline.transformer.state_dict())
-    return type(pipeline)(**{**pipeline.components, "transformer": transformer})
+    untouched = copy.copy(pipeline)  # with its settings
+    untouched.transformer = transformer
+    return untouched
 
 
 @contextmanager

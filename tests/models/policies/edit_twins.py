@@ -15,6 +15,7 @@ from pacorl.models.policies.klein import tiny_klein
 from pacorl.models.policies.kontext import tiny_kontext
 from pacorl.models.policies.policy import Policy
 from pacorl.models.policies.qwen_image import tiny_qwen_edit
+from pacorl.models.policies.qwen_image_21 import tiny_qwen_image_21
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.tiny.characters import vocabulary
 from pacorl.types import Prompt, Size
@@ -57,6 +58,11 @@ def klein_pipeline() -> Any:
 def qwen_pipeline(*, plus: bool = False) -> Any:
     torch.manual_seed(0)
     return drawn(tiny_qwen_edit(vocabulary(), plus=plus))
+
+
+def qwen_image_21_pipeline() -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny_qwen_image_21(vocabulary()))
 
 
 def source_image(path: Path, *, height: int, width: int, seed: int = 0) -> Path:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from edit_twins import edit, flux_policy, klein_pipeline, kontext_pipeline, loop, qwen_pipeline, source_image
+from edit_twins import (
+    edit,
+    flux_policy,
+    klein_pipeline,
+    kontext_pipeline,
+    loop,
+    qwen_image_21_pipeline,
+    qwen_pipeline,
+    source_image,
+)
 from PIL import Image
 
 from pacorl.models.policies import POLICIES, check_sources, pipeline
@@ -17,12 +26,13 @@ from pacorl.models.policies.klein import KLEIN
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.pipeline import PipelinePolicy, stitch
 from pacorl.models.policies.qwen_image import QWEN_EDIT_PLUS
+from pacorl.models.policies.qwen_image_21 import QWEN_IMAGE_21
 from pacorl.testing.policies import check_latents, check_reference_images
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Prompt, Size
 
 SIZE = Size(96, 96)
-TAKERS = ("kontext", "qwen_edit_plus", "klein")
+TAKERS = ("kontext", "qwen_edit_plus", "klein", "qwen_image_21")
 SETS = character_prompts("dev", 2)
 
 
@@ -33,6 +43,7 @@ def policy_of(kind: str) -> PipelinePolicy:
         "kontext": lambda: KONTEXT.over(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=3.0),
         "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True), true_cfg_scale=3.0),
         "klein": lambda: KLEIN.over(klein_pipeline(), max_sequence_length=144),
+        "qwen_image_21": lambda: QWEN_IMAGE_21.over(qwen_image_21_pipeline(), true_cfg_scale=3.0),
     }
     return built[kind]()
 
@@ -87,7 +98,7 @@ def test_every_reference_decides_the_image(images: tuple[Path, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein"])
+@pytest.mark.parametrize("kind", ["qwen_edit_plus", "klein", "qwen_image_21"])
 def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tuple[Path, ...]) -> None:
     policy = policy_of(kind)
     prompts = [Prompt(number, "a fox", references=images[: number % 2 + 1]) for number in range(3)]
@@ -108,13 +119,27 @@ def test_gradients_of_a_mixed_batch_are_those_of_its_rows(kind: str, images: tup
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_a_sharded_transformer_takes_no_mixed_batch(images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "differ"), [("klein", " whose images differ in number or shape"), ("qwen_image_21", "")]
+)
+def test_a_sharded_transformer_takes_no_mixed_batch(
+    kind: str, differ: str, images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its ranks make equally many forwards, and those of a mixed batch depend on its prompts."""
-    policy = policy_of("klein")
+    policy = policy_of(kind)
     prompts = [Prompt(0, "a fox"), Prompt(1, "a fox", references=images)]
     monkeypatch.setattr(pipeline, "has_sharded", lambda transformer: transformer is policy.transformer)
-    with pytest.raises(ValueError, match=r"FSDP2 and a batch of prompts whose images differ .* or set them to 1$"):
+    with pytest.raises(ValueError, match=rf"FSDP2 and a batch of prompts{differ}: .* or set them to 1$"):
         loop(policy, prompts, SIZE)
+
+
+def test_a_sharded_transformer_takes_a_batch_of_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("qwen_image_21")
+    (fox,) = policy.encode([Prompt(0, "a fox")], SIZE)
+    monkeypatch.setattr(pipeline, "has_sharded", lambda transformer: True)
+    with torch.no_grad():
+        velocity = policy.velocity(policy.noise([0, 1], SIZE), torch.full((2,), 0.6), policy.collate([fox, fox]), SIZE)
+    assert len(velocity) == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +165,7 @@ def test_images_are_stitched_row_by_row_and_whole() -> None:
 def test_one_reference_too_many_is_refused_with_the_limit(kind: str, tmp_path: Path) -> None:
     """Before its files are opened."""
     limit = POLICIES[kind].policy.max_references
-    assert limit == {"klein": 4, "kontext": 4, "qwen_edit_plus": 3}[kind]
+    assert limit == {"klein": 4, "kontext": 4, "qwen_edit_plus": 3, "qwen_image_21": 10}[kind]
     prompt = Prompt(7, "a fox", references=(tmp_path / "none.png",) * (limit + 1))
     message = (
         rf"^prompt 7 has {limit + 1} images \({limit + 1} of them references\), and .*{kind}.* at most {limit}; leave"

@@ -288,10 +288,11 @@ def training_pass(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
 
 
 def sampling_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
-    """Measure one forward without gradients, or two if the generator is guided."""
+    """Measure one forward without gradients, or two if the generator is guided, with the prefix that steps share."""
     x_BNC = policy.noise(range(batch), size)
     conditioning = policy.conditioning_on_meta(size, batch=batch)
-    return forward_pass(lambda: policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size))
+    sigma_B = torch.empty(batch, device=META)
+    return forward_pass(lambda: policy.velocity(x_BNC, sigma_B, policy.with_prefix(conditioning, size), size))
 
 
 def decoding_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:

@@ -28,6 +28,7 @@ POLICIES: Table[PolicySpec] = Table(
         "qwen_image": "pacorl.models.policies.qwen_image:QWEN_IMAGE",
         "sd3": "pacorl.models.policies.sd3:SD3",
         "klein": "pacorl.models.policies.klein:KLEIN",
+        "qwen_image_21": "pacorl.models.policies.qwen_image_21:QWEN_IMAGE_21",
     },
     group="pacorl.policies",
     key="kind",

@@ -75,7 +75,7 @@ class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""
 
     training_shift = BFL_TRAINING_SHIFT
-    mixes_layouts: ClassVar[bool] = True
+    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
     max_sources: ClassVar[int] = 4  # docs.bfl.ai/guides/prompting_editing_overview
     max_references: ClassVar[int] = 4
     source_optional: ClassVar[bool] = True

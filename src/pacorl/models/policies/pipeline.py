@@ -1,4 +1,4 @@
-"""Base class of the kinds: a diffusers pipeline as a policy, on tokens of 2×2 VAE codes.
+"""Base class of the kinds: a diffusers pipeline as a policy, on tokens of VAE codes, 2×2 by default.
 
 A kind implements the encoding of texts, the transformer's arguments and, for edits, the number and sizes of sources.
 The common parts are here, equal to diffusers' pipelines: seeds to noise, shifted sigmas, decoding.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,14 +41,14 @@ JOINT_ATTENTION = (
 """Linear layers of a joint attention of images and texts, by diffusers' names."""
 
 
-def pack(codes_BCHW: Tensor) -> Tensor:
-    """Pack VAE codes into tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
-    return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2)
+def pack(codes_BCHW: Tensor, *, patch: int = 2) -> Tensor:
+    """Pack VAE codes into tokens of P×P patches, row-major: (B, C, H, W) → (B, H/P·W/P, P²·C)."""
+    return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
 
 
-def unpack(x_BNC: Tensor, *, rows: int) -> Tensor:
+def unpack(x_BNC: Tensor, *, rows: int, patch: int = 2) -> Tensor:
     """Invert `pack` for an image of `rows` rows of tokens."""
-    return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2)
+    return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=patch, q=patch)
 
 
 def use_channels_last(model: nn.Module) -> None:
@@ -94,8 +94,10 @@ class PipelinePolicy:
     """Text layers in the last of `transformer_blocks` without influence on any image."""
     max_sources: ClassVar[int] = 0
     """Maximum number of sources per prompt; 0 for generators of sets only."""
-    mixes_layouts: ClassVar[bool] = False
-    """Whether prompts with different numbers of images take forwards of their own (`by_layout`)."""
+    patch: ClassVar[int] = 2
+    """Side of a token in VAE codes."""
+    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "batch"
+    """Rows that share a forward (`by_layout`): all of them, those with alike images, or those of one prompt."""
     max_references: ClassVar[int] = 0
     """Maximum number of images per prompt, sources and references together; 0 if references are refused."""
     stitched: ClassVar[bool] = False
@@ -123,7 +125,7 @@ class PipelinePolicy:
         self.options: Any = options
         self.record_sizes = record_sizes
         self.transformer: nn.Module = pipeline.transformer
-        self.token_pixels: int = 2 * pipeline.vae_scale_factor
+        self.token_pixels: int = self.patch * pipeline.vae_scale_factor
         self.planned_images = 0 if self.source_optional else min(1, self.max_sources)
         """Number of sources and references per prompt in the memory plan."""
         for component in pipeline.components.values():
@@ -152,7 +154,7 @@ class PipelinePolicy:
 
     @property
     def latent_channels(self) -> int:
-        """Channels of the VAE's codes; a token has four times as many."""
+        """Channels of the VAE's codes; a token has `patch`² times as many."""
         return int(self.pipeline.vae.config.latent_channels)
 
     def check_size(self, size: Size) -> None:
@@ -309,11 +311,14 @@ class PipelinePolicy:
             setattr(self.pipeline, name, None)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        per_prompt = self.forward_per == "prompt"
         # Rows of one layout share a forward.
-        rows_by_layout: dict[tuple[Any, ...], list[int]] = {}
+        rows_by_layout: dict[Any, list[int]] = {}
         for row, conditioning in enumerate(conditionings):
-            rows_by_layout.setdefault(layout_of(conditioning), []).append(row)
-        if len(rows_by_layout) == 1:
+            # The rows of a prompt have the same object, which the cache of conditionings returns once per batch.
+            layout = id(conditioning) if per_prompt else layout_of(conditioning)
+            rows_by_layout.setdefault(layout, []).append(row)
+        if len(rows_by_layout) == 1 and (len(conditionings) == 1 or not per_prompt):
             return self.collate_alike(conditionings)
         parts = []
         for rows in rows_by_layout.values():
@@ -345,7 +350,7 @@ class PipelinePolicy:
         # The first step starts at 1 and the last ends at `shift_terminal`, so one step is too few.
         if num_steps < 2 and config.get("shift_terminal"):
             raise ValueError(f"{num_steps} sampling step is too few for this scheduler; ask for at least 2 steps")
-        options: dict[str, Any] = {"sigmas": np.linspace(1.0, 1 / num_steps, num_steps)}
+        options: dict[str, Any] = {"sigmas": self.unshifted_sigmas(num_steps)}
         if self.scheduler_spaced:
             options = {"num_inference_steps": num_steps}
         if config.get("use_dynamic_shifting"):
@@ -356,6 +361,10 @@ class PipelinePolicy:
         scheduler.set_timesteps(**options)
         sigmas: Tensor = scheduler.sigmas
         return sigmas.float().cpu()
+
+    def unshifted_sigmas(self, num_steps: int) -> Any:
+        """Return the pipeline's (T,) sigmas before the scheduler's shift."""
+        return np.linspace(1.0, 1 / num_steps, num_steps)
 
     def shift(self, tokens: int, num_steps: int) -> float:
         """Compute the pipeline's shift `mu` for an image of `tokens` tokens."""
@@ -374,7 +383,10 @@ class PipelinePolicy:
         shape = (self.latent_channels, size.height // factor, size.width // factor)
         # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
         codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return to_device(pack(torch.stack(codes)), self.device)
+        return to_device(pack(torch.stack(codes), patch=self.patch), self.device)
+
+    def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
+        return conditioning
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         raise NotImplementedError
@@ -385,7 +397,7 @@ class PipelinePolicy:
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0])
+        codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0], patch=self.patch)
         # An accelerator is busy with one image, and a batch would multiply the peak. No VAE tiling: its seams would
         # poison a judge.
         together = len(codes_BCHW) if codes_BCHW.device.type == "cpu" else 1
@@ -410,7 +422,8 @@ class PipelinePolicy:
 
     def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         """Return the shapes of `encode_sources` for `planned_images` images of the generated size."""
-        return {"source": (self.planned_images * math.prod(self.token_grid(size)), 4 * self.latent_channels)}
+        tokens = self.planned_images * math.prod(self.token_grid(size))
+        return {"source": (tokens, self.patch**2 * self.latent_channels)}
 
     def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         """Prepare a pass of the largest text encoder over this number of prompts."""
@@ -443,10 +456,10 @@ def layout_of(conditioning: Conditioning) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MixedConditioning(Conditioning):
-    """Batch of prompts whose images differ in number or shape, for a `velocity` that is `by_layout`."""
+    """Batch whose rows take several forwards, or share one prompt's conditioning, for a `velocity` `by_layout`."""
 
     parts: tuple[tuple[tuple[int, ...], Conditioning], ...] = ()
-    """Rows of the batch, and the batch of these rows, per layout."""
+    """Rows of the batch, and the conditioning of these rows, per layout; of a prompt, one for all of its rows."""
 
     def __len__(self) -> int:
         return sum(len(rows) for rows, _ in self.parts)
@@ -456,21 +469,23 @@ Velocity = Callable[[Any, Tensor, Tensor, Conditioning, Size], Tensor]
 
 
 def by_layout(velocity: Velocity) -> Velocity:
-    """Decorate a policy's `velocity` to compute a mixed batch in one forward per layout."""
+    """Decorate a policy's `velocity` to compute a mixed batch in one forward per part."""
 
     @wraps(velocity)
     def computed(policy: Any, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        if not isinstance(conditioning, MixedConditioning):
-            return velocity(policy, x_BNC, sigma_B, conditioning, size)
+        parts = conditioning.parts if isinstance(conditioning, MixedConditioning) else (((), conditioning),)
+        if len(parts) == 1:
+            return velocity(policy, x_BNC, sigma_B, parts[0][1], size)
         # Ranks with other layouts would make another number of forwards, which are collectives.
         if has_sharded(policy.transformer):
+            differ = "" if policy.forward_per == "prompt" else " whose images differ in number or shape"
             raise ValueError(
-                "FSDP2 and a batch of prompts whose images differ in number or shape: let sampling.batch and "
-                "evaluation.batch divide the samples of one prompt, or set them to 1"
+                f"FSDP2 and a batch of prompts{differ}: let sampling.batch and evaluation.batch divide the samples of "
+                "one prompt, or set them to 1"
             )
         velocities = []
         order: list[int] = []
-        for rows, part in conditioning.parts:
+        for rows, part in parts:
             index = to_device(torch.tensor(rows), x_BNC.device)
             velocities.append(velocity(policy, x_BNC[index], sigma_B[index], part, size))
             order += rows

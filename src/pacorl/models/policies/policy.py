@@ -97,6 +97,12 @@ class Policy(Protocol):
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """Draw (B, N, C) fp32 noise, one seed per row, on the CPU for equal values on every machine."""
 
+    def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
+        """Add to a batch what its forwards have in common at every step, under the transformer's weights of now.
+
+        The same batch for kinds whose conditioning depends on the step. The result must not outlive the weights.
+        """
+
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """Predict the velocity (B, N, C) at one sigma per row, in fp32, or fp64 for an fp64 model."""
 

@@ -262,7 +262,7 @@ class QwenEditPolicy(QwenImagePolicy):
         # This VAE reads an image as a video of one frame.
         codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
-        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
+        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0], patch=self.patch)
         return tokens
 
     def _text_length(self, size: Size) -> int:
@@ -278,7 +278,7 @@ class QwenEditPolicy(QwenImagePolicy):
 class QwenEditPlusPolicy(QwenEditPolicy):
     """A `QwenImageEditPlusPipeline` behind the policy seam."""
 
-    mixes_layouts: ClassVar[bool] = True
+    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "layout"
     max_sources: ClassVar[int] = 3  # the number in its training
     max_references: ClassVar[int] = 3
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"

@@ -88,8 +88,8 @@ class PolicySpec:
 
     def token_pixels(self, vae: Mapping[str, Any]) -> int:
         """Compute the side of a token in pixels, from the VAE's config.json."""
-        # Each level of the VAE but the first halves the sides, and a token covers 2×2 codes.
-        return int(2 ** len(vae[self.vae_levels]))
+        # Each level of the VAE but the first halves the sides.
+        return int(self.policy.patch * 2 ** (len(vae[self.vae_levels]) - 1))
 
     @property
     def training_shift(self) -> TrainingShift:

@@ -1,0 +1,272 @@
+"""Qwen-Image 2.1 as a policy: sets, edits, and references of characters, with up to ten images per prompt.
+
+A Qwen3-VL reads the text with the sources and references, and their VAE codes replace its image tokens in the
+transformer's sequence, four for one. All are resized to the generated image's area, each in its own aspect, with sides
+of multiples of 32 pixels; an edit has the last source's aspect. A token is one VAE code of 16 pixels, without patches.
+
+Text and images do not depend on the step or the generated image (`shared_prefix`): a batch is computed prompt by
+prompt, since rotary positions depend on a text's length, and steps of the ODE share one prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pacorl.io.images import as_rgb, open_image
+from pacorl.models import twins
+from pacorl.models.policies.pipeline import MixedConditioning, by_layout, check_multiple, guided, nearest_multiple
+from pacorl.models.policies.policy import Parts, PolicyOptions, TrueGuidance
+from pacorl.models.policies.qwen_image import QwenEditPolicy, sides_for
+from pacorl.models.policies.spec import PolicySpec
+from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.models.policies.shared_prefix import KeysValues, PromptTokens
+
+SLOT = 2
+"""Side in tokens of the part of an image that takes one token of the text encoder."""
+TEXT_TOKENS = 512
+"""Tokens of a text in the memory plan: texts are read whole."""
+
+LORA_TARGETS = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out",
+)  # fmt: skip
+"""All linear layers of the blocks, which text and images share."""
+
+
+class QwenImage21Options(TrueGuidance):
+    """The generator Qwen-Image 2.1, which makes sets and edits. It reads a text of any length."""
+
+    kind: Literal["qwen_image_21"] = "qwen_image_21"
+    checkpoint: str = "Qwen/Qwen-Image-2.1"
+
+    @property
+    def warning(self) -> str:
+        """The limit of the published weights' licence."""
+        return (
+            f"{self.checkpoint}: the weights of Qwen-Image 2.1 are under the Qwen Research licence, for research and "
+            "evaluation only; that holds for images and adapters made with them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixedConditioning(Conditioning):
+    """A prompt with its prefix, valid for the weights that computed it."""
+
+    prefixes: Mapping[str, Sequence[KeysValues]] = field(default_factory=dict)
+    """"" or "negative_" → keys and values per block."""
+
+
+class QwenImage21Policy(QwenEditPolicy):
+    """A `QwenImage21Pipeline` behind the policy seam."""
+
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    idle_in_last_block: ClassVar[tuple[str, ...]] = ()
+    patch: ClassVar[int] = 1
+    forward_per: ClassVar[Literal["batch", "layout", "prompt"]] = "prompt"
+    max_sources: ClassVar[int] = 10
+    max_references: ClassVar[int] = 10
+    source_optional: ClassVar[bool] = True
+    model_name: ClassVar[str] = "Qwen-Image 2.1"
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen3-VL text encoder"}
+
+    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+        from pacorl.models.policies.shared_prefix import share_prefix  # imports diffusers, which options do without
+
+        if not pipeline.transformer.config.causal_condition:
+            raise ValueError(
+                "this Qwen-Image 2.1 has causal_condition false, so its text depends on the step, which is not "
+                "supported; name a checkpoint with causal_condition true"
+            )
+        super().__init__(pipeline, options, record_sizes=record_sizes)
+        share_prefix(pipeline.transformer)
+
+    @classmethod
+    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
+        """Build the processor with a tokenizer of the template alone, which the pipeline reads at once."""
+        return {"processor": processor_of([], configs["processor"])}
+
+    @classmethod
+    def check_sides(cls, size: Size, *, step: int) -> None:
+        check_multiple(size, step=SLOT * step)
+
+    def nearest_size(self, size: Size) -> Size:
+        return nearest_multiple(size, step=SLOT * self.token_pixels)
+
+    def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
+        """Encode a prompt.
+
+        Returns:
+            `tokens` (1, L, D) of the text encoder; with true CFG `negative_tokens`. With images `source` (1, M, C),
+            their tokens, and `source_grid` (1, K, 3): the first slot in the text, rows and columns of each.
+        """
+        # Sizes and images. The last source has the image's size.
+        paths = self.image_paths(prompt)
+        sizes = [sides_for(size.height * size.width, path) for path in paths]
+        if prompt.sources:
+            sizes[len(prompt.sources) - 1] = size
+        images = [open_image(path) for path in paths]
+        shown = []
+        codes = []
+        for image, shown_size in zip(images, sizes, strict=True):
+            shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
+            codes.append(self.encode_image(image, shown_size))
+
+        # The text encoder's tokens.
+        def read_text(text: str) -> tuple[Tensor, Tensor]:
+            tokens, _, is_slot = self.pipeline.encode_prompt(prompt=[text], image=shown or None)
+            return tokens.cpu(), is_slot[0].cpu()
+
+        tokens, is_slot = read_text(prompt.text)
+        tensors = {"tokens": tokens}
+        if self.options.negative_text is not None:
+            tensors["negative_tokens"] = read_text(self.options.negative_text)[0]
+        if not paths:
+            return Conditioning(tensors)
+
+        # The slots of each image, which stand before the text and so are the negative text's too.
+        grids = [self.token_grid(shown_size) for shown_size in sizes]
+        slots = is_slot.nonzero().flatten().tolist()
+        source_grid = []
+        for rows, cols in grids:
+            source_grid.append((slots[0] if slots else 0, rows, cols))
+            slots = slots[rows * cols // SLOT**2 :]
+        counted = int(is_slot.sum())
+        needed = sum(rows * cols for rows, cols in grids) // SLOT**2
+        if counted != needed:
+            raise ValueError(
+                f"the images of prompt {prompt.id} at the area of {size} take {counted} tokens of the text encoder, "
+                f"and {needed} are needed: its processor resizes images of this area; take another size, such as "
+                "1024x1024"
+            )
+        return Conditioning({**tensors, "source": torch.cat(codes, 1), "source_grid": torch.tensor([source_grid])})
+
+    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
+        # The VAE also reads opacity: images here are opaque.
+        opaque = F.pad(pixels_BCHW, (0, 0, 0, 0, 0, 1), value=1.0)
+        return super().encode_pixels(opaque)
+
+    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
+        # On white, as the text encoder sees images too.
+        return [as_rgb(image, "the generated image") for image in super().decode(x_BNC, size)]
+
+    def unshifted_sigmas(self, num_steps: int) -> Any:
+        sigmas = self.pipeline.config.sample_sigmas or ()
+        return sigmas if len(sigmas) == num_steps else super().unshifted_sigmas(num_steps)
+
+    def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Return the conditioning of the prompt that all rows have, at batch 1."""
+        return super().collate_alike(conditionings[:1])
+
+    def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:
+        """Add the prefix of a batch of one prompt.
+
+        Of several prompts it is computed in each forward: four references of 1024² take 9 GB per prompt.
+        """
+        if isinstance(conditioning, MixedConditioning):
+            if len(conditioning.parts) > 1:
+                return conditioning
+            ((rows, part),) = conditioning.parts
+            return replace(conditioning, parts=((rows, self.with_prefix(part, size)),))
+        prefixes = {}
+        for name in ("", "negative_"):
+            if f"{name}tokens" in conditioning.tensors:
+                prefixes[name] = self.transformer(prompt=prompt_tokens(conditioning, name))[0]
+        return PrefixedConditioning(conditioning.tensors, prefixes)
+
+    @by_layout
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        prefixes = conditioning.prefixes if isinstance(conditioning, PrefixedConditioning) else {}
+
+        def read(name: str) -> Tensor:
+            prompt = prompt_tokens(conditioning, name)
+            return self.predict(
+                prompt=prompt,
+                hidden_states=x_BNC.to(prompt.text.dtype),
+                timestep=sigma_B.to(prompt.text.dtype),
+                grid=self.token_grid(size),
+                prefix=prefixes.get(name, ()),
+            )
+
+        return guided(read, scale=self.options.true_cfg_scale)
+
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.context_in_dim)}
+
+    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        return super().source_shapes(size) | {"source_grid": (self.planned_images, 3)}
+
+    def _text_length(self, size: Size) -> int:
+        return self.planned_images * self._slots(size) + TEXT_TOKENS
+
+    def _slots(self, size: Size) -> int:
+        """Count the text encoder's tokens of an image."""
+        rows, cols = self.token_grid(size)
+        return rows * cols // SLOT**2
+
+    def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
+        """Build the conditioning of one prompt, for all rows."""
+        planned = super().conditioning_on_meta(size, batch=1)
+        if not self.planned_images:
+            return planned
+        grid = self.token_grid(size)
+        source_grid = [(image * self._slots(size), *grid) for image in range(self.planned_images)]
+        return Conditioning({**planned.tensors, "source_grid": torch.tensor([source_grid])})
+
+
+def prompt_tokens(conditioning: Conditioning, name: str) -> PromptTokens:
+    """Return the transformer's arguments of a text: "" is the prompt, "negative_" the negative prompt."""
+    from pacorl.models.policies.shared_prefix import PromptTokens
+
+    tensors = conditioning.tensors
+    text = tensors[f"{name}tokens"]
+    if "source" not in tensors:
+        return PromptTokens(text, None, ())
+    return PromptTokens(text, tensors["source"].to(text.dtype), tensors["source_grid"][0].tolist())
+
+
+def processor_of(texts: Sequence[str], image_options: Mapping[str, Any]) -> Any:
+    """Build a processor whose tokenizer is trained on `texts`."""
+    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
+
+    return image_text_processor(
+        tokenizer=twins.qwen_tokenizer_of(texts), image_options=image_options, chat_template=twins.CHAT_TEMPLATE
+    )
+
+
+def tiny_qwen_image_21(texts: Sequence[str]) -> Any:
+    """Build a small Qwen-Image 2.1 pipeline, its tokenizer trained on `texts`."""
+    import diffusers
+
+    options = {"patch_size": 16, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 256 * 256}
+    processor = processor_of(texts, options)
+    return diffusers.QwenImage21Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE_21.parts["scheduler"]),
+        vae=twins.model_of(twins.TINY["qwen_image_21_vae"]),
+        text_encoder=twins.tiny_qwen_vl(processor.tokenizer, "qwen3_vl"),
+        processor=processor,
+        transformer=twins.model_of(twins.TINY["qwen_image_21_transformer"]),
+    )
+
+
+QWEN_IMAGE_21 = PolicySpec(
+    options=QwenImage21Options,
+    policy=QwenImage21Policy,
+    pipeline="QwenImage21Pipeline",
+    hub_name=r"qwen-image-2\.1",
+    architecture="qwen_image_21.json",
+    licence=("other", "qwen-research"),
+    twin=tiny_qwen_image_21,
+    steps=40,
+    parameters=7_115_124_736,
+    vae_levels="dim_mult",
+)
+"""Its parameters are counted in diffusers' default configuration, which the published transformer has."""
