@@ -4,7 +4,7 @@
 #   docker build -t pacorl:cpu .
 #   docker run --rm -v "$PWD/runs:/work/runs" pacorl:cpu quickstart
 #   docker build -t pacorl:cuda --build-arg BUILD=cuda .
-#   docker run --rm --gpus all -p 8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
+#   docker run --rm --gpus all -p 127.0.0.1:8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
 #
 # A tag can be moved to another image, a digest cannot: to pin the base, look its digest up and name it:
 #
