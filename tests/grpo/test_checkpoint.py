@@ -284,7 +284,6 @@ def refused(before: dict[str, Any], config: Section, free: Sequence[str]) -> boo
     return bool(frozen_changes(changes_to(config, before), free=free))
 
 
-@pytest.mark.slow
 def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
     walked: set[str] = set()
     for document in CONFIGS:

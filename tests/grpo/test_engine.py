@@ -239,7 +239,6 @@ def test_an_endpoint_objective_resumes_with_its_sampling_weights(
     assert epoch["grad_norm"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
     config = tiny_run(

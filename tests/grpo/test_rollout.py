@@ -248,7 +248,6 @@ def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Su
     assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
 
 
-@pytest.mark.slow
 def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     cache = ConditioningCache(policy)

@@ -101,7 +101,6 @@ def test_the_failure_budget_is_of_all_rewards(tmp_path: Path) -> None:
     assert made.run_epoch()["samples/missing"] == 0.5
 
 
-@pytest.mark.slow
 def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_many(tmp_path: Path) -> None:
     with toy_world():
         config = toy_config(tmp_path / "run", *RED, "epochs=5", "evaluation.every=2", "save_every=9")
@@ -109,7 +108,6 @@ def test_evaluations_come_before_the_first_epoch_after_the_last_and_every_so_man
     assert [line["epoch"] for line in lines] == [0, 2, 4, 5]
 
 
-@pytest.mark.slow
 def test_a_run_ends_in_the_middle_of_an_epoch_at_its_last_step(tmp_path: Path) -> None:
     with toy_world():
         config = toy_config(tmp_path / "run", *RED, "epochs=9", "max_steps=3", "evaluation.every=0")

@@ -217,7 +217,6 @@ def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
         assert (one - other).norm() < 1e-5 * one.norm()
 
 
-@pytest.mark.slow
 def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> None:
     """Three comparisons as 2 + 1: the mean over three, not the mean of two means."""
     three = comparisons_from(str(data))[:3]
@@ -362,7 +361,6 @@ def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyP
     assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
 
 
-@pytest.mark.slow
 def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
     JudgeTrainer(config).train()
@@ -439,7 +437,6 @@ def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     assert (found[0]["reasons_nll"] == 0) == (target == "token")
 
 
-@pytest.mark.slow
 def test_what_is_trained(model: Any) -> None:
     def trained(*overrides: str) -> set[str]:
         options = load(JudgeConfig, None, overrides).tuning

@@ -67,7 +67,6 @@ def close(found: Sequence[float | None], expected: Sequence[float]) -> None:
     assert np.std(expected) > 1e-4, "all images score alike, so nothing is shown"
 
 
-@pytest.mark.slow
 def test_clip_t(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
     scale = float(reference.model.logit_scale.detach().exp())
     expected = [
@@ -106,7 +105,6 @@ def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt]
     close(PickScore(str(tiny_clip), panels=True)(prompts, sheets), panels)
 
 
-@pytest.mark.slow
 def test_aesthetic(
     tiny_clip: Path, head: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]
 ) -> None:

@@ -92,7 +92,6 @@ def rewritten(run: Path, change: Callable[[Record], None]) -> None:
 # --- without computing again ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_run_fits_its_ledger(run: Path) -> None:
     report = audit(run)
     assert report.fine, report.findings

@@ -133,7 +133,6 @@ def test_what_changes_the_adapter_changes_the_next_forward(flux16: FluxPolicy) -
     assert torch.equal(velocity(flux16, cache), start)
 
 
-@pytest.mark.slow
 def test_a_step_that_writes_past_the_count_of_versions_is_seen(flux16: FluxPolicy) -> None:
     """DeepSpeed's optimizer writes to `.data`."""
     cache, transformer = ConditioningCache(flux16), flux16.transformer

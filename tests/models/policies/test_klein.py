@@ -134,7 +134,6 @@ def test_decoding_is_the_pipeline_s(klein: KleinPolicy) -> None:
     assert klein.decode(x, size) == klein.pipeline.image_processor.postprocess(pixels, output_type="pil")
 
 
-@pytest.mark.slow
 def test_every_source_decides_the_velocity(klein: KleinPolicy, tmp_path: Path) -> None:
     paths = [source_image(tmp_path / f"{seed}.png", height=64, width=64, seed=seed) for seed in range(3)]
     size = Size(64, 64)

@@ -71,7 +71,6 @@ def test_without_noise_the_loop_is_the_pipeline(
     assert latents.std() > 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_plus_is_its_pipeline_with_one_source_or_more(
     plus: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
