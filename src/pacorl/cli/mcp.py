@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from pacorl.generate.generator import Generator
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import Scores
+
+Images = Annotated[Sequence[str], Field(max_length=256)]
+Texts = Annotated[Sequence[str], Field(max_length=64)]
+Tries = Annotated[int, Field(ge=1, le=100)]
+"""Limits of an agent's arguments."""
 
 app = Commands(pretty_exceptions_enable=False, add_completion=False)
 
@@ -120,11 +127,11 @@ class Toolbox:
     def check(
         self,
         *,
-        images: Sequence[str],
+        images: Images,
         least: float | None = None,
-        characters: Sequence[str] = (),
+        characters: Texts = (),
         theme: str = "",
-        criteria: Sequence[str] = (),
+        criteria: Texts = (),
     ) -> dict[str, Any]:
         """Check whether all images show the same, after three controls, and name the odd one out.
 
@@ -144,7 +151,7 @@ class Toolbox:
         document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
-    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> dict[str, Any]:
+    def odd_one_out(self, *, images: Images, theme: str = "") -> dict[str, Any]:
         """Score every pair of images, and name the image that fits the others least.
 
         Args:
@@ -153,7 +160,7 @@ class Toolbox:
         """
         return self._scores(images, theme).to_dict()
 
-    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> dict[str, Any]:
+    def rank(self, *, reference: str, candidates: Images, theme: str = "") -> dict[str, Any]:
         """Rank candidates by how well they fit a reference image, best first.
 
         Args:
@@ -169,14 +176,14 @@ class Toolbox:
     def repair(
         self,
         *,
-        images: Sequence[str],
+        images: Images,
         out: str,
         least: float | None = None,
-        characters: Sequence[str] = (),
+        characters: Texts = (),
         theme: str = "",
-        criteria: Sequence[str] = (),
-        texts: Sequence[str] = (),
-        tries: int = 4,
+        criteria: Texts = (),
+        texts: Images = (),
+        tries: Tries = 4,
     ) -> dict[str, Any]:
         """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
 
