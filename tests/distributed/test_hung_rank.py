@@ -119,7 +119,7 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(
 
 
 def test_a_frozen_rank_of_a_judges_training_is_reported_and_a_signal_ends_it(tmp_path: Path) -> None:
-    settings = ["max_steps=100000", "save_every=2", "optimizer.batch_size=4", "data.train=['tiny:train:16']"]
+    settings = ["max_steps=100000", "save_every=2", "optimizer.batch=4", "data.train=['tiny:train:16']"]
     words = ["train-reward", "reward/tiny", *settings, "data.evaluation=[]", f"out={tmp_path / 'run'}"]
     ranks = worlds.start(command, words, tmp_path / "errors", SHORT, world=2)
     try:
@@ -130,7 +130,9 @@ def test_a_frozen_rank_of_a_judges_training_is_reported_and_a_signal_ends_it(tmp
         tell(ranks)
         ranks[0].join(60)
         assert ranks[0].exitcode == 75, said(tmp_path, 0)
-        assert re.search(rf"told to stop \d+ s ago, and {line}; .* go on from it with --resume auto\n$", said(tmp_path, 0))
+        assert re.search(
+            rf"told to stop \d+ s ago, and {line}; .* go on from it with --resume auto\n$", said(tmp_path, 0)
+        )
     finally:
         for process in ranks:
             process.kill()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
@@ -24,10 +22,10 @@ if TYPE_CHECKING:
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import Scores
 
-Images = Annotated[Sequence[str], Field(max_length=256)]
-Texts = Annotated[Sequence[str], Field(max_length=64)]
-Tries = Annotated[int, Field(ge=1, le=100)]
-"""Limits of an agent's arguments."""
+MOST_ENTRIES = 256
+"""Of a list among an agent's arguments."""
+MOST_TRIES = 100
+"""Of a repair."""
 
 app = Commands(pretty_exceptions_enable=False, add_completion=False)
 
@@ -94,6 +92,15 @@ def main() -> None:
     cli.run(app, "pacorl-mcp")
 
 
+def check_lengths(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError for a list that is too long, or too many tries: an agent's arguments are untrusted input."""
+    for name, value in arguments.items():
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > MOST_ENTRIES:
+            raise ValueError(f"{name} has {len(value)} entries; give at most {MOST_ENTRIES} in one call")
+    if arguments.get("tries", 1) > MOST_TRIES:
+        raise ValueError(f"tries={arguments['tries']}; give at most {MOST_TRIES}")
+
+
 class Toolbox:
     """The tools. Their docstrings are the descriptions that agents read."""
 
@@ -116,6 +123,7 @@ class Toolbox:
         @wraps(tool)
         def call(**arguments: Any) -> dict[str, Any]:
             try:
+                check_lengths(arguments)
                 # The server calls tools on several threads, and a model answers one call at a time.
                 with self._lock:
                     return {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)
@@ -127,11 +135,11 @@ class Toolbox:
     def check(
         self,
         *,
-        images: Images,
+        images: Sequence[str],
         least: float | None = None,
-        characters: Texts = (),
+        characters: Sequence[str] = (),
         theme: str = "",
-        criteria: Texts = (),
+        criteria: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Check whether all images show the same, after three controls, and name the odd one out.
 
@@ -151,7 +159,7 @@ class Toolbox:
         document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
-    def odd_one_out(self, *, images: Images, theme: str = "") -> dict[str, Any]:
+    def odd_one_out(self, *, images: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Score every pair of images, and name the image that fits the others least.
 
         Args:
@@ -160,7 +168,7 @@ class Toolbox:
         """
         return self._scores(images, theme).to_dict()
 
-    def rank(self, *, reference: str, candidates: Images, theme: str = "") -> dict[str, Any]:
+    def rank(self, *, reference: str, candidates: Sequence[str], theme: str = "") -> dict[str, Any]:
         """Rank candidates by how well they fit a reference image, best first.
 
         Args:
@@ -176,14 +184,14 @@ class Toolbox:
     def repair(
         self,
         *,
-        images: Images,
+        images: Sequence[str],
         out: str,
         least: float | None = None,
-        characters: Texts = (),
+        characters: Sequence[str] = (),
         theme: str = "",
-        criteria: Texts = (),
-        texts: Images = (),
-        tries: Tries = 4,
+        criteria: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        tries: int = 4,
     ) -> dict[str, Any]:
         """Redraw the worst image until the set passes `check`, or the tries are spent; the originals stay.
 
