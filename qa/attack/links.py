@@ -2,7 +2,8 @@
 
 Each command runs once in an empty folder, which shows what it writes; an input then puts something else in the place of
 one of these files, before the command runs there for the first time, or again. Whatever it does, files that lie outside
-of its folder, or in a folder that it did not make, keep their content and their mode, and none is added.
+of its folder, or in a folder that it did not make, keep their content and their mode, and none is added but in a folder
+that a link in its own leads to.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ OUT = "run"
 """The folder that a command writes."""
 ELSEWHERE = "elsewhere"
 """Its neighbour: what links lead to."""
+SHARED = f"{ELSEWHERE}/copy/"
+"""The folder that a linked folder leads to."""
 KEPT = "kept.txt"
 """A file in a folder that stands where a file should."""
 FIRST, DONE = "first", "done"
@@ -35,7 +38,9 @@ FIRST, DONE = "first", "done"
 AGAIN = ".again"
 """Says that an input runs the command in a folder in which it ran already."""
 SECRET = b"a key that nobody may change\n"
-KINDS = ("link", "link", "copy", "copy", "dangling", "pipe", "folder", "loop", "temporary", "folder link")
+ASIDE = ("partial", "replaced", "deleted")
+"""Endings of the hidden folders in which a command prepares, or removes, a folder."""
+KINDS = ("link", "link", "copy", "copy", "dangling", "pipe", "folder", "loop", "temporary", "folder link", "aside")
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def mutate(folder: Path, draw: random.Random) -> str:
     """Puts a link, a pipe or a folder where a file of the command is, or will be."""
     elsewhere, kind, again = folder / ELSEWHERE, draw.choice(KINDS), draw.random() < 0.5
     files, folders = _written(folder)
-    name = draw.choice(folders if kind == "folder link" and folders else files)
+    name = draw.choice(folders if kind in {"folder link", "aside"} and folders else files)
     done = folder / DONE / name
     if again:
         shutil.rmtree(folder / OUT)
@@ -197,6 +202,8 @@ def mutate(folder: Path, draw: random.Random) -> str:
     planted = folder / OUT / name
     if kind == "temporary":
         planted = planted.with_name(f".{planted.name}.{platform.node()}-{os.getpid()}.part")
+    if kind == "aside":
+        planted = planted.with_name(f".{planted.name}.{draw.choice(ASIDE)}")
     planted.parent.mkdir(parents=True, exist_ok=True)
     remove(planted)
     _plant(planted, kind, elsewhere, done)
@@ -231,7 +238,7 @@ def _plant(planted: Path, kind: str, elsewhere: Path, done: Path) -> None:
         case "folder":
             planted.mkdir()
             (planted / KEPT).write_bytes(SECRET)
-        case "folder link":
+        case "folder link" | "aside":
             if done.is_dir():
                 shutil.copytree(done, elsewhere / "copy")
             (elsewhere / "copy").mkdir(exist_ok=True)
@@ -247,19 +254,20 @@ def run(folder: Path, story: Story) -> Any:
         try:
             return command()
         finally:
-            if before != (after := _strangers(folder)):
-                changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-                what = {name: "gone" if name not in after else "new" if name not in before else "changed"
-                        for name in sorted(changed)}  # fmt: skip
-                raise WrongError("wrong", f"{what}")
+            after = _strangers(folder)
+            found = {}
+            for name in sorted(before.keys() | after.keys()):
+                # A user may have linked a folder of the run to another disk: it takes new files.
+                is_new = name not in before
+                if before.get(name) != after.get(name) and not (is_new and name.startswith(SHARED)):
+                    found[name] = "gone" if name not in after else "new" if is_new else "changed"
+            if found:
+                raise WrongError("wrong", f"{found}")
 
 
 def _strangers(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Mode and content of every file that is not the command's."""
     paths = [path for path in (folder / ELSEWHERE).rglob("*") if path.is_file()]
-    # In a folder that a link in OUT leads to, new files are the command's; nothing that was there may go.
-    shared = folder / ELSEWHERE / "copy"
-    paths = [path for path in paths if not path.is_relative_to(shared) or path.name == KEPT]
     paths += (folder / OUT).rglob(KEPT)
     return {path.relative_to(folder).as_posix(): (path.stat().st_mode, path.read_bytes()) for path in paths}
 

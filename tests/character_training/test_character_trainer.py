@@ -19,7 +19,7 @@ from pacorl.generate.generator import Generator
 from pacorl.io.images import png_texts
 from pacorl.models.lora.formats import read_lora
 from pacorl.report.publish import write_card
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.characters import Oracle
 
 pytestmark = pytest.mark.slow  # a run of four steps takes seconds

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 import pacorl
 from pacorl import cli
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

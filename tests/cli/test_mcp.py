@@ -86,6 +86,10 @@ async def _use_tools(root: Path) -> None:
         assert "leads out of" in await fault("repair", images=IMAGES, least=0.5, out="../out")
         assert "name a new folder" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
         assert "2 validation errors" in await fault("check", images="1.png", least="many")
+        assert "300 entries; give at most 256" in await fault("odd_one_out", images=["1.png"] * 300)
+        assert "tries=10000; give at most 100" in await fault(
+            "repair", images=IMAGES, least=0.5, out="new", tries=10_000
+        )
         assert "no threshold" in await fault("check", images=IMAGES)
         assert "cannot judge these images" in await fault("check", images=IMAGES, least=2)
         assert "nothing to be compared with" in await fault("check", images=IMAGES[:1], least=0.5)

@@ -109,9 +109,9 @@ def test_colons_within_a_sentence_open_no_panel() -> None:
 
 
 def test_a_layout_in_many_digits_is_looked_for_in_a_moment() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for text in ("1" * 20_000, "1 " * 20_000, "1" + " " * 20_000, "x" * 20_000):
         with pytest.raises(ValueError, match="no layout"):
             parse_layout(text)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert parse_layout("a photo of 1024x1024 pixels, 2x3 grid") == Grid(2, 3)

@@ -118,6 +118,27 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(
     check_resumed(tmp_path, start, engine=engine)
 
 
+def test_a_frozen_rank_of_a_judges_training_is_reported_and_a_signal_ends_it(tmp_path: Path) -> None:
+    settings = ["max_steps=100000", "save_every=2", "optimizer.batch=4", "data.train=['tiny:train:16']"]
+    words = ["train-reward", "reward/tiny", *settings, "data.evaluation=[]", f"out={tmp_path / 'run'}"]
+    ranks = worlds.start(command, words, tmp_path / "errors", SHORT, world=2)
+    try:
+        worlds.wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("*/complete.json")), ranks)
+        os.kill(ranks[1].pid or 0, signal.SIGSTOP)
+        line = rf"rank 1 of 2 \(process {ranks[1].pid} on \S+\) has sent no heartbeat for \d+ s: .* phase training, .*"
+        worlds.wait_for(lambda: bool(re.search(line, said(tmp_path, 0))), ranks)
+        tell(ranks)
+        ranks[0].join(60)
+        assert ranks[0].exitcode == 75, said(tmp_path, 0)
+        assert re.search(
+            rf"told to stop \d+ s ago, and {line}; .* go on from it with --resume auto\n$", said(tmp_path, 0)
+        )
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("place", ["decode", "reward"])
 def test_a_rank_that_others_wait_for_is_reported_and_a_signal_saves(tmp_path: Path, start: Start, place: str) -> None:

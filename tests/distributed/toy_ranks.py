@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ def draw_and_resume(out: Path) -> None:
     """What ranks must not mix up: a stop flag, and random generators through a checkpoint and a resumed run."""
     from pacorl.grpo.checkpoint import random_state
     from pacorl.grpo.trainer import PolicyTrainer
-    from pacorl.runtime.processes import Interrupted, Runtime
+    from pacorl.runtime.processes import Runtime
+    from pacorl.runtime.stopping import Interrupted
 
     toy_world.install()
     met: dict[str, Any] = {}
@@ -64,7 +66,7 @@ def draw_and_resume(out: Path) -> None:
     machine.check_stop()  # nobody is told
     with machine.signals():
         if machine.rank == machine.world - 1:
-            machine._told_to_stop_at = 0.0
+            signal.raise_signal(signal.SIGTERM)
         try:
             machine.check_stop()
         except Interrupted as stop:

@@ -19,7 +19,7 @@ from pacorl.grpo.ledger import read_ledger
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.rewards.reward import RewardError
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt
 
 pytestmark = pytest.mark.usefixtures("toy")

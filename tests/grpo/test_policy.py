@@ -17,7 +17,7 @@ from pacorl.core.advantages import advantages
 from pacorl.grpo import checkpoint, epoch
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.rewards.reward import score
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from pacorl.grpo.scoring import Scorer, overlaps, reward_table, time_limit
 from pacorl.judge.judge import Counters, Judge
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.reward import RewardError
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Prompt, Rollout, Size
 

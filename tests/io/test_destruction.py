@@ -42,6 +42,7 @@ ALLOWED = {
     ("io/files.py", "open_regular"): (["os.open"], "the one opening of existing names for writing: follows no link"),
     ("io/files.py", "write_atomic"): (["write_bytes"], ASIDE),
     ("io/files.py", "replacing"): (["Path.replace", "unlink"], "a file of a random name takes the real one"),
+    ("io/files.py", "open_aside"): (["shutil.rmtree"], "a hidden folder of an exact name, made by a killed run"),
     ("io/files.py", "remove_made"): (["rename", "rmdir", "unlink"], "the one deletion of folders: given names alone"),
     ("io/files.py", "sweep"): (["unlink"], "half-written files of this machine's dead processes, by their exact form"),
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
@@ -49,10 +50,6 @@ ALLOWED = {
     ("cli/__init__.py", "run"): (["open"], "/dev/null"),
     ("grpo/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
-    ("grpo/checkpoint.py", "open_aside"): (
-        ["shutil.rmtree"],
-        "a hidden folder of an exact name, made by a killed run",
-    ),
     ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),
     ("grpo/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
@@ -66,7 +63,7 @@ ALLOWED = {
     ("grpo/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
     ("grpo/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),
     ("judge_training/judge_trainer.py", "JudgeTrainer._save"): (
-        ["Path.replace", "save_model", "shutil.rmtree", "shutil.rmtree"],
+        ["Path.replace", "save_model", "shutil.rmtree"],
         "a hidden folder of an exact name, whose files take their names one by one",
     ),
     ("judge_training/tuning.py", "merge_and_save"): (["save_pretrained"], "merged/ of the run's own folder"),

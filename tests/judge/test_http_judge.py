@@ -290,7 +290,6 @@ def test_a_judge_that_hangs_is_given_up_after_three_timeouts(server: FakeServer)
     server.behave = lambda handler, number: time.sleep(1) is None
     questions = [Question((RED, BLUE), str(number)) for number in range(60)]
     with judge_of(server, timeout=0.2, retries=6, concurrency=2) as judge:
-        judge.check()
         verdicts = judge.verdicts(questions)
         assert judge.counters.requests < 12
     assert all(verdict.p_yes is None for verdict in verdicts)

@@ -43,7 +43,8 @@ from pacorl.judge_training.loop import (
 from pacorl.judge_training.tuning import load_model, processor_of, save_processor, source_of, tune
 from pacorl.lab.plan.judge_plan import plan_reward
 from pacorl.records.comparisons import comparisons_from, save_comparisons
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.clock import Position
+from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Question
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
@@ -200,7 +201,7 @@ class Gradients(TrainerCallback):
 
 def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     arguments, seen = training_arguments(config, evaluates=False), Gradients()
-    trainer = build_trainer(config, load_data(config), arguments, LossSums(), [seen])
+    trainer = build_trainer(config, load_data(config), arguments, LossSums(), callbacks=[seen], position=Position())
     trainer.train()
     return seen.steps
 
@@ -282,6 +283,25 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     expected, found = weights(whole.out), weights(stopped.out)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
+
+
+def test_links_in_the_folder_lead_nothing_out_of_it(run: Any, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "adapter_config.json").write_text("{}")
+    for name in ("adapter", "merged"):
+        config = run(out=f"linked-{name}")
+        config.out.mkdir()
+        (config.out / name).symlink_to(victim)
+        with pytest.raises(OSError, match=r"a link, through which nothing is written; remove it"):
+            JudgeTrainer(config).train()
+    config = run(out="planted")
+    config.out.mkdir()
+    (config.out / ".adapter.partial").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        JudgeTrainer(config).train()
+    assert [path.name for path in victim.iterdir()] == ["adapter_config.json"]
+    assert (victim / "adapter_config.json").read_text() == "{}"
 
 
 def checkpoint_at(folder: Path, step: int, *, complete: bool = True) -> Path:

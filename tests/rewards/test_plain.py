@@ -275,10 +275,10 @@ def test_what_fails_for_good_is_missing(service: Service, sheets: list[Image.Ima
 
 
 def test_many_opening_marks_are_read_in_a_moment() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for mark in "\"'“‘「":
         assert quoted(mark * 20_000) == []
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert quoted("a “first “Open” sign” and ‘shut’") == ["Open", "shut"]
 
 

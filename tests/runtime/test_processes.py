@@ -15,9 +15,10 @@ import torch
 from toy_world import toy_config, toy_world
 
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.runtime import processes
+from pacorl.runtime import stopping
 from pacorl.runtime.heartbeat import ProcessId, own_process
-from pacorl.runtime.processes import Runtime, lost_ranks
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.stopping import lost_ranks
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, set
 def test_a_lost_rank_is_one_line_that_names_it(
     fault: RuntimeError, ended: set[int], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "ENDING", 0.2)
+    monkeypatch.setattr(stopping, "ENDING", 0.2)
     here, others = own_process(), [subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) for _ in range(2)]
     ranks = [here, *(here._replace(number=other.pid) for other in others), ProcessId(1, "elsewhere")]
     for rank in ended:
@@ -117,7 +118,7 @@ def test_a_lost_rank_is_one_line_that_names_it(
 def test_a_connection_that_breaks_between_processes_that_run_is_not_blamed_on_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "ENDING", 0.0)
+    monkeypatch.setattr(stopping, "ENDING", 0.0)
     lost = pytest.raises(
         RuntimeError, match="has lost its connection to the other ranks, whose processes all run; what"
     )

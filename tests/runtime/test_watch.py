@@ -16,7 +16,8 @@ import pytest
 from pacorl.runtime import watch
 from pacorl.runtime.clock import PhaseClock, Position
 from pacorl.runtime.heartbeat import Beat, ProcessId, own_process
-from pacorl.runtime.processes import LostRankError, Runtime
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.stopping import LostRankError
 from pacorl.runtime.watch import Watch, savers
 
 
@@ -193,8 +194,8 @@ def hang(until: Callable[[], object]) -> None:
 
 
 def test_a_signal_that_is_not_met_saves_and_ends(ended: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    machine, clock = Runtime(), PhaseClock()
-    machine.position = clock.position
+    machine = Runtime()
+    clock = PhaseClock(machine.position)
     with (
         machine.signals(save=lambda: ended.append("save") or "saved", release=lambda: ended.append("release")),
         clock.timed("rollout"),

@@ -44,7 +44,8 @@ from pacorl.models.lora.adapters import MovingAverage, adapter_off
 from pacorl.report.folder import numbers
 from pacorl.report.page import write_report
 from pacorl.runtime.logbook import Logbook, ProgressBars, check_trackers
-from pacorl.runtime.processes import Interrupted, Runtime
+from pacorl.runtime.processes import Runtime
+from pacorl.runtime.stopping import Interrupted
 from pacorl.types import Prompt, Size
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from pacorl.generate.generator import Generator
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import Scores
+
+MOST_ENTRIES = 256
+"""Of a list among an agent's arguments."""
+MOST_TRIES = 100
+"""Of a repair."""
 
 app = Commands(pretty_exceptions_enable=False, add_completion=False)
 
@@ -87,6 +92,15 @@ def main() -> None:
     cli.run(app, "pacorl-mcp")
 
 
+def check_lengths(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError for a list that is too long, or too many tries: an agent's arguments are untrusted input."""
+    for name, value in arguments.items():
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > MOST_ENTRIES:
+            raise ValueError(f"{name} has {len(value)} entries; give at most {MOST_ENTRIES} in one call")
+    if arguments.get("tries", 1) > MOST_TRIES:
+        raise ValueError(f"tries={arguments['tries']}; give at most {MOST_TRIES}")
+
+
 class Toolbox:
     """The tools. Their docstrings are the descriptions that agents read."""
 
@@ -109,6 +123,7 @@ class Toolbox:
         @wraps(tool)
         def call(**arguments: Any) -> dict[str, Any]:
             try:
+                check_lengths(arguments)
                 # The server calls tools on several threads, and a model answers one call at a time.
                 with self._lock:
                     return {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)

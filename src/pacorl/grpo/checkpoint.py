@@ -35,11 +35,12 @@ from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, write_json
 from pacorl.io.files import (
     PRIVATE,
+    aside_of,
     check_digests,
     digests,
     flush_to_disk,
     flush_tree,
-    make_folder,
+    open_aside,
     remove_made,
     safetensors_errors,
 )
@@ -516,20 +517,6 @@ def set_optimizer_tensors(
 
 
 # --- atomic folders --------------------------------------------------------------------------------------------
-
-
-def aside_of(target: Path) -> Path:
-    """Return the temporary folder of `target`."""
-    return target.with_name(f".{target.name}.partial")
-
-
-def open_aside(target: Path) -> Path:
-    """Create the empty temporary folder of `target`."""
-    aside = aside_of(target)
-    shutil.rmtree(aside, ignore_errors=True)
-    make_folder(aside.parent)
-    aside.mkdir()  # raises if a link has its name
-    return aside
 
 
 def put_in_place(target: Path, *, made: Sequence[str]) -> None:

@@ -21,10 +21,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl.grpo.checkpoint import SEAL, aside_of, open_aside, put_in_place
+from pacorl.grpo.checkpoint import SEAL, put_in_place
 from pacorl.grpo.rows import Row
 from pacorl.io.documents import read_jsonl, read_object, write_json, write_jsonl
-from pacorl.io.files import check_digests, digests, remove_made
+from pacorl.io.files import PRIVATE, aside_of, check_digests, digests, open_aside, remove_made
 from pacorl.io.outage import Answers, KeepsAnswers
 from pacorl.runtime.processes import Runtime, SharedFault
 from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
@@ -133,9 +133,9 @@ class PendingEpoch:
             return {runtime.rank: ""}
 
         def finish() -> None:
-            write_jsonl(aside / ANSWERS, _lines(answers))
+            write_jsonl(aside / ANSWERS, _lines(answers), mode=PRIVATE)
             mark = {"complete": complete, "processes": runtime.world, SEAL: _seal(checkpoint)}
-            write_json(aside / MARK, mark | {"files": digests(aside)})
+            write_json(aside / MARK, mark | {"files": digests(aside)}, mode=PRIVATE)
             put_in_place(self.folder, made=FILES)
 
         try:

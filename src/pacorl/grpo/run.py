@@ -45,7 +45,8 @@ from pacorl.models.lora.adapters import MovingAverage, OldPolicy
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
-from pacorl.runtime.processes import Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
+from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
+from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
 from pacorl.types import Advantages, Prompt, Samples, Size

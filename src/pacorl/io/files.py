@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -231,6 +232,27 @@ def make_folder(folder: Path, *, flush: bool = True) -> None:
     if flush:
         for path in missing:
             flush_to_disk(path.parent)
+
+
+def aside_of(target: Path) -> Path:
+    """Return the temporary folder of `target`."""
+    return target.with_name(f".{target.name}.partial")
+
+
+def open_aside(target: Path) -> Path:
+    """Create the empty temporary folder of `target`."""
+    aside = aside_of(target)
+    shutil.rmtree(aside, ignore_errors=True)
+    make_folder(aside.parent)
+    aside.mkdir()  # raises if a link has its name
+    return aside
+
+
+def check_no_link(*folders: Path) -> None:
+    """Raise OSError for a link in the place of a folder that a command writes files into."""
+    for folder in folders:
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "a link, through which nothing is written; remove it", str(folder))
 
 
 def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None) -> list[str]:

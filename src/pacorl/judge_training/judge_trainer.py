@@ -14,11 +14,9 @@ import logging
 import math
 import re
 import shutil
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,15 +26,18 @@ from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.core.devices import available_device, check_card_used
-from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
+from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import (
     PRIVATE,
+    aside_of,
     check_digests,
+    check_no_link,
     check_no_run,
     digests,
     disk_errors,
     flush_to_disk,
     flush_tree,
+    open_aside,
     own_folder,
     remove_made,
     replacing,
@@ -54,9 +55,11 @@ from pacorl.judge_training.loop import (
     training_arguments,
 )
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
+from pacorl.runtime.clock import Position
 from pacorl.runtime.heartbeat import own_process
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
-from pacorl.runtime.processes import MAX_BAD_STEPS, Interrupted, lost_ranks
+from pacorl.runtime.processes import MAX_BAD_STEPS
+from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +109,7 @@ class JudgeTrainer:
         self.config, self.resume = config, resume
         complete = complete_checkpoints(config.out / "checkpoints")
         check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)
+        check_no_link(*(config.out / name for name in ("adapter", "model", "merged")))
         self.checkpoint = _newest_whole(complete) if complete else None
         """The checkpoint for resuming; None at the start."""
         self.changes = self._changes(allow_changes) if self.checkpoint else {}
@@ -123,33 +127,34 @@ class JudgeTrainer:
             ValueError: for invalid data, or too many non-finite gradients in a row.
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
         """
+        rank = processes().process_index
+        everyone = gather_object([own_process()])
+        signals = StopSignals(rank, everyone, position=Position(), gather=lambda value: gather_object([value]))
         with (
-            lost_ranks(processes().process_index, gather_object([own_process()])),
+            lost_ranks(rank, everyone),
             own_folder(self.config.out) if processes().is_main_process else nullcontext(),
             disk_errors(self.config.out),
         ):
-            return self._run()
+            return self._run(signals)
 
     def _changes(self, allowed: bool) -> dict[str, list[Any]]:
         assert self.checkpoint is not None
-        before = read_object(self.checkpoint / MARK).get("config")
-        if before is None:  # written by an earlier version
-            dumped = self.config.out / "config.yaml"
-            before = read_yaml(dumped) if dumped.is_file() else {}
-        changes = changes_to(self.config, before)
+        changes = changes_to(self.config, read_object(self.checkpoint / MARK)["config"])
         check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
         return changes
 
-    def _run(self) -> Path:
+    def _run(self, signals: StopSignals) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
         data = load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
-        keeper = RunKeeper(self.config, logbook, self.sums, evaluates=evaluates)
+        keeper = RunKeeper(self.config, logbook, self.sums, signals, evaluates=evaluates)
         try:
-            with keeper.listening():
-                trainer = build_trainer(self.config, data, arguments, self.sums, [keeper])
+            with signals.handled():
+                trainer = build_trainer(
+                    self.config, data, arguments, self.sums, callbacks=[keeper], position=signals.position
+                )
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
             if keeper.failure:
                 raise ValueError(keeper.failure)
@@ -189,10 +194,10 @@ class JudgeTrainer:
 
         # Save to a temporary folder.
         folder = config.out / ("model" if full else "adapter")
-        aside = folder.with_name(f".{folder.name}.partial")
         if processes().is_main_process:
-            shutil.rmtree(aside, ignore_errors=True)  # left by a kill
+            open_aside(folder)
         processes().wait_for_everyone()
+        aside = aside_of(folder)
         with weight_write_errors(folder):
             trainer.save_model(str(aside))
         if not processes().is_main_process:
@@ -220,7 +225,13 @@ class JudgeTrainer:
 
 
 def build_trainer(
-    config: JudgeConfig, data: JudgeData, arguments: TrainingArguments, sums: LossSums, callbacks: Sequence[Any]
+    config: JudgeConfig,
+    data: JudgeData,
+    arguments: TrainingArguments,
+    sums: LossSums,
+    *,
+    callbacks: Sequence[Any],
+    position: Position,
 ) -> WeightedLikelihoodTrainer:
     """Build the transformers `Trainer` with the loaded model, its trainable weights and the data."""
     # The model. With full tuning all weights train in fp32 (under autocast for bfloat16, too coarse for AdamW's steps).
@@ -235,6 +246,7 @@ def build_trainer(
         yes=data.collator.yes,
         no=data.collator.no,
         sums=sums,
+        position=position,
         measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
         model=model,
         args=arguments,
@@ -265,7 +277,7 @@ def _newest_whole(complete: Sequence[Path]) -> Path:
     """Return the newest checkpoint that matches its mark's digests, with a warning for each damaged one."""
     for path in reversed(complete):
         try:
-            check_digests(path, read_object(path / MARK).get("files", {}))  # earlier versions wrote none
+            check_digests(path, read_object(path / MARK)["files"])
         except ValueError as fault:
             logger.warning("%s; the checkpoint before it is taken", fault)
         else:
@@ -302,8 +314,7 @@ def _made_in(checkpoint: Path) -> Sequence[str]:
     """Return patterns of the files in a checkpoint's mark, and of the mark, in the order of their deletion."""
     if not (checkpoint / MARK).is_file():
         return ALL_FILES if _is_own(checkpoint) else ()
-    files = read_object(checkpoint / MARK).get("files")
-    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # earlier versions listed none
+    return (*map(glob.escape, read_object(checkpoint / MARK)["files"]), MARK)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -314,38 +325,40 @@ def step_of(checkpoint: Path) -> int:
 class RunKeeper(TrainerCallback):  # type: ignore[misc]
     """Callback for the log, the marks of complete checkpoints, non-finite gradients, and signals."""
 
-    def __init__(self, config: JudgeConfig, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
+    def __init__(
+        self, config: JudgeConfig, logbook: Logbook, sums: LossSums, signals: StopSignals, *, evaluates: bool
+    ) -> None:
         self.config = config
         self.logbook = logbook
         self.sums = sums
+        self.signals = signals
+        self.position = signals.position
         self.evaluates = evaluates
-        self.signalled = False
         self.stopped = False
         self.bad_steps = 0
         self.failure = ""
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """End training on SIGTERM and SIGINT after the current optimizer step, with a checkpoint; a second signal
-        kills."""
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note the position for the watch over hung ranks."""
+        self.position.epoch = int(state.epoch or 0) + 1
+        self.position.enter("training")
+        self.position.advance()
 
-        def request(number: int, frame: FrameType | None) -> None:
-            if self.signalled:
-                raise KeyboardInterrupt
-            self.signalled = True
-
-        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note the position in an evaluation."""
+        self.position.enter("evaluation")
+        self.position.advance()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Skip a step with non-finite gradients, on all processes."""
         # All processes must agree, since a skipped step would part their weights.
+        self.position.meetings += 1
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
         if not reduce(torch.tensor(bad, device=args.device), "sum").item():
@@ -365,7 +378,8 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = self.evaluates
 
         # A signal may reach only one process, and all must stop at the same step, before the next collective.
-        if reduce(torch.tensor(float(self.signalled), device=args.device), "sum").item():
+        self.position.meetings += 1
+        if reduce(torch.tensor(float(self.signals.told), device=args.device), "sum").item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True
 
@@ -415,7 +429,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         flush_tree(checkpoint)
         flush_to_disk(folder)
         mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
-        write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)})
+        write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)}, mode=PRIVATE)
 
         # The Trainer's own rotation would delete the last good checkpoint before the new one is complete.
         prune(folder, keep=self.config.keep_checkpoints)

@@ -24,6 +24,7 @@ from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.io.documents import write_json
 from pacorl.io.files import remove_made
 from pacorl.judge_training.judge_config import JudgeConfig
+from pacorl.runtime.clock import Position
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -120,6 +121,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         yes: int,
         no: int,
         sums: LossSums,
+        position: Position,
         measure: Callable[[Mapping[int, float]], dict[str, float]],
         **trainer: Any,
     ) -> None:
@@ -128,6 +130,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self.yes = yes
         self.no = no
         self.sums = sums
+        self.position = position
         self.measure = measure
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
@@ -150,6 +153,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
         self.sums.add(pairs=len(consistent_B), right=right, means={"loss": loss.item(), **metrics})
         share = loss * len(consistent_B) / num_items_in_batch
+        # In its backward the ranks exchange gradients.
+        self.position.meetings += 1
         return (share, answers) if return_outputs else share
 
     def prediction_step(

@@ -23,7 +23,7 @@ from typing import Any
 from PIL.Image import Image
 
 from pacorl.io.documents import read_json, read_object, write_json
-from pacorl.io.files import make_folder, safe_name, write_atomic
+from pacorl.io.files import PRIVATE, make_folder, safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
@@ -96,7 +96,7 @@ class HumanRanking:
         if self._round and not self._round[-1].name:
             group = self._round[-1]
             group.name = _lay_out(self.folder, group)
-            write_json(self.folder / "asked.json", {"groups": [group.name for group in self._round]})
+            write_json(self.folder / "asked.json", {"groups": [group.name for group in self._round]}, mode=PRIVATE)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ def _lay_out(folder: Path, group: _Group) -> str:
         write_atomic(folder / name / f"{number}.png", png)
     prompt = group.prompt
     described = {"prompt": prompt.text, "theme": prompt.theme, "panels": list(prompt.panels), "grid": str(prompt.grid)}
-    write_json(folder / name / "group.json", {**described, "images": len(group.pngs)})
+    write_json(folder / name / "group.json", {**described, "images": len(group.pngs)}, mode=PRIVATE)
     return name
 
 
@@ -157,7 +157,7 @@ def write_ranks(folder: Path, name: str, ranks: Sequence[int]) -> None:
     count = read_group(folder, name)["images"]
     if len(check_ranks(ranks)) != count:
         raise ValueError(f"the group has {count} images, and {len(ranks)} ranks are given")
-    write_json(folder / name / "ranks.json", list(ranks))
+    write_json(folder / name / "ranks.json", list(ranks), mode=PRIVATE)
 
 
 def check_ranks(ranks: Any) -> list[int]:

@@ -8,49 +8,30 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
-from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.io.files import is_running
 from pacorl.models.lora.adapters import full_tensor, materialize
 from pacorl.runtime.clock import Position
-from pacorl.runtime.heartbeat import Heartbeats, ProcessId, own_process
-from pacorl.runtime.watch import EX_TEMPFAIL, UNSAVED, Watch, savers
+from pacorl.runtime.heartbeat import ProcessId, own_process
+from pacorl.runtime.stopping import Interrupted, StopSignals
+from pacorl.runtime.watch import UNSAVED, savers
 
 LEAST_PATIENCE = 1800.0
 """Seconds after which processes that wait for another one give up: torch's own, for gloo."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
-REPEATED_SIGNAL = 3.0
-"""Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone."""
-ENDING = 5.0
-"""Seconds that a process may take to end after its connections: it gives its memory back in between."""
 
 Outcome = TypeVar("Outcome")
 Batch = TypeVar("Batch")
-
-
-class Interrupted(RuntimeError):
-    """The run was told to stop."""
-
-    exit_code = EX_TEMPFAIL
-    """The command's."""
-
-
-class LostRankError(RuntimeError):
-    """The connection to another rank is cut."""
 
 
 class SharedFault(Exception):
@@ -59,51 +40,6 @@ class SharedFault(Exception):
     def __init__(self, fault: Exception) -> None:
         super().__init__(fault)
         self.fault = fault
-
-
-@contextmanager
-def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
-    """Replace the backend's error by one line naming the rank that died.
-
-    Args:
-        rank: this process's.
-        processes: of all ranks.
-
-    Raises:
-        LostRankError: instead of a message of gloo or NCCL, with their files and addresses.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        # gloo has no kind of error of its own, and gives the line of its source in every message.
-        if len(processes) == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
-            raise
-        raise LostRankError(
-            f"rank {rank} of {len(processes)} has lost {_lost(rank, processes)}; what it said last, or the launcher, "
-            "names the cause. Then start the same command again with --resume auto"
-        ) from error
-
-
-def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
-    """Describe the ranks that have ended, or the candidates on other machines."""
-    # Only processes of this machine can be looked up.
-    here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
-    deadline = time.monotonic() + ENDING
-    while not (ended := [other for other in here if not is_running(processes[other].number)]):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    elsewhere = [other for other in range(len(processes)) if other not in here]
-    if ended:
-        return f"{_ranks(ended)}, which {'has' if len(ended) == 1 else 'have'} ended"
-    if elsewhere:
-        one_of = "one of " if len(elsewhere) > 1 else ""
-        return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
-    return "its connection to the other ranks, whose processes all run"
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 class Runtime:
@@ -150,8 +86,7 @@ class Runtime:
         """Processes of all ranks."""
         self.keeps_state: bool = self.rank in savers(self.processes)
         """Whether this rank stores the state for an emergency stop."""
-        self._told_to_stop_at: float | None = None
-        self._watch: Watch | None = None
+        self._signals = StopSignals(self.rank, self.processes, position=self.position, gather=self.gather)
 
         # 3. Modes that cannot train adapters.
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
@@ -279,7 +214,7 @@ class Runtime:
     @property
     def told_to_stop(self) -> bool:
         """Whether a stop signal of any rank has reached this rank."""
-        return self._told_to_stop_at is not None or (self._watch is not None and self._watch.told)
+        return self._signals.told
 
     def check_stop(self) -> None:
         """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
@@ -300,62 +235,9 @@ class Runtime:
     def signals(
         self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT during the block as a request to stop; a second signal, later, kills.
-
-        A hung rank is reported. If the main thread ignores a signal beyond the watch's grace, the process ends with
-        exit code 75. All ranks enter.
-
-        Args:
-            save: saves the last finished state without the main thread, and returns a message.
-            release: closes child processes and locks.
-        """
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._told_to_stop_at is None:
-                self._told_to_stop_at = time.monotonic()
-            elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
-                raise KeyboardInterrupt
-
-        with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
-            before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    @contextmanager
-    def _heartbeats(self) -> Iterator[Heartbeats | None]:
-        if self.world == 1:
-            yield None
-            return
-        one_machine = len({process.machine for process in self.processes}) == 1
-        with lost_ranks(self.rank, self.processes):
-            heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self.gather)
-        with closing(heartbeats):
-            yield heartbeats
-
-    @contextmanager
-    def _watching(
-        self, heartbeats: Heartbeats | None, save: Callable[[], str], release: Callable[[], None]
-    ) -> Iterator[None]:
-        with Watch(
-            rank=self.rank,
-            processes=self.processes,
-            position=self.position,
-            heartbeats=heartbeats,
-            save=save,
-            release=release,
-        ) as watch:
-            self._watch = watch
-            try:
-                yield
-            except LostRankError as error:
-                if self.told_to_stop:
-                    watch.end(str(error))
-                raise
-            finally:
-                self._watch = None
+        """Handle stop signals and hung ranks during the block (`StopSignals.handled`)."""
+        with self._signals.handled(save=save, release=release):
+            yield
 
 
 def _portable(error: Exception) -> Exception:

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 
 LOOK_SECONDS = 0.1
 """Polling interval of running calls and deferred scores."""

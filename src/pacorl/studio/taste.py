@@ -34,7 +34,7 @@ from pacorl.judge import JUDGES, backend_of
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
 

@@ -34,7 +34,7 @@ from pacorl.report.page import write_report
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.rewards.reward import PanelScores
 from pacorl.runtime.logbook import Logbook
-from pacorl.runtime.processes import Interrupted
+from pacorl.runtime.stopping import Interrupted
 from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:

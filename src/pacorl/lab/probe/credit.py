@@ -167,7 +167,7 @@ def _redrawn(
 
 def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
     """Score finished sets: (B, 1 + P), the weighted score and its part of each panel; NaN if one is missing."""
-    with Scorer(rewards, overlap=False, by_panel=True) as scorer:
+    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
         scorer.submit(trunk.finish(trunk.rows, x_BNC))
         scores, parts = scorer.results(), scorer.parts
     table = reward_table(scores, trunk.rows, names=tuple(rewards), parts=parts)
@@ -188,7 +188,7 @@ def _gradients(
     rows = _group(draw.sampler, prompt)
     # Draw and score one group.
     samples = Samples()
-    with Scorer(rewards, overlap=False, by_panel=True) as scorer:
+    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
         for rollout in draw_samples(draw, rows, samples):
             scorer.submit(rollout)
         scores, parts = scorer.results(), scorer.parts

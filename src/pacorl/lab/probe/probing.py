@@ -395,7 +395,8 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
         readers |= {_turned_key(name): TurnedReward(reward) for name, reward in turned.items()}
 
     # Sample and score at the same time, if the judge permits it.
-    with Scorer(readers, overlap=scoring_overlaps(config.judge, device=models.device)) as scorer:
+    overlap = scoring_overlaps(config.judge, device=models.device)
+    with Scorer(readers, overlap=overlap, timeout=config.reward_timeout) as scorer:
         started = time.perf_counter()
         for rows in _units(models, sampler):
             for rollout in draw_samples(settings, rows, Samples()):
