@@ -43,6 +43,8 @@ class Settings:
     """A run's settings under the names of its config."""
 
     sigmas: list[float]
+    training_sigmas: list[float]
+    """Levels to which endpoints are noised again."""
     sde_steps: Callable[[int], list[int]]
     """The stochastic steps of an epoch."""
     sde_type: str
@@ -54,7 +56,11 @@ class Settings:
     batch: int
     weights: list[float]
     advantages: Any
-    """aggregate, threshold, std, floor, among, panel_share and clip."""
+    """aggregate, threshold, floor, among and clip."""
+    std_over: str
+    """Scope of the standard deviation: group or global."""
+    panel_share: float
+    """Share of panel credit, from 0 to 1."""
     min_std: float
     above_mean: float | None
     objective: Any
@@ -135,7 +141,7 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
     leaves = math.prod(branches)
     x = world.noise(epoch, "start", row - row % leaves)
     steps: list[Step] = []
-    panels = world.panels(prompt) if s.advantages.panel_share else [list(range(len(x)))]
+    panels = world.panels(prompt) if s.panel_share else [list(range(len(x)))]
     first_of_suffix = stochastic[-1] + 1 if stochastic else 0
     for i in range(first_of_suffix):
         v = world.velocity(theta, x, s.sigmas[i], prompt)
@@ -196,10 +202,10 @@ def compare(s: Settings, samples: list[Sample]) -> None:
         sample.advantage = [[0.0] * len(sample.panels) for _ in range(levels)]
     for level in range(levels):
         for panel in range(len(samples[0].panels)):
-            credited = credit(s, used, combined, panel) if options.panel_share else combined
+            credited = credit(s, used, combined, panel) if s.panel_share else combined
             if options.among == "group":
                 groups = {x.row: x.prompt for x in used}
-                values = normalise(credited, combined, groups, options.std_over, options.floor)
+                values = normalise(credited, combined, groups, s.std_over, options.floor)
             else:
                 values = compare_siblings(s, used, credited, combined, level)
             for sample in used:
@@ -214,7 +220,7 @@ def credit(s: Settings, used: list[Sample], combined: dict[int, float], panel: i
         own = 0.0
         for k in range(len(s.weights)):
             own += s.weights[k] * slope(s, used, sample.prompt, k) * float(sample.parts[k][panel] or 0.0)
-        scores[sample.row] = (1 - s.advantages.panel_share) * combined[sample.row] + s.advantages.panel_share * own
+        scores[sample.row] = (1 - s.panel_share) * combined[sample.row] + s.panel_share * own
     return scores
 
 
@@ -240,7 +246,7 @@ def compare_siblings(
         means[sample.row] = fmean([credited[row] for row in family])
         means_of_set[sample.row] = fmean([combined[row] for row in family])
     nodes = {sample.row: sample.row // below_node for sample in used}
-    return normalise(means, means_of_set, nodes, s.advantages.std_over, s.advantages.floor)
+    return normalise(means, means_of_set, nodes, s.std_over, s.advantages.floor)
 
 
 def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
@@ -363,7 +369,7 @@ def endpoint_loss(
     s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, draw_of: tuple[int, int]
 ) -> Tensor:
     """The objective at one noise level, to which one sample's endpoint is noised again."""
-    options, t, x0 = s.objective, s.sigmas[i], sample.endpoint
+    options, t, x0 = s.objective, s.training_sigmas[i], sample.endpoint
     noise = world.noise(*draw_of, "noised", i, sample.row)
     x_t = (1 - t) * x0 + t * noise
     v, v_old = (world.velocity(weights, x_t, t, sample.prompt) for weights in (theta, old))
