@@ -110,7 +110,8 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
 
     if not is_path:
         return [*overrides, f"group_size={draw(st.sampled_from([2, 4, 6]))}"]
-    branches = draw(st.lists(st.sampled_from([1, 2, 3]), min_size=levels, max_size=levels))
+    # Three levels of three children would be 27 leaves, each with loops of its own.
+    branches = draw(st.lists(st.sampled_from([1, 2] if levels == 3 else [1, 2, 3]), min_size=levels, max_size=levels))
     leaves = 1
     for count in branches:
         leaves *= count
@@ -149,7 +150,7 @@ def compared(draw: st.DrawFn) -> list[str]:
     if aggregate == "log_tamed":
         overrides.append(f"advantages.threshold={draw(st.sampled_from([0.2, 'mean', 'median']))}")
     if draw(st.booleans()):
-        overrides.append(f"selection.min_std={draw(st.sampled_from([0.1, 0.3]))}")
+        overrides.append(f"selection.min_std={draw(st.sampled_from([0.1, 0.2]))}")
         overrides.append(f"selection.above_mean={draw(st.sampled_from(['null', 0.9]))}")
     return overrides
 
