@@ -83,8 +83,11 @@ def test_a_floor_has_the_value_of_its_form(overrides: list[str], form: str, valu
 
 FAULTS = [
     (["epochz=3"], "epochz: unknown key, did you mean 'epochs'?"),
-    (["sampling.step=3"], "sampling.step: unknown key, did you mean 'steps'?"),
+    (["sampling.step=3"], "sampling.step: unknown key, did you mean 'sampling.steps'?"),
     (["optimizer.zzz=3"], "optimizer.zzz: unknown key"),
+    (["optimizer.lrr=1"], "optimizer.lrr: unknown key, did you mean 'optimizer.lr'?"),
+    (["optimizer.weight_decy=1"], "optimizer.weight_decy: unknown key, did you mean 'optimizer.weight_decay'?"),
+    (["rewards=[{name: jpeg_size, weigt: 1}]"], "rewards.0.weigt: unknown key, did you mean 'rewards.0.weight'?"),
     (["lr=1e-4"], "lr: unknown key, did you mean 'optimizer.lr'?"),
     (["optimizer.learning_rate=1e-4"], "optimizer.learning_rate: unknown key, did you mean 'optimizer.lr'?"),
     (["evaluation_limit=2"], "evaluation_limit: unknown key, did you mean 'prompts.evaluation_limit'?"),
@@ -234,7 +237,7 @@ FAULTS = [
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],
         "config: prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out",
     ),
-    (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'clip_range'?"),
+    (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'objective.clip_range'?"),
     (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),
     (["objective.beta=0.2"], "objective.beta: unknown key, did you mean 'objective.kl_weight'?"),
     (

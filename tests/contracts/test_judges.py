@@ -120,7 +120,7 @@ def test_an_adapter_of_a_served_judge_is_not_dropped() -> None:
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_an_unknown_key_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"judge\.chekpoint: unknown key, did you mean 'checkpoint'"):
+    with pytest.raises(ConfigError, match=r"judge\.chekpoint: unknown key, did you mean 'judge\.checkpoint'"):
         load(PolicyConfig, None, [f"judge={{backend: {name}, chekpoint: tiny, model: m, checkpoint: 'http://h/v1'}}"])
 
 

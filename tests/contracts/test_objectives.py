@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch import Tensor
 
-from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
+from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.testing import check_objective
 
 CLIPPED = ["grpo_clip", "grpo_guard", "awm"]
@@ -51,6 +51,39 @@ def test_a_ratio_that_is_never_clipped_is_seen(name: str) -> None:
 
     with pytest.raises(AssertionError, match="beyond the clip range"):
         check_objective(changed(OBJECTIVES[name], unclipped))
+
+
+def test_a_range_of_another_name_is_seen() -> None:
+    class Bounded(ObjectiveOptions):
+        name: Literal["bounded"] = "bounded"
+        epsilon: float = 0.2
+
+    def bounded(step: Step, options: Bounded) -> Loss:
+        """A ratio that is never clipped.
+
+        Of no paper.
+        """
+        return -((step.log_prob_B - step.old_log_prob_B).exp() * step.advantage_B).mean(), {}
+
+    spec = ObjectiveSpec(Bounded, bounded, needs="path")
+    with pytest.raises(AssertionError, match="no option clip_… bounds the ratio"):
+        check_objective(spec)
+    check_objective(dataclasses.replace(spec, unclipped=True))
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+@pytest.mark.parametrize(
+    ("ignored", "fault"), [("clip_high", "does not move the upper"), ("clip_range", "moves the lower")]
+)
+def test_a_clip_high_without_its_effect_is_seen(name: str, ignored: str, fault: str) -> None:
+    """One range for both bounds."""
+    used = {"clip_high": "clip_range", "clip_range": "clip_high"}[ignored]
+
+    def symmetric(loss: Callable[..., Loss], batch: Any, options: Any) -> Loss:
+        return loss(batch, options.model_copy(update={ignored: getattr(options, used) or options.clip_range}))
+
+    with pytest.raises(AssertionError, match=f"clip_high {fault} bound"):
+        check_objective(changed(OBJECTIVES[name], symmetric))
 
 
 @pytest.mark.parametrize("name", CLIPPED)

@@ -277,5 +277,5 @@ def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
 
 
 def test_config_errors_are_config_errors(small: list[str]) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'sampling\.steps'"):
         tiny_run([*small, "sampling.stepz=4"])

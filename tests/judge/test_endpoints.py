@@ -42,7 +42,7 @@ def test_a_judge_is_chosen_by_name(tmp_path: Path, name: str, message: str) -> N
         ("judges: []", "at least 1 item"),
         ("judges: [{name: a, endpoints: [localhost]}]", "'localhost' is not a URL"),
         ("judges: [{name: a, endpoints: ['http://me:secret@h']}]", "environment variable"),
-        ("judges: [{name: a, endpoint: ['http://h']}]", "did you mean 'endpoints'"),
+        ("judges: [{name: a, endpoint: ['http://h']}]", r"did you mean 'judges\.0\.endpoints'"),
         ("judges: [{name: a, endpoints: ['http://h']}, {name: a, endpoints: ['http://i']}]", "twice"),
         (
             "judges: [{name: a, checkpoint: x, endpoints: ['http://h']}, {name: b, checkpoint: y, endpoints: ['http://h']}]",

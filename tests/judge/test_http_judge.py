@@ -137,6 +137,7 @@ def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
     with fake.running(), judge_of(fake) as judge:
         assert_all_right(judge)
         assert "logprob_token_ids" not in fake.chats[-1]
+        assert fake.chats[-1]["repetition_penalty"] == 1
 
 
 def test_a_judge_is_asked_not_to_think_first(server: FakeServer) -> None:

@@ -111,11 +111,16 @@ def train(out: Path, overrides: Sequence[str], *, stop_after: int = 0) -> dict[s
     return {"adapter": adapter, "average": average, "epochs": epochs}
 
 
-def train_in_process(out: Path, overrides: Sequence[str], result: Path) -> None:
-    """`train` in one of several processes; the main one writes what it observed."""
-    observed = train(out, overrides)
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        torch.save(observed, result)
+def train_in_process(out: Path, overrides: Sequence[str], result: Path, *, stop_after: int = 0) -> None:
+    """`train` in one of two processes; each writes what it observed."""
+    observed = train(out, overrides, stop_after=stop_after)
+    torch.save(observed, f"{result}-{torch.distributed.get_rank()}")
+
+
+def merged(result: Path) -> dict[str, Any]:
+    """Join the rows that both processes observed to the main one's weights."""
+    first, second = (torch.load(f"{result}-{rank}", weights_only=True) for rank in range(2))
+    return {**first, "epochs": [ours | theirs for ours, theirs in zip(first["epochs"], second["epochs"], strict=True)]}
 
 
 def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
@@ -167,15 +172,15 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
     epochs = []
     for epoch in range(config.epochs):
         samples = paco.run_epoch(settings, world, state, epoch)
-        epochs.append({sample.row: _expected(sample, config) for sample in samples})
+        epochs.append({sample.row: _expected(sample, settings) for sample in samples})
     adapter = {name: value.detach() for name, value in state.theta.items()}
     return {"adapter": adapter, "average": state.average, "epochs": epochs}
 
 
-def _expected(sample: paco.Sample, config: PolicyConfig) -> dict[str, Tensor]:
-    advantage = sample.advantage if config.advantages.among == "siblings" else sample.advantage[:1]
+def _expected(sample: paco.Sample, settings: paco.Settings) -> dict[str, Tensor]:
+    advantage = sample.advantage if settings.advantages.among == "siblings" else sample.advantage[:1]
     advantage_LP = torch.tensor(advantage, dtype=torch.float64)
-    by_panel = config.advantages.panel_share > 0
+    by_panel = settings.panel_share > 0
     expected = {"endpoint": sample.endpoint, "advantage": advantage_LP if by_panel else advantage_LP[:, 0]}
     for level, step in enumerate(sample.steps):
         log_prob = torch.tensor(step.log_prob[0], dtype=torch.float64)
@@ -193,8 +198,13 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     size = Size(*(config.evaluation.size if sampling.shift == "evaluation" else sampling.size))
     tree = sampling.tree.resolve(config.group_size, steps=sampling.stochastic_steps)
     is_path = OBJECTIVES[config.objective.name].needs == "path"
+    # From the config's own keys: the engine's properties of them are compared too.
+    shares: dict[Any, float] = {"set": 0.0, "panel": 1.0}
+    credit = config.advantages.credit
+    is_gdpo = config.advantages.aggregate == "gdpo"
     return paco.Settings(
-        sigmas=[float(sigma) for sigma in policy.sigmas(sampling.steps, size)],
+        sigmas=policy.sigmas(sampling.steps, size).tolist(),
+        training_sigmas=policy.training_sigmas(sampling.steps, size).tolist(),
         sde_steps=lambda epoch: list(sampling.window.at(epoch, sampling.sde_steps, seed=config.seed)),
         sde_type=sampling.sde_type,
         noise_level=sampling.noise_level,
@@ -205,6 +215,8 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         batch=sampling.batch,
         weights=[reward.weight for reward in config.rewards],
         advantages=config.advantages,
+        std_over="global" if is_gdpo else config.advantages.std,  # type: ignore[attr-defined]
+        panel_share=shares.get(credit, credit),
         min_std=config.selection.min_std,
         above_mean=config.selection.above_mean,
         objective=config.objective,
@@ -274,15 +286,15 @@ def _tokens_of_panels(grid: Grid, size: Size) -> list[list[int]]:
 # --- both ------------------------------------------------------------------------------------------------------
 
 
-def differences(observed: dict[str, Any], expected: dict[str, Any], *, all_rows: bool = True) -> list[str]:
+def differences(observed: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """List what differs by more than rounding, in the order in which it arises."""
     found = []
     for epoch, samples in enumerate(observed["epochs"]):
-        if all_rows and set(samples) != set(expected["epochs"][epoch]):
+        if set(samples) != set(expected["epochs"][epoch]):
             found.append(f"epoch {epoch}: rows {sorted(samples)} and {sorted(expected['epochs'][epoch])}")
         tolerance = SAMPLES if epoch == 0 else WEIGHTS
         for row, values in sorted(samples.items()):
-            found += _apart(f"epoch {epoch} row {row}", values, expected["epochs"][epoch][row], tolerance)
+            found += _apart(f"epoch {epoch} row {row}", values, expected["epochs"][epoch].get(row, {}), tolerance)
     for kind in ("adapter", "average"):
         found += _apart(kind, observed[kind], expected[kind], WEIGHTS)
     return found

@@ -28,6 +28,7 @@ CASES = {
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
     "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
+    "alike groups above a mean dropped": ["selection={min_std: 0.3, above_mean: 0.9}", "prompts_per_epoch=4"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
     "clip-higher": [
         "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
@@ -50,6 +51,13 @@ CASES = {
         "advantages={aggregate: weighted_sum, credit: 0.7}",
         "objective={name: awm, weighting: elbo, inner_epochs: 2}",
     ],
+    "tree of three levels": [
+        "sampling.sde_steps=[0,1,2]",
+        "sampling.steps=5",
+        "sampling.tree={seeds: 1, branches: [2,2,2]}",
+        "group_size=8",
+        "advantages.among=siblings",
+    ],
     "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
     "cosine with warm-up": [
         "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
@@ -60,17 +68,18 @@ CASES = {
 """Form → what its config has beyond `engine_forms.SETTINGS`."""
 RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
 """Forms that are also compared after a checkpoint and a resume."""
-TWO_PROCESSES = [
-    "independent noise",
-    "antithetic siblings",
-    "alike groups dropped",
-    "GRPO-Guard with KL",
-    "AWM",
-    "panel credit",
-]
-"""Forms that are also compared on two processes."""
+TWO_PROCESSES = {
+    "independent noise": 0,
+    "antithetic siblings": 1,
+    "alike groups dropped": 0,
+    "GRPO-Guard with KL": 0,
+    "AWM": 0,
+    "panel credit": 1,
+}
+"""Forms that are also compared on two processes, and the epochs before a checkpoint and a resume of both; 0 for a run
+without a stop."""
 
-DRAWN, DRAWN_IN_CAMPAIGN, DRAWN_ON_TWO_PROCESSES = 12, 300, 10
+DRAWN_FAST, DRAWN, DRAWN_IN_CAMPAIGN, DRAWN_ON_TWO_PROCESSES = 3, 12, 300, 10
 """Configs that hypothesis draws."""
 
 SAMPLES, WEIGHTS = 1e-10, 1e-5
@@ -97,8 +106,9 @@ def table() -> str:
     ]
     for name, overrides in CASES.items():
         config = "<br>".join(f"`{override}`" for override in overrides)
-        lines.append(f"| {name} | {config} | {_yes(name in RESUMED)} | {_yes(name in TWO_PROCESSES)} |")
-    lines.append(f"| {DRAWN} configs drawn by hypothesis | | some | |")
+        processes = {None: "", 0: "yes", 1: "yes, resumed"}[TWO_PROCESSES.get(name)]
+        lines.append(f"| {name} | {config} | {_yes(name in RESUMED)} | {processes} |")
+    lines.append(f"| {DRAWN_FAST + DRAWN} configs drawn by hypothesis | | some | |")
     lines.append(f"| {DRAWN_IN_CAMPAIGN} more in `make campaign` | | some | |")
     lines.append(f"| {DRAWN_ON_TWO_PROCESSES} more in `make campaign` | | | yes |")
     return "\n".join(lines)

@@ -43,6 +43,8 @@ class Settings:
     """A run's settings under the names of its config."""
 
     sigmas: list[float]
+    training_sigmas: list[float]
+    """Levels to which endpoints are noised again."""
     sde_steps: Callable[[int], list[int]]
     """The stochastic steps of an epoch."""
     sde_type: str
@@ -54,7 +56,11 @@ class Settings:
     batch: int
     weights: list[float]
     advantages: Any
-    """aggregate, threshold, std, floor, among, panel_share and clip."""
+    """aggregate, threshold, floor, among and clip."""
+    std_over: str
+    """Scope of the standard deviation: group or global."""
+    panel_share: float
+    """Share of panel credit, from 0 to 1."""
     min_std: float
     above_mean: float | None
     objective: Any
@@ -135,7 +141,7 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
     leaves = math.prod(branches)
     x = world.noise(epoch, "start", row - row % leaves)
     steps: list[Step] = []
-    panels = world.panels(prompt) if s.advantages.panel_share else [list(range(len(x)))]
+    panels = world.panels(prompt) if s.panel_share else [list(range(len(x)))]
     first_of_suffix = stochastic[-1] + 1 if stochastic else 0
     for i in range(first_of_suffix):
         v = world.velocity(theta, x, s.sigmas[i], prompt)
@@ -195,73 +201,65 @@ def compare(s: Settings, samples: list[Sample]) -> None:
     for sample in samples:
         sample.advantage = [[0.0] * len(sample.panels) for _ in range(levels)]
     for level in range(levels):
+        # A sample's group; and the group's children, of which each counts as the mean of the samples below it.
+        groups, children = [x.prompt for x in used], [x.row for x in used]
+        if options.among == "siblings":
+            groups = [x.row // math.prod(s.branches[level:]) for x in used]
+            children = [x.row // math.prod(s.branches[level + 1 :]) for x in used]
+        of_set = means(combined, children)
         for panel in range(len(samples[0].panels)):
-            credited = credit(s, used, combined, panel) if options.panel_share else combined
-            if options.among == "group":
-                groups = {x.row: x.prompt for x in used}
-                values = normalise(credited, combined, groups, options.std_over, options.floor)
-            else:
-                values = compare_siblings(s, used, credited, combined, level)
-            for sample in used:
-                sample.advantage[level][panel] = max(-options.clip, min(options.clip, values[sample.row]))
+            credited = credit(s, used, combined, panel) if s.panel_share else combined
+            values = normalise(means(credited, children), of_set, groups, s.std_over, options.floor)
+            for sample, value in zip(used, values, strict=True):
+                sample.advantage[level][panel] = max(-options.clip, min(options.clip, value))
     drop_alike(s, samples)
 
 
-def credit(s: Settings, used: list[Sample], combined: dict[int, float], panel: int) -> dict[int, float]:
-    """The scores of a panel by row: the parts that contain it, to first order, mixed with the set's score."""
-    scores = {}
-    for sample in used:
+def means(values: list[float], groups: list[int]) -> list[float]:
+    """The mean of each sample's group."""
+    pairs = list(zip(values, groups, strict=True))
+    return [fmean([value for value, other in pairs if other == group]) for group in groups]
+
+
+def credit(s: Settings, used: list[Sample], combined: list[float], panel: int) -> list[float]:
+    """The scores of a panel: the parts that contain it, to first order, mixed with the set's score."""
+    scores = []
+    for sample, score in zip(used, combined, strict=True):
         own = 0.0
         for k in range(len(s.weights)):
             own += s.weights[k] * slope(s, used, sample.prompt, k) * float(sample.parts[k][panel] or 0.0)
-        scores[sample.row] = (1 - s.advantages.panel_share) * combined[sample.row] + s.advantages.panel_share * own
+        scores.append((1 - s.panel_share) * score + s.panel_share * own)
     return scores
 
 
 def slope(s: Settings, used: list[Sample], prompt: int, k: int) -> float:
     """How fast the aggregate rises with reward k, at the mean of a group."""
-    columns = [[float(sample.rewards[j] or 0.0) for sample in used] for j in range(len(s.weights))]
     group = [float(sample.rewards[k] or 0.0) for sample in used if sample.prompt == prompt]
-    if s.advantages.aggregate == "log_tamed" and tamed(s, columns)[k]:
+    if s.advantages.aggregate == "log_tamed" and tamed(s, columns_of(s, used))[k]:
         return 1 / (1 + abs(fmean(group)))
     if s.advantages.aggregate == "gdpo":
         return 1 / divisor(group, s.advantages.floor)
     return 1.0
 
 
-def compare_siblings(
-    s: Settings, used: list[Sample], credited: dict[int, float], combined: dict[int, float], level: int
-) -> dict[int, float]:
-    """Compare the children of each node, of which each counts as the mean of the samples below it."""
-    below_child, below_node = math.prod(s.branches[level + 1 :]), math.prod(s.branches[level:])
-    means, means_of_set = {}, {}
-    for sample in used:
-        family = [other.row for other in used if other.row // below_child == sample.row // below_child]
-        means[sample.row] = fmean([credited[row] for row in family])
-        means_of_set[sample.row] = fmean([combined[row] for row in family])
-    nodes = {sample.row: sample.row // below_node for sample in used}
-    return normalise(means, means_of_set, nodes, s.advantages.std_over, s.advantages.floor)
+def columns_of(s: Settings, used: list[Sample]) -> list[list[float]]:
+    """Each reward of all samples."""
+    return [[float(sample.rewards[k] or 0.0) for sample in used] for k in range(len(s.weights))]
 
 
-def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
-    """One score per sample, by row."""
-    columns = [[float(sample.rewards[k] or 0.0) for sample in used] for k in range(len(s.weights))]
-    groups = {sample.row: sample.prompt for sample in used}
-    rows = [sample.row for sample in used]
-    name = s.advantages.aggregate
+def aggregate(s: Settings, used: list[Sample]) -> list[float]:
+    """One score per sample."""
+    columns, groups, name = columns_of(s, used), [sample.prompt for sample in used], s.advantages.aggregate
     if name == "log_tamed" and used:
         is_tamed = tamed(s, columns)
         for k in range(len(columns)):
             if is_tamed[k]:
                 columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
     if name == "gdpo":
-        for k in range(len(columns)):
-            column = dict(zip(rows, columns[k], strict=True))
-            normal = normalise(column, column, groups, "group", s.advantages.floor)
-            columns[k] = [normal[row] for row in rows]
+        columns = [normalise(column, column, groups, "group", s.advantages.floor) for column in columns]
     if name == "ranked":
-        columns = [ranks(column, [groups[row] for row in rows]) for column in columns]
-    return {rows[b]: sum(s.weights[k] * columns[k][b] for k in range(len(columns))) for b in range(len(rows))}
+        columns = [ranks(column, groups) for column in columns]
+    return [sum(w * column[b] for w, column in zip(s.weights, columns, strict=True)) for b in range(len(used))]
 
 
 def tamed(s: Settings, columns: list[list[float]]) -> list[bool]:
@@ -282,21 +280,16 @@ def ranks(column: list[float], groups: list[int]) -> list[float]:
     return ranked
 
 
-def normalise(
-    values: dict[int, float], of_set: dict[int, float], groups: dict[int, int], std_over: str, floor: Any
-) -> dict[int, float]:
-    """Eq. 2: (r̂ − mean of its group)/std, by row; the std is that of the sets' scores, or its own, around the
-    sets' means, if that is larger."""
-    normal = {}
-    for row, value in values.items():
-        group = [values[other] for other in values if groups[other] == groups[row]]
-        compared = [other for other in values if std_over == "global" or groups[other] == groups[row]]
-        own = []
-        for other in compared:
-            peers = [x for x in values if groups[x] == groups[other]]
-            own.append(values[other] - fmean([values[x] for x in peers]) + fmean([of_set[x] for x in peers]))
-        divisors = divisor([of_set[other] for other in compared], floor), divisor(own, floor)
-        normal[row] = (value - fmean(group)) / (divisors[0] if values is of_set else max(divisors))
+def normalise(values: list[float], of_set: list[float], groups: list[int], std_over: str, floor: Any) -> list[float]:
+    """Eq. 2: (r̂ − mean of its group)/std; the std is that of the sets' scores, or its own, around the sets' means, if
+    that is larger."""
+    mean, mean_of_set = means(values, groups), means(of_set, groups)
+    normal = []
+    for b in range(len(values)):
+        compared = [j for j in range(len(values)) if std_over == "global" or groups[j] == groups[b]]
+        own = [values[j] - mean[j] + mean_of_set[j] for j in compared]
+        divisors = divisor([of_set[j] for j in compared], floor), divisor(own, floor)
+        normal.append((values[b] - mean[b]) / max(divisors))
     return normal
 
 
@@ -363,7 +356,7 @@ def endpoint_loss(
     s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, draw_of: tuple[int, int]
 ) -> Tensor:
     """The objective at one noise level, to which one sample's endpoint is noised again."""
-    options, t, x0 = s.objective, s.sigmas[i], sample.endpoint
+    options, t, x0 = s.objective, s.training_sigmas[i], sample.endpoint
     noise = world.noise(*draw_of, "noised", i, sample.row)
     x_t = (1 - t) * x0 + t * noise
     v, v_old = (world.velocity(weights, x_t, t, sample.prompt) for weights in (theta, old))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import engine_forms as forms
 import pytest
-import torch
 import worlds
 from forms_table import (
     CASES,
     DRAWN,
+    DRAWN_FAST,
     DRAWN_IN_CAMPAIGN,
     DRAWN_ON_TWO_PROCESSES,
     PAGE,
@@ -24,7 +24,11 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from pacorl.config.base import ConfigError
+from pacorl.core.advantages import AggregateOptions, GroupedOptions
 from pacorl.grpo.rows import check_division
+
+Run = tuple[Sequence[str], int]
+"""Overrides of the config, and the epochs before a checkpoint and a resume; 0 for a run without a stop."""
 
 
 def differences(overrides: Sequence[str], folder: Path, *, stop_after: int = 0) -> list[str]:
@@ -42,26 +46,38 @@ def test_a_resumed_run_equals_plain_loops(name: str, tmp_path: Path) -> None:
     assert differences(CASES[name], tmp_path, stop_after=1) == []
 
 
-def train_all(folder: Path, configs: Sequence[Sequence[str]]) -> None:
+def train_all(folder: Path, runs: Sequence[Run]) -> None:
     """Several runs in one world of processes, which takes longer to start than to run."""
-    for number, overrides in enumerate(configs):
-        forms.train_in_process(folder / f"run-{number}", overrides, folder / f"observed-{number}")
+    for number, (overrides, stop_after) in enumerate(runs):
+        result = folder / f"observed-{number}"
+        forms.train_in_process(folder / f"run-{number}", overrides, result, stop_after=stop_after)
+
+
+def check_two_processes(folder: Path, runs: Sequence[Run], *, extra: Mapping[str, str] | None = None) -> None:
+    worlds.run(train_all, folder, runs, world=2, extra=extra)
+    for number, (overrides, stop_after) in enumerate(runs):
+        expected = forms.reference(overrides, folder / f"reference-{number}")
+        observed = forms.merged(folder / f"observed-{number}")
+        assert forms.differences(observed, expected) == [], (overrides, stop_after)
 
 
 def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
-    worlds.run(train_all, tmp_path, [CASES[name] for name in TWO_PROCESSES], world=2)
-    for number, name in enumerate(TWO_PROCESSES):
-        observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
-        expected = forms.reference(CASES[name], tmp_path / f"reference-{number}")
-        assert forms.differences(observed, expected, all_rows=False) == [], name
+    check_two_processes(tmp_path, [(CASES[name], stop_after) for name, stop_after in TWO_PROCESSES.items()])
 
 
 @pytest.mark.slow
 def test_panel_credit_on_two_shards_equals_plain_loops(tmp_path: Path) -> None:
-    worlds.run(train_all, tmp_path, [CASES["panel credit"]], world=2, extra=worlds.fsdp2())
-    observed = torch.load(tmp_path / "observed-0", weights_only=True)
-    expected = forms.reference(CASES["panel credit"], tmp_path / "reference")
-    assert forms.differences(observed, expected, all_rows=False) == []
+    check_two_processes(tmp_path, [(CASES["panel credit"], 0)], extra=worlds.fsdp2())
+
+
+def test_a_wrong_scope_of_the_standard_deviation_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupedOptions, "std_over", "group")
+    assert differences(CASES["log-tamed by the mean"], tmp_path)
+
+
+def test_a_wrong_share_of_panel_credit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AggregateOptions, "panel_share", 0.5)
+    assert differences(CASES["panel credit"], tmp_path)
 
 
 def test_the_page_lists_every_form() -> None:
@@ -77,8 +93,13 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     steps = draw(st.integers(3, 6))
     sde_type = draw(st.sampled_from(["flow_sde", "cps"])) if is_path else "flow_sde"
     last = steps - 2 if sde_type == "cps" else steps - 1
-    chosen = sorted(draw(st.sets(st.integers(0, last), min_size=1, max_size=2)))
+    chosen = sorted(draw(st.sets(st.integers(0, last), min_size=1, max_size=3)))
+    count = draw(st.integers(1, len(chosen)))
+    kind = draw(st.sampled_from(["fixed", "random", "sliding"]))
+    order = draw(st.sampled_from(["progressive", "random"]))
     overrides = [f"sampling.steps={steps}", f"sampling.sde_type={sde_type}", f"sampling.sde_steps={chosen}"]
+    overrides.append(f"sampling.window={{kind: {kind}, size: {count}, order: {order}}}")
+    levels = len(chosen) if kind == "fixed" else count
     overrides.append(f"sampling.noise_level={draw(st.sampled_from([0.3, 0.7, 1.0]))}")
     overrides.append(f"sampling.shift={draw(st.sampled_from(['training', 'evaluation']))}")
 
@@ -89,7 +110,8 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
 
     if not is_path:
         return [*overrides, f"group_size={draw(st.sampled_from([2, 4, 6]))}"]
-    branches = draw(st.lists(st.sampled_from([1, 2, 3]), min_size=len(chosen), max_size=len(chosen)))
+    # Three levels of three children would be 27 leaves, each with loops of its own.
+    branches = draw(st.lists(st.sampled_from([1, 2] if levels == 3 else [1, 2, 3]), min_size=levels, max_size=levels))
     leaves = 1
     for count in branches:
         leaves *= count
@@ -128,7 +150,8 @@ def compared(draw: st.DrawFn) -> list[str]:
     if aggregate == "log_tamed":
         overrides.append(f"advantages.threshold={draw(st.sampled_from([0.2, 'mean', 'median']))}")
     if draw(st.booleans()):
-        overrides.append("selection.min_std=0.1")
+        overrides.append(f"selection.min_std={draw(st.sampled_from([0.1, 0.2]))}")
+        overrides.append(f"selection.above_mean={draw(st.sampled_from(['null', 0.9]))}")
     return overrides
 
 
@@ -139,6 +162,7 @@ def optimised(draw: st.DrawFn) -> list[str]:
         f"optimizer.warmup_steps={draw(st.integers(0, 2))}",
         f"optimizer.updates_per_epoch={draw(st.integers(1, 2))}",
         f"optimizer.max_grad_norm={draw(st.sampled_from([0.01, 1.0]))}",
+        f"optimizer.weight_decay={draw(st.sampled_from([0.0, 0.1]))}",
         f"optimizer.ema_interval={draw(st.integers(1, 2))}",
         f"sampling.batch={draw(st.sampled_from([1, 2, 3]))}",
         f"prompts_per_epoch={draw(st.sampled_from([2, 4]))}",
@@ -168,6 +192,12 @@ def check(overrides: list[str], *, stop_after: int = 0) -> None:
 
 
 QUICK = settings(max_examples=DRAWN, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@settings(QUICK, max_examples=DRAWN_FAST)
+@given(configs(), st.integers(0, 1))
+def test_a_few_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
+    check(overrides, stop_after=stop_after)
 
 
 @pytest.mark.slow
@@ -206,8 +236,4 @@ def fitting_configs(folder: Path, *, count: int, processes: int) -> list[list[st
 @pytest.mark.campaign
 def test_drawn_settings_on_two_processes_equal_plain_loops(tmp_path: Path) -> None:
     drawn = fitting_configs(tmp_path / "none", count=DRAWN_ON_TWO_PROCESSES, processes=2)
-    worlds.run(train_all, tmp_path, drawn, world=2)
-    for number, overrides in enumerate(drawn):
-        observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
-        expected = forms.reference(overrides, tmp_path / f"reference-{number}")
-        assert forms.differences(observed, expected, all_rows=False) == [], overrides
+    check_two_processes(tmp_path, [(overrides, 0) for overrides in drawn])

@@ -46,6 +46,8 @@ TEXT_WIDTH = 4
 HIDDEN_WIDTH = 16
 CONTRAST = 0.5
 """What a latent of 1 changes of a colour in 0..1, whose middle is a latent of 0."""
+TRAINING_SHIFT = 0.6
+"""Share of the sampling shift in the noise levels of training."""
 STRICTNESS = 6.0
 """How fast P(Yes) falls with the distance of colours."""
 
@@ -155,12 +157,11 @@ class ToyPolicy:
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) from 1 to 0, shifted towards noise for larger images, as the real schedules are."""
-        rows, cols = _token_grid(size)
-        shift, even = math.sqrt(rows * cols) / 4, torch.linspace(1, 0, num_steps + 1)
-        return shift * even / (1 + (shift - 1) * even)
+        return _shifted(num_steps, size, factor=1.0)
 
     def training_sigmas(self, num_steps: int, size: Size) -> Tensor:
-        return self.sigmas(num_steps, size)
+        """Shifted less than for sampling, as klein's are."""
+        return _shifted(num_steps, size, factor=TRAINING_SHIFT)
 
     def token_grid(self, size: Size) -> tuple[int, int]:
         return _token_grid(size)
@@ -192,6 +193,12 @@ class ToyPolicy:
             q=TOKEN_PIXELS,
         )
         return [Image.fromarray(pixels) for pixels in (255 * pixels_BHWC).round().byte().numpy()]
+
+
+def _shifted(num_steps: int, size: Size, *, factor: float) -> Tensor:
+    rows, cols = _token_grid(size)
+    shift, even = factor * math.sqrt(rows * cols) / 4, torch.linspace(1, 0, num_steps + 1)
+    return shift * even / (1 + (shift - 1) * even)
 
 
 def _token_grid(size: Size) -> tuple[int, int]:

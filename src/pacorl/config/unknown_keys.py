@@ -75,7 +75,7 @@ def unknown_key(kind: type[BaseModel], path: Sequence[str | int], document: Any)
         return f"{key}: unknown key, did you mean {_listed(meant)}?"
     near = difflib.get_close_matches(str(name), section.model_fields, n=1)
     if near:
-        return f"{key}: unknown key, did you mean {near[0]!r}?"
+        return f"{key}: unknown key, did you mean {'.'.join(map(str, [*sections, near[0]]))!r}?"
     names = [*SYNONYMS, *(key.rpartition(".")[2] for key in keys)]
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=NEAR)
     meant = _keys_called(near[0], keys) if near else []

@@ -68,7 +68,7 @@ class Ledger:
         self._chains = dict.fromkeys(FILES.values(), "")
 
     def start(self, weights: TrainedWeights, *, epoch: int, step: int, evaluated: int, **facts: Any) -> None:
-        """Drop the records that the run makes again, and write the record of a start.
+        """Drop the records that the run makes again and their samples, and write the record of a start.
 
         Args:
             weights: the run's, as it starts.
@@ -83,9 +83,12 @@ class Ledger:
                 path = self.folder / name
                 records = []
                 for record in _readable(path):
-                    if _position(record) >= _position(start):
-                        break
-                    records.append(record)
+                    if _position(record) < _position(start):
+                        records.append(record)
+                    elif record["kind"] == "evaluation":
+                        # By their names: a ledger from elsewhere must not name other files.
+                        for file in sample_files(record["epoch"], len(record["files"]) - 1):
+                            (self.folder / file).unlink(missing_ok=True)
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)

@@ -19,6 +19,8 @@ WORSE = 1
 NEUTRAL = 2
 """Rows of the batch, whose advantages are 1, −1 and 0."""
 ADVANTAGE_B = (1.0, -1.0, 0.0)
+UNREACHED = 1e6
+"""Clip range that no ratio of the batch reaches."""
 
 
 def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None) -> None:
@@ -57,11 +59,12 @@ def check_direction(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
 def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
     """Check that clipping stops samples beyond the range, but none that moved in the wrong direction.
 
-    An objective without a clip range is not checked.
+    Options whose names begin with `clip` are the ranges. Without one, the spec must state that the loss is unclipped.
     """
     settings = options.model_dump(exclude_none=True)
     ranges = {name: value for name, value in settings.items() if name.startswith("clip")}
     if not ranges:
+        assert spec.unclipped, "no option clip_… bounds the ratio; rename it, or give the ObjectiveSpec unclipped=True"
         return
     # A range of 1 has no lower bound, since a ratio is never below 0.
     options = options.model_copy(update={name: min(float(value), 0.2) for name, value in ranges.items()})
@@ -76,6 +79,13 @@ def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
     gradient = _gradient(spec, options, away)
     assert not gradient[WORSE].any(), "a sample of advantage −1 beyond the clip range is still made less likely"
     assert gradient[BETTER].any(), "a sample of advantage 1 that became less likely is not pushed back"
+
+    if "clip_high" in type(options).model_fields:
+        options = options.model_copy(update={"clip_high": UNREACHED})
+        gradient = _gradient(spec, options, towards)
+        assert gradient[BETTER].any(), "clip_high does not move the upper bound"
+        gradient = _gradient(spec, options, away)
+        assert not gradient[WORSE].any(), "clip_high moves the lower bound"
 
 
 def check_precision(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:

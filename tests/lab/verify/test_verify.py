@@ -230,6 +230,16 @@ def no_image(run: Path) -> None:
     (run / "samples" / "evaluation-000003" / "0000.png").unlink()
 
 
+def made_up_sample(run: Path) -> None:
+    path = run / "samples" / "evaluation-000003.jsonl"
+    write_jsonl(path.with_name("evaluation-000002.jsonl"), [{**line, "reward": 0.999} for line in read_jsonl(path)])
+
+
+def extra_image(run: Path) -> None:
+    image = run / "samples" / "evaluation-000003" / "0000.png"
+    shutil.copy(image, image.with_name("0001.png"))
+
+
 def better_page(run: Path) -> None:
     path = run / "report.html"
     path.write_text(path.read_text().replace("3</dd><dt>epochs", "4</dd><dt>epochs"))
@@ -245,12 +255,19 @@ FORGERIES: dict[Callable[[Path], None], tuple[str, str]] = {
     better_sample: ("evaluations", "evaluation 3: {run}/samples/evaluation-000003.jsonl is damaged"),
     exchanged_image: ("evaluations", "evaluation 3: {run}/samples/evaluation-000003/0000.png is damaged"),
     no_image: ("evaluations", "evaluation 3: "),
+    made_up_sample: ("evaluations", "{run}/samples/evaluation-000002.jsonl belongs to no recorded evaluation"),
+    extra_image: ("evaluations", "{run}/samples/evaluation-000003/0001.png belongs to no recorded evaluation"),
     better_page: ("page", "report.html is not the page of the run's files after epoch 3"),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("forge", FORGERIES)
+@pytest.mark.parametrize(
+    "forge",
+    [
+        pytest.param(forge, marks=[] if forge in (made_up_sample, extra_image) else pytest.mark.slow)
+        for forge in FORGERIES
+    ],
+)
 def test_a_forged_evaluation_is_named_with_its_file_and_epoch(run: Path, forge: Callable[[Path], None]) -> None:
     topic, text = FORGERIES[forge]
     forge(run)
@@ -332,6 +349,12 @@ def test_what_comes_after_a_checkpoint_is_recorded_anew(run: Path) -> None:
     before_it = [("start", 0), ("evaluation", 0), ("epoch", 1)]
     assert kinds == [*before_it, ("start", 1), ("epoch", 2), ("epoch", 3), ("evaluation", 3)]
     assert epochs_of(run) == before
+
+
+def test_a_start_drops_the_samples_of_evaluations_after_it(run: Path) -> None:
+    PolicyTrainer(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002").close()
+    assert {path.stem for path in (run / "samples").glob("evaluation-*.jsonl")} == {"evaluation-000000"}
+    assert {finding.topic: finding.fine for finding in audit(run).findings}["evaluations"]
 
 
 def test_a_start_says_what_bits_depend_on(run: Path) -> None:

@@ -234,8 +234,9 @@ def test_a_distilled_klein_generates_and_is_not_trained(tmp_path: Path) -> None:
     assert KLEIN.check_source(str(tmp_path)) == str(tmp_path)
     with pytest.raises(ValueError, match=r"is distilled to few steps .* train black-forest-labs/FLUX\.2-klein-base-4B"):
         KLEIN.check_trainable(str(tmp_path))
-    with pytest.raises(ValueError, match=r"train black-forest-labs/FLUX\.2-klein-base-9B"):
-        KLEIN.check_trainable("black-forest-labs/FLUX.2-klein-9B")
+    for name in ("black-forest-labs/FLUX.2-klein-9B", "black-forest-labs/flux.2-klein-9b"):
+        with pytest.raises(ValueError, match=r"train black-forest-labs/FLUX\.2-klein-base-9B"):
+            KLEIN.check_trainable(name)
     KLEIN.check_trainable(KLEIN.published)
     (tmp_path / "model_index.json").write_text(json.dumps(index | {"is_distilled": False}))
     KLEIN.check_trainable(str(tmp_path))

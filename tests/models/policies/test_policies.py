@@ -24,7 +24,7 @@ def test_a_kind_has_its_own_weights_unless_told_otherwise(kind: str) -> None:
             r"model\.guidance_scale: unknown key of kind qwen_edit; there .*true_cfg_scale",
         ),
         ("model.max_sequence_length=64", r"model\.max_sequence_length: unknown key of kind qwen_edit"),
-        ("model.negativ_prompt=x", "unknown key, did you mean 'negative_prompt'"),
+        ("model.negativ_prompt=x", r"unknown key, did you mean 'model\.negative_prompt'"),
         ("model.checkpoint=tiny", "checkpoint tiny: there is none of kind qwen_edit"),
         ("model.true_cfg_scale=0.5", "true_cfg_scale"),
         ("model.kind=qwen", "unknown kind of generator 'qwen'"),

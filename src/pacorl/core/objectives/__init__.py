@@ -17,7 +17,7 @@ To add one, write its options, its function and its `ObjectiveSpec` in a file he
     def reinforce(step: Step, options: Reinforce) -> Loss:
         return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
 
-    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
+    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path", unclipped=True)
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class ObjectiveSpec:
     """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
     keeps_means: bool = False
     """Whether rollouts keep the means of their steps."""
+    unclipped: bool = False
+    """Whether the loss has no clip range, on purpose; `pacorl.testing.check_objective` asserts that others clip."""
     lag: Callable[[int], float] | None = None
     """Which share of the sampling policy stays when it follows the trained one after an epoch, from the optimizer
     steps taken so far; None if each epoch is sampled by the trained policy itself."""

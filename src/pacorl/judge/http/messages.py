@@ -104,13 +104,11 @@ def verdict_body(
     With `ids` the words are requested by id, so that the server lists them even if they are unlikely.
     """
     # The sampled token is unused. At temperature 1 a server that reports log-probabilities after the sampler's changes
-    # reports the model's own.
-    sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
+    # reports the model's own. A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
+    sampling = {"temperature": 1, "top_p": 1, "repetition_penalty": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
     by_id: dict[str, Any] = {}
     if ids:
         by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
-        # A checkpoint's penalty is meant for reasons: it would lower a Yes or No in the question.
-        by_id["repetition_penalty"] = 1
     return turn_body(model, [*images, text], max_tokens=1) | sampling | by_id
 
 

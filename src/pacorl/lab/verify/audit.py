@@ -132,9 +132,17 @@ def _check_log(run: Path, records: Sequence[Record]) -> str:
 
 def _check_evaluations(run: Path, records: Sequence[Record]) -> str:
     evaluations = [record for record in records if record["kind"] == "evaluation"]
+    recorded: set[str] = set()
     for record in evaluations:
         check_samples(run, record)
-    images = sum(len(record["files"]) - 1 for record in evaluations)
+        recorded.update(record["files"])
+
+    # The page shows every evaluation that it finds.
+    for path in sorted((run / "samples").rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if path.is_file() and name.startswith("samples/evaluation-") and name not in recorded:
+            raise ValueError(f"{path} belongs to no recorded evaluation; delete it if it is not the run's")
+    images = len(recorded) - len(evaluations)
     return f"samples/ has the records and {images} images of {len(evaluations)} evaluations"
 
 

@@ -259,8 +259,9 @@ class PolicySpec:
         """
         from pacorl.io.hub import local_file
 
-        # By name, since hub checkpoints are not fetched for this check.
-        base = self.distilled.get(Path(checkpoint).name)
+        # By name, since hub checkpoints are not fetched for this check; the hub's names have no case.
+        bases = {name.casefold(): base for name, base in self.distilled.items()}
+        base = bases.get(Path(checkpoint).name.casefold())
         index = None if pipeline or checkpoint == TINY else local_file(checkpoint, "model_index.json")
         config = read_object(index) if index else getattr(pipeline, "config", {})
         if base or config.get("is_distilled"):
