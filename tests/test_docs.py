@@ -479,6 +479,14 @@ def test_the_page_on_the_judge_shows_the_workflow() -> None:
     assert list(faults_of(shlex.split(command)[1:])) == []
 
 
+def test_the_compose_file_starts_a_confined_judge_by_a_command_that_exists() -> None:
+    (service,) = yaml.safe_load((ROOT / "examples" / "compose.yaml").read_text("utf-8"))["services"].values()
+    assert list(faults_of(service["command"])) == []
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
+
+
 def test_the_page_on_extending_shows_the_example_file() -> None:
     page = (ROOT / "docs" / "extending.md").read_text("utf-8")
     assert f"```python\n{(ROOT / 'examples' / 'reinforce.py').read_text('utf-8')}```" in page

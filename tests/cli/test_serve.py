@@ -49,6 +49,7 @@ def run(*arguments: object) -> Result:
 
 def test_the_built_in_server_gets_judges_and_limits(calls: CALLS, judge_folder: Path) -> None:
     result = run("serve", judge_folder, "--name", "mine", "--port", 9001, "--max-images", 3, "--max-body-mib", 2)
+    assert not calls["access_log"]
     assert result.exit_code == 0, result.output
     assert list(calls["judges"]) == ["mine"]
     assert (calls["host"], calls["port"], calls["allow_urls"]) == ("127.0.0.1", 9001, False)

@@ -93,6 +93,13 @@ def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: Local
     assert max(local) - min(local) > 1e-3  # type: ignore[type-var, operator]
 
 
+def test_every_metric_has_a_line_of_help(url: str) -> None:
+    lines = get(f"{url}/metrics").splitlines()
+    kinds = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert kinds == [line.split()[2] for line in lines if line.startswith("# HELP")]
+    assert "pacorl_request_seconds" in kinds
+
+
 def test_questions_share_forwards(url: str) -> None:
     def batches() -> tuple[int, int]:
         values = dict(line.rsplit(" ", 1) for line in get(f"{url}/metrics").splitlines())

@@ -86,6 +86,7 @@ class SharingOptions:
     )
     seed: int | None = option(None, "Of the shares and the control questions. Default: 0.", least=0, most=SEEDS)
     order: str | None = option(None, "shuffled, or uncertain: the most uncertain question first. Default: shuffled.")
+    question: str | None = option(None, "The wording on the page. Default: about the set of the reference.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +286,7 @@ def annotate(
     adjudicators: str = Option("", help="Names of people who decide disputed questions."),
     host: str = Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = Option(8765, min=0, max=65_535, help="0 for any free one."),
+    public_url: str = Option("", help="The address in the links, such as a proxy's https://rank.example.org."),
     days: float = Option(30, min=0, max=3650, help="How long a link is good for."),
     renew: str = Option("", help="Make new links for these names ('admin' for the administrator)."),
     share: SharingOptions,
@@ -315,6 +317,7 @@ def annotate(
         days=days,
         renew=split_names(renew),
         adjudicators=split_names(adjudicators),
+        public_url=public_url,
         announce=echo,
     )
 

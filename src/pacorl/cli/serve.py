@@ -35,6 +35,7 @@ class ServeOptions:
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
+    access_log: bool = option(False, "builtin: write a line per request to standard error.")
     max_body_mib: int = option(64, "builtin: largest request with images.", least=1, most=LARGEST)
     max_images: int = option(8, "Most images of one request.", least=1, most=256)
     max_pixels: int = option(64_000_000, "builtin: most pixels of one request's images.", least=1, most=10**9)
@@ -141,7 +142,15 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
             declined = f"{name} declines images of anything but {judge.domain.name}"
             echo_errors(f"{declined}; the header `{DECLINE_HEADER}: no` turns that off")
     limits = Limits(body_bytes=options.max_body_mib * 2**20, images=options.max_images, pixels=options.max_pixels)
-    run_builtin(judges, host=server.host, port=server.port, limits=limits, api_key=key, allow_urls=options.allow_urls)
+    run_builtin(
+        judges,
+        host=server.host,
+        port=server.port,
+        limits=limits,
+        api_key=key,
+        allow_urls=options.allow_urls,
+        access_log=options.access_log,
+    )
 
 
 def _announce(servers: list[Server]) -> None:

@@ -122,11 +122,12 @@ def run_builtin(
     limits: Limits | None = None,
     api_key: str = "",
     allow_urls: bool = False,
+    access_log: bool = False,
 ) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it. `access_log`: write a line per request to standard error."""
     app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls)
     with listening(host, port) as (listener, _):
-        run(app, sockets=[listener], grace_seconds=10)
+        run(app, sockets=[listener], grace_seconds=10, access_log=access_log)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------------
@@ -379,23 +380,28 @@ class Metrics:
         escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
         # Requests by model and outcome.
-        lines = ["# TYPE pacorl_request_seconds histogram"]
+        lines = _head("request_seconds", "histogram", "Time of a request, by model and outcome.")
         for (model, outcome), row in sorted(self._seconds.items()):
             labels = f'model="{model.translate(escapes)}",outcome="{outcome}"'
             for bound, count in zip((*BUCKETS, "+Inf"), row, strict=False):
                 lines.append(f'pacorl_request_seconds_bucket{{{labels},le="{bound}"}} {count:g}')
             lines.append(f"pacorl_request_seconds_count{{{labels}}} {row[-2]:g}")
             lines.append(f"pacorl_request_seconds_sum{{{labels}}} {row[-1]:.6f}")
-        lines += ["# TYPE pacorl_images_total counter", f"pacorl_images_total {self.images}"]
+        lines += _head("images_total", "counter", "Images decoded.")
+        lines.append(f"pacorl_images_total {self.images}")
 
         # Batches by model.
-        for name, kind, attribute in (
-            ("batches_total", "counter", "batches"),
-            ("batched_questions_total", "counter", "questions"),
-            ("waiting_questions", "gauge", "waiting"),
+        for name, kind, text, attribute in (
+            ("batches_total", "counter", "Forwards of the judge.", "batches"),
+            ("batched_questions_total", "counter", "Questions that these forwards answered.", "questions"),
+            ("waiting_questions", "gauge", "Questions that wait for a forward.", "waiting"),
         ):
-            lines.append(f"# TYPE pacorl_{name} {kind}")
+            lines += _head(name, kind, text)
             for model, served in models.items():
                 count = getattr(served.batcher, attribute)
                 lines.append(f'pacorl_{name}{{model="{model.translate(escapes)}"}} {count}')
         return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP pacorl_{name} {text}", f"# TYPE pacorl_{name} {kind}"]

@@ -123,10 +123,23 @@ def check_host(scope: Scope) -> None:
         host = (urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname or "").rstrip(".")
     except ValueError:
         host = ""
-    further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
-    if not _is_address(host) and host not in _own_names() and host not in further:
+    if not _is_own(host):
         fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host[:80]}"
         raise RefusedError(f"this server is not called {host[:80]!r}; {fix}", status=421)
+
+
+def check_public_url(url: str) -> None:
+    """Raise ValueError for an address under which this server would answer nobody."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url[:80]!r} is no address; write https://NAME")
+    if not _is_own(parts.hostname):
+        raise ValueError(f"{url[:80]}: the server refuses this name; start it with {HOSTS_VARIABLE}={parts.hostname}")
+
+
+def _is_own(host: str) -> bool:
+    further = os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split()
+    return _is_address(host) or host in _own_names() or host in further
 
 
 def check_origin(scope: Scope) -> None:

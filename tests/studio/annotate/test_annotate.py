@@ -34,6 +34,7 @@ from pacorl.dataset.folder import (
 )
 from pacorl.dataset.rules import label_pairs, mean_rankings
 from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.studio.annotate import routes
 from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.studio.annotate.routes import make_app, plan, prepare, serve
 from pacorl.studio.annotate.simulate import Client, simulate
@@ -156,7 +157,9 @@ def test_the_controls_of_prompts_that_share_nothing_stay_what_they_were():
     assert ids == ["control:295165b4f2ba2acb", "control:83fbbe1573f63ccb", "control:5eaa1de2c95c568e"]
 
 
-@pytest.mark.parametrize("options", [{"overlap": 1.5}, {"judges": 1}, {"control_every": -1}])
+@pytest.mark.parametrize(
+    "options", [{"overlap": 1.5}, {"judges": 1}, {"control_every": -1}, {"question": "question" * 100}]
+)
 def test_impossible_sharing(options):
     with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
         Sharing(**options)
@@ -474,7 +477,7 @@ class Running:
 
 @contextmanager
 def running_in(folder):
-    sharing = Sharing(overlap=0.5, judges=2, controls=4, control_every=5)
+    sharing = Sharing(overlap=0.5, judges=2, controls=4, control_every=5, question="Which fit?")
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
         tokens = {name: link.rpartition("#")[2] for name, link in links.items()}
@@ -824,6 +827,7 @@ def test_an_unknown_order():
 def test_images_come_from_the_folder_only(only_read):
     token = only_read.tokens["ann"]
     state = json.loads(only_read.ask("GET", "/api/task", token=token)[1])
+    assert state["question"] == "Which fit?"
     for address in (state["task"]["reference"], *state["task"]["candidates"]):
         status, content, headers = only_read.ask("GET", address, token=token)
         assert (status, content[:4], headers["content-type"]) == (200, b"\x89PNG", "image/png")
@@ -962,6 +966,21 @@ def test_a_start_whose_port_is_taken_makes_no_links(dataset):
     with Store(folder / "annotations.db") as store:
         assert prepare(store, folder, ["ann"]).keys() == {"admin", "ann"}
     assert announced == []
+
+
+def test_links_have_the_public_address(dataset, monkeypatch):
+    folder, announced = dataset(prompts=2, grids=2), []
+    monkeypatch.setattr(routes, "run", lambda app, sockets: None)
+    for address, fault in (
+        ("https://rank.example", "the server refuses this name; start it with PACORL_HOSTS=rank.example"),
+        ("rank.example", "is no address; write https://NAME"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            serve(folder, ["ann"], port=0, public_url=address, announce=announced.append)
+    assert not (folder / "annotations.db").exists()
+    monkeypatch.setenv("PACORL_HOSTS", "rank.example")
+    serve(folder, ["ann"], port=0, public_url="https://rank.example/", announce=announced.append)
+    assert announced[0].startswith("admin\thttps://rank.example/join#")
 
 
 def test_how_work_is_shared_is_remembered(dataset):

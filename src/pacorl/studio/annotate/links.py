@@ -18,10 +18,13 @@ from pacorl.dataset.folder import Answer, Instance
 ORDERS = ("shuffled", "uncertain")
 """shuffled: an order drawn once; uncertain: the question whose answer is most uncertain, given all rankings so far."""
 
+LONGEST_QUESTION = 300
+"""Characters that fit the page."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rules for the assignment of questions."""
+    """Rules for the assignment of questions, and their wording."""
 
     overlap: float = 0.1
     """Share of the instances that several people rank."""
@@ -34,8 +37,12 @@ class Sharing:
     seed: int = 0
     order: str = "shuffled"
     """Order of a person's questions: one of ORDERS."""
+    question: str = ""
+    """The wording on the page; empty for the page's own."""
 
     def __post_init__(self) -> None:
+        if len(self.question) > LONGEST_QUESTION:
+            raise ValueError(f"the question has {len(self.question)} characters; write at most {LONGEST_QUESTION}")
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r} must be one of {', '.join(ORDERS)}")
         if not 0 <= self.overlap <= 1:

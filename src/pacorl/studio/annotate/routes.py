@@ -27,7 +27,7 @@ from pacorl.studio.annotate.store import Person, Store, Task, only_server, publi
 from pacorl.studio.annotate.uncertainty import LiveScores
 from pacorl.web.connections import run
 from pacorl.web.forms import Form, JsonRoute, Text
-from pacorl.web.guard import OTHERS, BodyLimit, RefusedError
+from pacorl.web.guard import OTHERS, BodyLimit, RefusedError, check_public_url
 from pacorl.web.site import Session, Site, listening
 
 PAGE = Path(__file__).parent / "page"
@@ -46,14 +46,19 @@ def serve(
     days: float = 30,
     renew: Sequence[str] = (),
     adjudicators: Sequence[str] = (),
+    public_url: str = "",
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve the page until SIGINT or SIGTERM, and announce the links (see `prepare`) when it can be reached.
+
+    `public_url` is the address that people use, if a proxy is in front.
 
     Raises:
         ValueError: if another server has the database, or the folder has no instances.
         OSError: if the port is taken.
     """
+    if public_url:
+        check_public_url(public_url)
     database = folder / DATABASE
     if not database.is_file():  # a failed start must not leave a database
         check_start(folder, people, adjudicators, sharing=sharing or Sharing(), present={})
@@ -66,7 +71,7 @@ def serve(
     ):
         links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew, adjudicators=adjudicators)
         for name, link in links.items():
-            announce(f"{name}\t{url}{link}")
+            announce(f"{name}\t{public_url.rstrip('/') or url}{link}")
         announce(f"serving {folder} at {url}")
         run(make_app(folder, store), sockets=[listener])
 
@@ -289,7 +294,8 @@ def image_path(folder: Path, name: str) -> Path:
 def task(state: State, person: Someone) -> dict[str, Any]:
     """Describe this person's next task, and list the images of the task after it."""
     progress = state.store.progress(person.name)
-    if person.adjudicates or state.store.sharing().order == "uncertain":
+    sharing = state.store.sharing()
+    if person.adjudicates or sharing.order == "uncertain":
         following = state.scores.following(person)
         tasks = [state.store.task(person.name, instance) for instance in following[:2]]
         progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
@@ -301,6 +307,7 @@ def task(state: State, person: Someone) -> dict[str, Any]:
     return {
         "person": person.name,
         "adjudicates": person.adjudicates,
+        "question": sharing.question,
         "progress": progress,
         "task": form,
         # The page loads these images while people look, so that the task after this one appears at once.

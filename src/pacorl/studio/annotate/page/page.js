@@ -97,6 +97,7 @@ function show(state) {
   $("count").textContent = `${done} of ${progress.total}`;
   $("person").textContent = person;
   $("undo").disabled = done === 0;
+  if (state.question) $("question").textContent = state.question;
   task = state.task;
   if (!task) {
     const verb = state.adjudicates ? "decided" : "ranked";
