@@ -1,4 +1,4 @@
-"""ComfyUI nodes: judge pairs and sets, check and repair sets, rank candidates, split and join grids, load a LoRA.
+"""ComfyUI nodes: generate sets, judge, check and repair them, rank candidates, split and join grids, load a LoRA.
 
 Copy or link this folder into `ComfyUI/custom_nodes/pacorl`, and install pacorl into ComfyUI's Python. An IMAGE is a
 float tensor of shape (images, height, width, channels) from 0 to 1.
@@ -13,19 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from einops import rearrange
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pacorl import PacoReward
+    from pacorl import Generator, PacoReward
     from pacorl.judge.check import Check
     from pacorl.judge.scores import Scores
 
 Inputs = dict[str, dict[str, Any]]
 
 JUDGE = "PACO_JUDGE"
+GENERATOR = "PACO_GENERATOR"
 THEME = ("STRING", {"default": "", "tooltip": "What all images are to share; empty asks in general."})
 LEAST = ("FLOAT", {"default": 0.5, "min": 0.0, "max": 1.0, "step": 0.01, "tooltip": "Least P(same) of an image."})
 REFERENCES = ("IMAGE", {"tooltip": "Images of a character that every image shows; by default the other images."})
@@ -229,6 +231,85 @@ class GridJoin(Node):
         return (rearrange(panels, "(b r c) h w k -> b (r h) (c w) k", r=rows, c=columns),)
 
 
+class LoadCharacter(Node):
+    """A character's reference images, of the first one's size, its looks in words, and its folder."""
+
+    RETURN_TYPES = ("IMAGE", "STRING", "STRING")
+    RETURN_NAMES = ("references", "description", "folder")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        return {"required": {"folder": ("STRING", {"default": "characters/hero"})}}
+
+    def run(self, folder: str) -> tuple[Tensor, str, str]:
+        """Read the folder's images and card.yaml; raises ValueError if there is no character in it."""
+        from pacorl.io.images import as_rgb, open_image
+        from pacorl.records.characters import find_character
+
+        character = find_character(folder)
+        images = [as_rgb(open_image(path), str(path)) for path in character.images]
+        return from_images([ImageOps.pad(image, images[0].size) for image in images]), character.text, folder
+
+
+class LoadGenerator(Node):
+    """A generator of sets: a diffusers folder, a hub name or `tiny`, perhaps with a run's adapter."""
+
+    RETURN_TYPES = (GENERATOR,)
+    RETURN_NAMES = ("generator",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        memory = (["normal", "low", "lowest"], {"tooltip": "low: int8 blocks; lowest: blocks stay in main memory."})
+        optional = {"adapter": ("STRING", {"default": ""}), "memory": memory}
+        return {"required": {"model": ("STRING", {"default": "black-forest-labs/FLUX.1-dev"})}, "optional": optional}
+
+    def run(self, model: str, adapter: str = "", memory: str = "normal") -> tuple[Generator]:
+        """Load the generator."""
+        from pacorl import Generator
+
+        # As for a judge: tensors of inference mode are unusable outside of it.
+        with torch.inference_mode(False):
+            return (Generator.from_pretrained(model, adapter=adapter, memory=memory),)
+
+
+class GenerateSet(Node):
+    """The images of a set from one sentence that asks for several, perhaps with a character's folder."""
+
+    RETURN_TYPES = ("IMAGE", "STRING")
+    RETURN_NAMES = ("images", "panels")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        text = ("STRING", {"multiline": True, "default": "Generate four images of the same dentist at work."})
+        seed = ("INT", {"default": 0, "min": 0, "max": 2**53 - 1})
+        steps = ("INT", {"default": 0, "min": 0, "max": 1000, "tooltip": "0: as published for the model."})
+        optional = {"character": ("STRING", {"default": "", "tooltip": "A folder, or its name in characters/."})}
+        return {
+            "required": {"generator": (GENERATOR,), "text": text, "seed": seed, "steps": steps},
+            "optional": optional,
+        }
+
+    def run(self, generator: Generator, text: str, seed: int, steps: int, character: str = "") -> tuple[Tensor, str]:
+        """Generate the set, and return its images and their texts, one a line.
+
+        Raises:
+            ValueError: if the text asks for no set, with a hint.
+        """
+        from pacorl.core.grid import split
+        from pacorl.generate.panels import write_panels
+        from pacorl.generate.storyboard import board_prompt, storyboard_of
+        from pacorl.records.characters import find_character
+
+        board = storyboard_of(write_panels(text), [find_character(character)] if character else [])
+        prompt = board_prompt(board, generator.model, max_references=generator.policy.max_references)
+        with torch.inference_mode(False):
+            (grid,) = generator.sample([prompt], seed, steps=steps or None)
+        return from_images(split(grid, prompt.grid)), "\n".join(board.scenes)
+
+
 class LoadLora(Node):
     """A model with a LoRA of any form on it: a run's `adapter`, a folder, a file, or ORG/NAME on the hub."""
 
@@ -302,6 +383,11 @@ def to_images(batch: Tensor) -> list[Image.Image]:
     return [Image.fromarray(image) for image in pixels]
 
 
+def from_images(images: Sequence[Image.Image]) -> Tensor:
+    """Convert RGB images of one size to a batch."""
+    return torch.stack([torch.from_numpy(np.array(image)) for image in images]) / 255
+
+
 def _gate(
     judge: PacoReward, theme: str, least: float, references: Tensor | None
 ) -> Callable[[Sequence[Image.Image]], Check]:
@@ -320,6 +406,9 @@ def _mean(scores: Scores) -> float:
 
 NODES: dict[str, type[Node]] = {
     "Load judge": LoadJudge,
+    "Load character": LoadCharacter,
+    "Load generator": LoadGenerator,
+    "Generate set": GenerateSet,
     "Score pair": ScorePair,
     "Score set": ScoreSet,
     "Check set": CheckSet,

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
 
+import pacorl
 from pacorl import PacoReward
 from pacorl.judge.check import ControlError, check_set
 from pacorl.models.policies.flux import tiny_flux_transformer
@@ -55,7 +57,7 @@ def test_a_node_has_what_comfyui_asks_of_one(name: str) -> None:
     assert isinstance(node.RETURN_TYPES, tuple)
     assert len(getattr(node, "RETURN_NAMES", node.RETURN_TYPES)) == len(node.RETURN_TYPES)
     for fields in node.INPUT_TYPES().values():
-        assert all(isinstance(field, tuple) and isinstance(field[0], str) for field in fields.values())
+        assert all(isinstance(field, tuple) and isinstance(field[0], str | list) for field in fields.values())
     assert node.__doc__
 
 
@@ -72,6 +74,39 @@ def test_scores_are_those_of_python() -> None:
     assert odd == whole.odd_one_out.image + 1
     assert len(json.loads(text)["pairs"]) == 6
     assert run("PacoScoreSet", images=batch(2), **theme)[1] == 0, "of two, neither is the odd one"
+
+
+def test_a_set_is_generated_from_a_sentence_about_a_character(tmp_path: Path) -> None:
+    folder = tmp_path / "hero"
+    folder.mkdir()
+    for number, side in enumerate((32, 48)):
+        draw(all_panels()[number], side).save(folder / f"{number}.png")
+    (folder / "card.yaml").write_text("description: red round hero, crown, night\n")
+    constants: dict[str, Any] = {}
+    text = (
+        "Generate four images of the hero featuring: 'waving, flag', 'jumping, boat', 'standing, tree', 'waving, lamp'"
+    )
+    graph = {
+        "generator": {"class_type": "PacoLoadGenerator", "inputs": {"model": "tiny"}},
+        "character": {"class_type": "PacoLoadCharacter", "inputs": {"folder": str(folder)}},
+        "node": {
+            "class_type": "PacoGenerateSet",
+            "inputs": {"generator": ["generator", 0], "text": text, "seed": 1, "steps": 2, "character": str(folder)},
+        },
+    }
+    outputs = execute(NODES, graph, constants)
+    references, looks, _ = [values[0] for values in outputs["character"]]
+    assert references.shape == (2, 32, 32, 3)
+    assert looks == "red round hero, crown, night"
+    images, panels = [values[0] for values in outputs["node"]]
+    assert images.shape == (4, 64, 64, 3)
+    assert "waving, flag" in panels.splitlines()[0]
+
+
+def test_the_registrys_package_is_of_this_version() -> None:
+    package = tomllib.loads((FOLDER / "pyproject.toml").read_text("utf-8"))
+    assert package["project"]["version"] == pacorl.__version__
+    assert set(package["tool"]["comfy"]) == {"PublisherId", "DisplayName"}
 
 
 def hero(*hats: str) -> Tensor:
