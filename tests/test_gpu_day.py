@@ -194,7 +194,7 @@ TITLES = {
     "product": "Figures",
 }
 """Part → title of the table with its records; of all other parts it is Forms."""
-LONG = ("form-compiled", "form-compiled-int8", "product")
+LONG = ("form-compiled", "form-compiled-int8", "product", "full", "launchers")
 
 
 def parts_of_a_day() -> Iterator[Any]:

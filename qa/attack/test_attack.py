@@ -134,8 +134,9 @@ def test_what_is_written_through_a_link_is_seen(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("traps", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.campaign) for name in ("variables", "ends")),
+        pytest.param("traps", marks=pytest.mark.campaign),
+        pytest.param("variables", marks=pytest.mark.slow),
+        pytest.param("ends", marks=pytest.mark.campaign),
     ],
 )
 def test_a_command_in_an_odd_environment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,7 @@ def test_others_are_answered_while_a_server_is_sent_megabytes(name: str) -> None
     assert size_servers.attacked(name, range(4), seed=1).faults == []
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_watch_over_a_server_sees_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(size_servers.REQUESTS, "clumsy", (Asked("GET", "/health"),))
     monkeypatch.setitem(size_servers.HONEST, "clumsy", Asked("GET", "/health"))

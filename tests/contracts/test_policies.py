@@ -62,7 +62,7 @@ PLANNED_ROLES = pytest.mark.parametrize(
         for role in ROLES.args[1]
     ],
 )
-"""The same for plans, which take seconds."""
+"""The same for what takes seconds: loading, an epoch, a plan."""
 AREA = Size(96, 96)
 STEPS = 3
 
@@ -291,8 +291,7 @@ def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) ->
     assert Size(image.height, image.width) == job.size
 
 
-@pytest.mark.slow
-@FEW_ROLES
+@PLANNED_ROLES
 def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path) -> None:
     """By its folder alone; with an adapter it generates something else, and without it what it did before."""
     folder, adapter = tmp_path / "checkpoint", tmp_path / "adapter"
@@ -401,8 +400,7 @@ def _overrides(kind: str, job: Job, folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
-@FEW_ROLES
+@PLANNED_ROLES
 def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, tmp_path: Path) -> None:
     def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
         return [np.asarray(image)[..., 0].mean() / 255 for image in images]

@@ -72,8 +72,8 @@ OBJECTIVES["flux_packed"] = [
     "sampling.tree={}",
     "optimizer.updates_per_epoch=1",
 ]
-LONG = ("flux_guard", "flux_nft", "flux_awm", "flux_drop", "qwen_edit", "qwen_edit_plus", "klein")
-"""Left to the campaign: other objectives and other edit models than the rest."""
+LONG = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in {"flux", "flux_suffix"})
+"""Left to the campaign: other objectives, packed weights and edit models."""
 QUICK = tuple(case for case in (*OBJECTIVES, *EDITS) if case not in LONG)
 CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.campaign) for case in LONG)]
 

@@ -60,6 +60,7 @@ def test_one_process(folder: Path, twin: str, dtype: str, tree: str) -> None:
         assert difference(ours[objective], reference(twin, dtype, tree, folder)[objective]) < TOLERANCE[dtype]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("twin", "dtype"), CASES)
 def test_two_processes(folder: Path, twin: str, dtype: str, tree: str) -> None:

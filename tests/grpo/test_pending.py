@@ -201,7 +201,7 @@ def test_a_run_that_gives_up_resumes_with_the_missing_questions(
         ["sampling.sde_steps=[0,1]", "sampling.tree.seeds=1"],
         pytest.param(["judge.overlap=false"], marks=pytest.mark.campaign),
         pytest.param(["objective.name=awm"], marks=pytest.mark.campaign),
-        ["objective.name=diffusion_nft"],
+        pytest.param(["objective.name=diffusion_nft"], marks=pytest.mark.campaign),
     ],
 )
 def test_samples_of_every_kind_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:

@@ -71,8 +71,8 @@ def lines(out: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param("klein", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("kontext", "qwen_edit_plus", "qwen_image_21")),
+        pytest.param(kind, marks=pytest.mark.campaign)
+        for kind in ("klein", "kontext", "qwen_edit_plus", "qwen_image_21")
     ],
     indirect=True,
 )

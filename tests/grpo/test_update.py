@@ -150,7 +150,7 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     for rollout in samples.rollouts:
         for index, row in enumerate(rollout.row_B):
             for step in sampler.sde_steps:
-                clean, sigma = rollout.final_BNC[index : index + 1], rollout.sigmas_T[step]
+                clean, sigma = rollout.final_BNC[index : index + 1], policy.training_sigmas(4, rollout.size)[step]
                 noise = policy.noise([seed_of(1, 0, 0, "noised", step, row)], rollout.size)
                 conditioning = cache.batch([rollout.prompts[index]], rollout.size)
                 noisy = (1 - sigma) * clean + sigma * noise

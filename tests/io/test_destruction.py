@@ -48,6 +48,10 @@ ALLOWED = {
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
     ("cli/__init__.py", "run"): (["open"], "/dev/null"),
+    ("grpo/ledger.py", "Ledger.start"): (
+        ["unlink"],
+        "samples that the run makes again, by its own names",
+    ),
     ("grpo/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),

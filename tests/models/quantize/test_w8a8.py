@@ -87,7 +87,7 @@ def test_other_forms_have_no_int8_products() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["low", "lowest"])
+@pytest.mark.parametrize("memory", ["low", pytest.param("lowest", marks=pytest.mark.campaign)])
 def test_a_run_samples_other_images_and_has_a_ratio_of_exactly_1(memory: str, tmp_path: Path) -> None:
     lines = {}
     for products in ("exact", "w8a8"):
