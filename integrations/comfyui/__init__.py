@@ -153,6 +153,7 @@ class RepairSet(CheckSet):
                 f"{len(redrawn)} redrawn images do not match {count} images; give whole batches of one size"
             )
         candidates = to_images(redrawn)
+        # Each panel's own redrawn images, each of which is offered once.
         unused = [iter(range(panel, len(redrawn), count)) for panel in range(count)]
 
         def redraw(panel: int, number: int) -> tuple[Image.Image, dict[str, str]] | None:
@@ -160,8 +161,10 @@ class RepairSet(CheckSet):
                 return candidates[candidate], {"candidate": str(candidate)}
             return None
 
+        # The gate and the search are those of `pacorl repair`.
         gate = _gate(judge, theme, least, references)
         repair = repair_set(to_images(images), gate=gate, redraw=redraw, tries=len(redrawn))
+        # A copy: ComfyUI caches the input for other nodes.
         result = images.clone()
         for panel, attempt in repair.replaced.items():
             result[panel] = redrawn[int(attempt.texts["candidate"])]

@@ -215,6 +215,7 @@ def select(
         method: one of SELECTIONS.
         categories: category of each prompt; all categories then get equal shares, as far as they can fill them.
     """
+    # Arguments.
     if method not in SELECTIONS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(SELECTIONS)}")
     if len(vectors_NC) < 2:
@@ -230,6 +231,7 @@ def select(
         quotas = equal_quotas({name: len(rows) for name, rows in members.items()}, goal.number)
         goals = {name: Goal(number=quota) for name, quota in quotas.items() if quota}
 
+    # Select within each category; indices there are positions in `rows`.
     selected: list[int] = []
     for name, category_goal in goals.items():
         rows = members[name]
