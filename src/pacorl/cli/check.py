@@ -200,7 +200,7 @@ def calibrate(
         "adapter": options.judge_adapter,
         "api_key_env": options.api_key_env,
     }
-    # Images that an import unpacks live in the scratch folder until the judge has read them.
+    # Some sources write their images into the scratch folder, which must last until the judge has read them.
     with TemporaryDirectory() as scratch:
         pairs = _labelled(data, options.limit, Path(scratch))
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []

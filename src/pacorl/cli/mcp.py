@@ -74,7 +74,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
         raise ValueError(f"--root {files.root} is no folder; name the folder of the images")
     read_calibration(judge.calibration or "")
     check_judge(judge.judge, adapter=judge.judge_adapter)
-    # Loading notes would corrupt the protocol on the standard output.
+    # Loading bars would fill the log of the agent.
     quiet_loading()
     use_cores()
 

@@ -346,7 +346,7 @@ def train_reward(
             echo("\n".join(plan.lines()))
         raise Exit(plan.exit_code)
 
-    # Train; the trainer imports TRL.
+    # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     with config_errors(config, run):

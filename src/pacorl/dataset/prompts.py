@@ -342,7 +342,7 @@ def _write_missing(
         else:
             missing.append(order)
 
-    # In a thread: the journal, not this function, writes to the disk.
+    # Runs in a thread of the pool; only the main thread writes the journal.
     def write(order: PromptOrder) -> JsonObject | None:
         try:
             # Read the themes when a thread is free, so that all themes so far are excluded.

@@ -150,6 +150,7 @@ def generate_missing(
     if not batches:
         return 0
 
+    # The weights load only if an image is missing.
     generate = source.load()
     total = sum(len(batch.jobs) for batch in batches)
     done = 0

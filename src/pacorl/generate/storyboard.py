@@ -315,9 +315,11 @@ def generate_storyboard(
     earlier: list[Image] = []
     # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
+    # Arguments that all pages share.
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
     common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
     for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size, separate=separate)):
+        # Each page continues the seeds of the page before.
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
     return images

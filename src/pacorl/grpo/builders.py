@@ -191,10 +191,12 @@ def adapted_policy(
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)
+    # After the sizes are checked: the adapter changes the modules.
     add_adapter(config, policy)
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
 
+    # A run that continues an earlier adapter.
     if config.adapter.start:
         shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
         start_from(policy.transformer, config.adapter.start, **shape, base=config.model.checkpoint)
@@ -424,6 +426,7 @@ def build_run_rewards(
         by_panel: whether the parts of the scores are used.
         timeout: seconds that a reward may score its trial image for, unless its requests have limits.
     """
+    # Functions replace the rewards of their names.
     built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {}
     for config in configs:

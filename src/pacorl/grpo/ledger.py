@@ -269,6 +269,7 @@ def sample_items(samples: Sequence[Samples]) -> dict[int, Item]:
     """
     items = {}
     for update in samples:
+        # One hash per row of this rank, begun with the row's number.
         rows = itertools.chain(*(rollout.row_B for rollout in update.rollouts))
         digests = {row: hashlib.sha256(str(row).encode()) for row in rows}
 

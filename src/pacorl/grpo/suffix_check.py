@@ -79,6 +79,7 @@ def check_suffix(
     agreement = advantage_correlation(by_suffix, by_all_steps, group)
     if agreement is None:
         return {}
+    # The warning names the setting that departs most from all steps and exact products.
     if agreement < LEAST_CORRELATION:
         departure = f"sampling.products {products}"
         fix = "set sampling.products to exact"

@@ -197,6 +197,7 @@ def check_set(
         ControlError: if a control is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
+    # Defaults.
     specs = tuple(questions) or questions_about()
     names = tuple(names) or tuple(f"image {number + 1}" for number in range(len(images)))
 
@@ -209,6 +210,7 @@ def check_set(
         shown += of_character
         shown_names += [f"{name}, reference {number + 1}" for number in range(len(of_character))]
     panels = range(len(shown), len(shown) + len(images))
+    # Each reference with each panel; panels among themselves only if requested.
     pairs = list(product(range(len(shown)), panels))
     if all_pairs or not references:
         pairs += combinations(panels, 2)
@@ -219,6 +221,7 @@ def check_set(
     scores = score_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
+    # Scores of the panels, and the number of questions for the report.
     judged = panel_scores(scores, [group for _, group in references])
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
     return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count)

@@ -216,6 +216,7 @@ class Card:
 
 
 def summary(scores: Scores) -> list[str]:
+    # Missing pairs.
     """Summarize the scores in sentences."""
     missing = [
         f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
@@ -291,6 +292,7 @@ def page_of(
     refused: Mapping[str, str] | None = None,
 ) -> str:
     """Render the self-contained page: thumbnails, heat map, pairs with reasons, questions."""
+    # One card per image: its full size for a click, and a thumbnail for tables.
     cards = []
     for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True)):
         thumbnail = image.copy()  # `thumbnail` works in place

@@ -45,6 +45,7 @@ class HttpScorer:
         key_env: str = "",
         outage: float = OUTAGE_SECONDS,
     ) -> None:
+        # Settings, each checked by its name in the config.
         self.url = service_url(url, name="rewards.http.args.url:")
         for name, value in (("batch", batch), ("concurrency", concurrency), ("timeout", timeout), ("tries", tries)):
             if not value > 0:
@@ -57,6 +58,7 @@ class HttpScorer:
         self.concurrency = concurrency
         self.timeout = timeout
         self.tries = tries
+        # State of the service.
         self.last_error = ""
         self.answers: Answers | None = None
         """Scores that are kept; None if none are."""

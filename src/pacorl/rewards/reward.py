@@ -159,6 +159,7 @@ def panel_scores_of(
     # The scores are checked like those of any reward.
     scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
 
+    # Parts are optional per prompt, and if present one per panel.
     checked = []
     for prompt, score, result in zip(prompts, scores, results, strict=True):
         if result.part_P is None:

@@ -68,6 +68,7 @@ class EndpointPool:
             slots: Concurrent requests per server.
             timeout: Seconds for a whole answer, its body included.
         """
+        # Settings of requests.
         self.model = model
         self.words = words
         self.timeout = timeout
@@ -75,6 +76,7 @@ class EndpointPool:
         self.counters = counters
         self._key = key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
+        # Each address once: a repeated address would get twice its slots.
         self.endpoints: list[Endpoint] = []
         for url in dict.fromkeys(urls):
             self.endpoints.append(Endpoint(api_url(url), asyncio.Semaphore(slots), Circuit(timeout)))

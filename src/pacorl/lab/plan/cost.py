@@ -215,6 +215,7 @@ def cost_of(
         evaluated: number of prompts of an evaluation; 0 if they are absent, for which the limit is assumed.
         world: number of processes.
     """
+    # Questions of the judge per training image.
     shown = (Character("", "", (Path(),)),)
     prompt = prompts[0] if prompts else Prompt(0, "", grid=Grid(2, 2), characters=shown)
     rewards = [reward for key, reward in sources.rewards_of(config) if not key.startswith("evaluation.")]
@@ -240,6 +241,7 @@ def cost_of(
     steps = config.evaluation.steps
     large = _velocity(policy, full, config.evaluation.batch, sent=sent) * steps + _decoding(policy, full)
     small = forward * steps + decoding
+    # Judges in other processes cost this machine no FLOPs.
     if here:
         large += _judged(config, judge, prompt, questions, full)
         small += judged

@@ -139,6 +139,7 @@ class QwenImage21Policy(QwenEditPolicy):
         for rows, cols in grids:
             source_grid.append((slots[0] if slots else 0, rows, cols))
             slots = slots[rows * cols // SLOT**2 :]
+        # A count that differs would shift each slot to a wrong token.
         counted = int(is_slot.sum())
         needed = sum(rows * cols for rows, cols in grids) // SLOT**2
         if counted != needed:

@@ -200,6 +200,7 @@ class PolicySpec:
             with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
                 pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
 
+        # Text encoders first: the transformer is placed after they have left.
         policy = self.take(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:
