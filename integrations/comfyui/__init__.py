@@ -251,7 +251,9 @@ class LoadCharacter(Node):
         from pacorl.records.characters import find_character
 
         character = find_character(folder)
-        images = [as_rgb(open_image(path), str(path)) for path in character.images]
+        images = []
+        for path in character.images:
+            images.append(as_rgb(open_image(path), str(path)))
         return from_images([ImageOps.pad(image, images[0].size) for image in images]), character.text, folder
 
 

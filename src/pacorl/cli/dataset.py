@@ -306,7 +306,11 @@ def annotate(
         from pacorl.studio.annotate.links import Sharing
 
     # Without a flag, the database's own sharing holds.
-    changes = {name: value for name, value in vars(share).items() if value is not None}
+    changes = {}
+    for name, value in vars(share).items():
+        if value is not None:
+            changes[name] = value
+
     sharing = Sharing(**changes) if changes else None
     # A dry run shows the division of the work alone.
     people = split_names(annotators)

@@ -51,7 +51,9 @@ def adapter(
     # What the file holds.
     lora = read_lora(source)
     # Ranks and alphas may differ by module; tools multiply by the scale α/r.
-    scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
+    scales = []
+    for module, rank in lora.ranks.items():
+        scales.append(lora.alphas[module] / rank)
     facts = [f"{len(lora.alphas)} modules"]
     # One number per fact if all modules agree, else a range.
     for name, numbers in (("rank", lora.ranks.values()), ("alpha", lora.alphas.values()), ("scale", scales)):

@@ -322,7 +322,9 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     elif asks_for_set and (layout is None or layout.count > 1):
         count = layout.count if layout else None
         draft = write_panels(options.prompt, count=count, writer=options.writer, model=options.writer_model)
-        lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
+        lines = []
+        for number, text in enumerate(draft.panels, 1):
+            lines.append(f"  {number}. {text}")
         # The error stream, since the standard output may be JSON.
         echo_errors(f"{len(lines)} panels (change them with --panel, or with --write and --storyboard):", *lines)
         echo_errors(draft.note)

@@ -248,7 +248,9 @@ class Toolbox:
             for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
                 self._files([str(path) for path in folder.glob("*")])
         # A criterion may be a file.
-        texts = [str(self._path(text)) if text.endswith(".json") else text for text in criteria]
+        texts = []
+        for text in criteria:
+            texts.append(str(self._path(text)) if text.endswith(".json") else text)
         return RepairOptions(character=list(characters), theme=theme, criteria=texts, least=least)
 
     def _files(self, names: Sequence[str]) -> list[str]:

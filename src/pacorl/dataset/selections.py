@@ -245,7 +245,11 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
     """Divide `total` over the categories as equally as they can fill; large categories take the rest of small ones."""
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
-        open_names = [name for name in available if quotas[name] < available[name]]
+        open_names = []
+        for name, count in available.items():
+            if quotas[name] < count:
+                open_names.append(name)
+
         quotas[min(open_names, key=quotas.__getitem__)] += 1
     return quotas
 

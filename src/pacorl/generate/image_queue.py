@@ -190,7 +190,11 @@ def unfinished_batches(
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
         # By the recipe inside the file, not by the file's existence.
-        missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
+        missing = []
+        for job in batch:
+            if png_texts(out / job.file).get(RECIPE) != source.recipe(job):
+                missing.append(job)
+
         if missing:
             batches.append(UnfinishedBatch(batch, missing))
     return batches

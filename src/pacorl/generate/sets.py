@@ -259,7 +259,9 @@ def judge_with_earlier(
         # The page's own pairs and the pairs with earlier panels have equal weights. Earlier panels are the same for
         # every candidate, so only the page's own can be the lowest.
         page = sorted({panel for _, panel in between})
-        within = {(page[a], page[b]): of_page.matrix[a][b] for a, b in combinations(range(len(page)), 2)}
+        within = {}
+        for a, b in combinations(range(len(page)), 2):
+            within[page[a], page[b]] = of_page.matrix[a][b]
         parts = (("this page", of_page.score), ("with earlier pages", set_score(between, statistic, among=page)))
         score = set_score(within | between, statistic, among=page)
         judged.append(Judged(score, of_page.matrix, parts, of_page.error or errors_of(across.values())))

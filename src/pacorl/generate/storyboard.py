@@ -123,7 +123,9 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     dimensions = document.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
-    criteria = {str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()}
+    criteria = {}
+    for dimension, texts in dimensions.items():
+        criteria[str(dimension)] = _texts(texts, f"criteria.{dimension}")
     board = Storyboard(
         title=_text(document.get("title"), "title"),
         style=_text(document.get("style", ""), "style", empty=True),
@@ -193,7 +195,11 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
         ValueError: More characters than `limit` have images.
     """
     mentions = {mention.strip() for scene in scenes for mention in MENTION.findall(scene)}
-    images = [paths for name, paths in board.images.items() if name in mentions]
+    images = []
+    for name, paths in board.images.items():
+        if name in mentions:
+            images.append(paths)
+
     if 0 < limit < len(images):
         raise ValueError(
             f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "

@@ -155,7 +155,11 @@ def patience(config: PolicyConfig) -> float:
     # Each missing score may take a judge all of its tries.
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
-    services = [reward for reward in (*config.rewards, *config.evaluation.rewards) if reward.name == "http"]
+    services = []
+    for reward in (*config.rewards, *config.evaluation.rewards):
+        if reward.name == "http":
+            services.append(reward)
+
     outages = [float(service.args.get("outage", OUTAGE_SECONDS)) for service in services]
     return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 

@@ -239,7 +239,11 @@ def chained(chain: str, record: Record) -> str:
 
 def line_hash(line: Mapping[str, Any]) -> str:
     """Hash a line of metrics.jsonl without its times and the judge's counts, which a retried request changes."""
-    fixed = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in JUDGE_COUNTS}
+    fixed = {}
+    for key, value in line.items():
+        if not key.startswith(SECONDS) and key not in JUDGE_COUNTS:
+            fixed[key] = value
+
     return sha256(dump_json(fixed, indent=None))
 
 

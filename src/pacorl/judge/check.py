@@ -99,24 +99,29 @@ class Check:
 
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
-        further = [other.panel for other in self.panels if other.panel != panel]
+        further = []
+        for other in self.panels:
+            if other.panel != panel:
+                further.append(other.panel)
+
         return panel_score(self.scores, panel, [further]).score
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         names = self.scores.names
         failed = self.failed
-        panels = [
-            {
-                "image": names[panel.panel],
-                "passed": panel not in failed,
-                "score": panel.score,
-                "with_others": self.with_others(panel.panel),
-                "lowest_question": panel.question,
-                "lowest_character": self.references[panel.group][0] if self.references else None,
-            }
-            for panel in self.panels
-        ]
+        panels = []
+        for panel in self.panels:
+            panels.append(
+                {
+                    "image": names[panel.panel],
+                    "passed": panel not in failed,
+                    "score": panel.score,
+                    "with_others": self.with_others(panel.panel),
+                    "lowest_question": panel.question,
+                    "lowest_character": self.references[panel.group][0] if self.references else None,
+                }
+            )
         return {
             "passed": self.passed,
             "least": self.least,
@@ -299,9 +304,9 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     """Render the self-contained page. `tries`: captions and images of a repair."""
     names = check.scores.names
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
-    rows = [
-        (panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)) for panel in check.panels
-    ]
+    rows = []
+    for panel in check.panels:
+        rows.append((panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)))
     return render(
         "check.html",
         title="All panels pass" if check.passed else f"{len(check.failed)} of {len(rows)} panels fail",

@@ -237,8 +237,8 @@ def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) 
         raise ValueError(f"{location}: the image has no bytes")
     data = image["bytes"]
 
-    # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes. The dataset
-    # has no file names, so the suffix follows from the first bytes.
+    # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes. The
+    # dataset has no file names, so the suffix follows from the first bytes.
     suffix = ".img"
     for magic, file_type in SUFFIX_OF.items():
         if data.startswith(magic):

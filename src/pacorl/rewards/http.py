@@ -100,7 +100,9 @@ class HttpScorer:
         items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
         if self.answers is None:
             return await self._ask(prompts, items, key)
-        names = [hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest() for item in items]
+        names = []
+        for item in items:
+            names.append(hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest())
         unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
         if unknown:
             scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)

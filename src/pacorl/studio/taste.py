@@ -254,7 +254,11 @@ class TasteRuns:
         # The groups of this round.
         alive = self.is_running and self._name == name
         groups = human.asked_groups(rankings) if alive else []
-        waiting = [label for label in groups if not human.read_ranks(rankings, label)]
+        waiting = []
+        for label in groups:
+            if not human.read_ranks(rankings, label):
+                waiting.append(label)
+
         shown = ""
         if waiting:
             shown = group if group in groups else waiting[0]
@@ -316,7 +320,9 @@ def rounds_done(log: Path) -> int:
 
 def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:
     shown = human.read_group(rankings, group)
-    images = [f"/taste/{name}/{group}/{number}.png" for number in range(shown["images"])]
+    images = []
+    for number in range(shown["images"]):
+        images.append(f"/taste/{name}/{group}/{number}.png")
     return {**shown, "group": group, "images": images, "ranks": human.read_ranks(rankings, group)}
 
 

@@ -137,7 +137,11 @@ class EndpointPool:
         while True:
             self.counters.requests += 1
             # Built anew each time: a refusal may have dropped the token ids.
-            accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
+            accepted = {}
+            for name, value in body(endpoint).items():
+                if name not in endpoint.refused_fields:
+                    accepted[name] = value
+
             try:
                 return await self._call(endpoint, "/chat/completions", accepted, read)
             except FieldRefusedError:

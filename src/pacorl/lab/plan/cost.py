@@ -229,7 +229,9 @@ def cost_of(
     forward = _velocity(policy, size, config.sampling.batch, sent=sent)
     decoding = _decoding(policy, size)
     trained = _trained(config, work, policy, size, sent=sent)
-    velocities = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    velocities = {}
+    for phase, count in work.forwards_per_image.items():
+        velocities[phase] = count / work.passes
     phases = {
         "sampling": forward * velocities["sampling"],
         "training": trained * velocities["training"] + forward * velocities["other_policies"],

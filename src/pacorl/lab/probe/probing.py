@@ -246,7 +246,11 @@ def _varied(
 
 def _check(candidate: Candidate, configured: Sampler) -> None:
     """Raise ValueError if a candidate cannot be sampled."""
-    outside = [step for step in candidate.sde_steps if not 0 <= step < configured.steps]
+    outside = []
+    for step in candidate.sde_steps:
+        if not 0 <= step < configured.steps:
+            outside.append(step)
+
     if outside:
         raise ValueError(
             f"--steps {outside[0]}: sampling.steps {configured.steps} has the steps 0 to {configured.steps - 1}"

@@ -219,7 +219,9 @@ class QwenImage21Policy(QwenEditPolicy):
         if not self.planned_images:
             return planned
         grid = self.token_grid(size)
-        source_grid = [(image * self._slots(size), *grid) for image in range(self.planned_images)]
+        source_grid = []
+        for image in range(self.planned_images):
+            source_grid.append((image * self._slots(size), *grid))
         return Conditioning({**planned.tensors, "source_grid": torch.tensor([source_grid])})
 
 

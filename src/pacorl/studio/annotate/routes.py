@@ -300,7 +300,9 @@ def task(state: State, person: Someone) -> dict[str, Any]:
     sharing = state.store.sharing()
     if person.adjudicates or sharing.order == "uncertain":
         following = state.scores.following(person)
-        tasks = [state.store.task(person.name, instance) for instance in following[:2]]
+        tasks = []
+        for instance in following[:2]:
+            tasks.append(state.store.task(person.name, instance))
         progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
     else:
         tasks = state.store.next_tasks(person.name, limit=2)
