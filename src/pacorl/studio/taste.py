@@ -247,6 +247,7 @@ class TasteRuns:
 
     def state(self, name: str, *, group: str = "") -> dict[str, Any]:
         """Describe a run's progress, and the group to rank: the next group, or `group` of the same round."""
+        # The request, and the folder of the people's rankings.
         folder = self._folder(name)
         request = read_json(folder / "request.json")
         rankings = folder / "rankings"
@@ -259,6 +260,7 @@ class TasteRuns:
             if not human.read_ranks(rankings, label):
                 waiting.append(label)
 
+        # Progress in rounds of the log.
         shown = ""
         if waiting:
             shown = group if group in groups else waiting[0]
