@@ -162,7 +162,11 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
     work = work_of(run, world=1)
     nodes = work.node_batch or batch
     training = "trained step" if run.model.gradient_checkpointing is True else "trained step without checkpointing"
-    here = [record for record in records if record.get("side") == run.sampling.size[0]]
+    here = []
+    for record in records:
+        if record.get("side") == run.sampling.size[0]:
+            here.append(record)
+
     depths = two_depths(here) if run.model.kind == "flux" else {}
     sampled = depths.get((form_of(run), batch, "a forward"))
     trained = depths.get((form_of(run), nodes, training))

@@ -153,6 +153,7 @@ class RepairSet(CheckSet):
                 f"{len(redrawn)} redrawn images do not match {count} images; give whole batches of one size"
             )
         candidates = to_images(redrawn)
+        # Each panel's own redrawn images, each of which is offered once.
         unused = [iter(range(panel, len(redrawn), count)) for panel in range(count)]
 
         def redraw(panel: int, number: int) -> tuple[Image.Image, dict[str, str]] | None:
@@ -160,8 +161,10 @@ class RepairSet(CheckSet):
                 return candidates[candidate], {"candidate": str(candidate)}
             return None
 
+        # The gate and the search are those of `pacorl repair`.
         gate = _gate(judge, theme, least, references)
         repair = repair_set(to_images(images), gate=gate, redraw=redraw, tries=len(redrawn))
+        # A copy: ComfyUI caches the input for other nodes.
         result = images.clone()
         for panel, attempt in repair.replaced.items():
             result[panel] = redrawn[int(attempt.texts["candidate"])]
@@ -248,7 +251,9 @@ class LoadCharacter(Node):
         from pacorl.records.characters import find_character
 
         character = find_character(folder)
-        images = [as_rgb(open_image(path), str(path)) for path in character.images]
+        images = []
+        for path in character.images:
+            images.append(as_rgb(open_image(path), str(path)))
         return from_images([ImageOps.pad(image, images[0].size) for image in images]), character.text, folder
 
 

@@ -120,6 +120,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200) -> dict[
     Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
     six attributes changed.
     """
+    # A fixed seed, so that every run measures on the same questions.
     rng = Random(0)
     pool = characters.panels_of("test")
     # The answers alternate between Yes, for even numbers, and No.
@@ -132,6 +133,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200) -> dict[
         size = rng.choice((32, 64))
         images = (characters.draw(first, size), characters.draw(second, size))
         posed.append(Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}.")))
+    # Texts, half of which describe another panel.
     for number in range(texts):
         shown = described = rng.choice(pool)
         if number % 2:

@@ -114,7 +114,9 @@ def run_atom(claim: Claim, arm: str, seed: int, tree: Path, *, further: str = ""
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             raise ValueError(f"exit {done.returncode}: {last}")
         document = read_json(Path(folder) / claim.result)
-        metrics = {name: value_at(document, keys) for name, keys in claim.metrics.items()}
+        metrics = {}
+        for name, keys in claim.metrics.items():
+            metrics[name] = value_at(document, keys)
 
     seconds = round(cpu_seconds() - before, 1)
     return Result(claim=claim.hash, revision=claim.revision, seconds=seconds, machine=machine(), metrics=metrics)

@@ -70,10 +70,16 @@ def arms_table(claim: Claim, results: Results) -> str:
     """Tabulate the mean of each metric by arm."""
     lines = [f"| Arm | n | {' | '.join(claim.metrics)} | CPU s |", "|---|---|" + "---|" * (len(claim.metrics) + 1)]
     for arm in claim.arms:
-        of_arm = [results[arm, seed] for seed in claim.seeds if (arm, seed) in results]
+        of_arm = []
+        for seed in claim.seeds:
+            if (arm, seed) in results:
+                of_arm.append(results[arm, seed])
+
         if not of_arm:
             continue
-        cells = [cell(mean_of([result.metrics[name] for result in of_arm])) for name in claim.metrics]
+        cells = []
+        for name in claim.metrics:
+            cells.append(cell(mean_of([result.metrics[name] for result in of_arm])))
         seconds = fmean(result.seconds for result in of_arm)
         lines.append(f"| {arm} | {len(of_arm)} | {' | '.join(cells)} | {seconds:.0f} |")
     return "\n".join(lines) + "\n"

@@ -108,7 +108,9 @@ def draw_edits(run: PolicyConfig) -> Image.Image:
     evaluations = sorted(samples.glob("evaluation-*.jsonl"))
     for name, file in (("before", evaluations[0]), ("after", evaluations[-1])):
         # Each source is edited more than once; reversed, so that the first of a prompt's images stays.
-        first = {line["prompt_id"]: line["image"] for line in reversed(read_jsonl(file))}
+        first = {}
+        for line in reversed(read_jsonl(file)):
+            first[line["prompt_id"]] = line["image"]
         rows[name] = [open_image(samples / first[prompt.id]) for prompt in prompts]
 
     # The table.

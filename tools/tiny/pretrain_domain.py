@@ -174,7 +174,9 @@ def decoded(vae: AutoencoderKL, rng: Random, *, count: int, batch: int = 16) -> 
     shown = rng.sample(characters.panels_of("train"), 400)
     scale = vae.config.scaling_factor
     shift = vae.config.shift_factor
-    clean = {size: panel_latents(vae, size, shown) for size in PANEL_SIZES}
+    clean = {}
+    for size in PANEL_SIZES:
+        clean[size] = panel_latents(vae, size, shown)
     for _ in range(count // batch):
         latents = clean[rng.choice(PANEL_SIZES)]
         grids_BCHW = tile(latents[torch.randint(len(latents), (batch, GRID.count))])

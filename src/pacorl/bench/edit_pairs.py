@@ -101,7 +101,9 @@ class EditPairsBench:
         for key in keys:
             pair = self.data.items[key]
             cells = self.cells(self.data.source.row(pair.number))
-            images = [cache.decode(cell, name=f"row {pair.number + 1}, {name}") for name, cell in cells.items()]
+            images = []
+            for name, cell in cells.items():
+                images.append(cache.decode(cell, name=f"row {pair.number + 1}, {name}"))
             comparisons.append(Comparison((images[0], images[1], images[2]), pair.instruction, pair.about))
         return [{"key": key, **result} for key, result in zip(keys, self.judge.compare(comparisons), strict=True)]
 
@@ -169,7 +171,11 @@ class EditRewardCompass(EditPairsBench):
 
     @property
     def notes(self) -> Sequence[str]:
-        missing = [name for name, about in COMPASS_DIMENSIONS.items() if about not in self.judge.abouts]
+        missing = []
+        for name, about in COMPASS_DIMENSIONS.items():
+            if about not in self.judge.abouts:
+                missing.append(name)
+
         notes = [
             "Accuracy: share of pairs whose preferred edit scores higher. A tie is right if both scores are equal, "
             "which two P(Yes) hardly are. Intervals are 95 %, bootstrapped over instructions."
@@ -227,7 +233,11 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     abouts = _check_wording(options)
     # Rows that the wording has no question about are no items, and no faults.
     data = _dataset(source, ListedRows(source.parent, document), document, _compass_pair, options)
-    judged = {key: pair for key, pair in data.items.items() if pair.about in abouts}
+    judged = {}
+    for key, pair in data.items.items():
+        if pair.about in abouts:
+            judged[key] = pair
+
     if not judged:
         raise ValueError(f"{source} holds no rows about {', '.join(abouts)}, which is all that the wording judges")
     return Dataset(judged, data.refused, data.content, data.source)

@@ -211,7 +211,10 @@ class GeditBench:
             for subset in range(len(SUBSETS)):
                 rows_of = drawn[member_NS[drawn, subset]]
                 tasks = task_N[rows_of]
-                by_task = [figure_N3[rows_of][tasks == task].mean(0) for task in np.unique(tasks)]
+                by_task = []
+                for task in np.unique(tasks):
+                    by_task.append(figure_N3[rows_of][tasks == task].mean(0))
+                # A draw may lack a whole subset, whose figures stay NaN.
                 if by_task:
                     means[subset] = np.stack(by_task).mean(0)
             return means.reshape(-1)

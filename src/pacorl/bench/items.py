@@ -126,7 +126,11 @@ def named_texts(mapping: Any) -> dict[str, str]:
 
 def check_filled(row: JsonObject, columns: Sequence[str], *, schema: str) -> None:
     """Raise ValueError naming the columns without a value in a row; `schema` describes a row."""
-    missing = [name for name in columns if row.get(name) in (None, "", [])]
+    missing = []
+    for name in columns:
+        if row.get(name) in (None, "", []):
+            missing.append(name)
+
     if missing:
         raise ValueError(f"no {', '.join(missing)}; {schema}")
 

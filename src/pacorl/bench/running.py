@@ -196,12 +196,14 @@ def run(
     """
     # Before judging, because it can fail and costs nothing.
     trained_on = _leaked(benchmark, options, notice)
+    # A folder holds results of one setting: other settings would mix in one table.
     shard = _shard(options)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
 
     # Judge. Two writers of one journal would interleave their lines.
     try:
         with sole_holder(out / f".{shard.file}.lock"), progress("judging") as advance:
+            # Files that a killed process left unfinished.
             sweep(out)
             journal = Journal(out / shard.file)
             if journal.torn:
@@ -216,6 +218,7 @@ def run(
     outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
     remarks = outcome.remarks
     texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
+    # The same tables as Markdown, as a page and as JSON.
     write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")
     page = render(
         "benchmark.html",
@@ -277,6 +280,7 @@ def _measure_missing(
     done = 0
     for batch in Shard().batches(own_keys, size=options.batch):
         lacking = [key for key in batch if key in missing]
+        # Complete batches cost nothing in a later run.
         if not lacking:
             continue
         # A batch is repeated only after an interruption: after a failed item or with a larger limit, the answers of
@@ -296,6 +300,7 @@ def _measure_missing(
                 f"{journal.path}: {', '.join(changed)} kept, although the batch now has other numbers: another machine "
                 "or software version made the lines; delete them to replace them"
             )
+        # One write per batch, so that an interruption loses one batch at most.
         journal.add(*new)
         done += len(lacking)
         advance(done, len(missing))
@@ -371,6 +376,7 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
             skipped[key] = str(row["error"])
         else:
             missing[key] = str(row["error"])
+    # The shared texts count only where the item was measured.
     measured = {row["key"] for row in good}
     leaked = {key: shared for key, shared in trained_on.items() if key in measured}
 
@@ -382,6 +388,7 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
         tables += benchmark.breakdowns(good)
     if leaked and clean:
         lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
+    # The paper's rows, padded to our columns.
     source = ""
     if benchmark.paper:
         source = benchmark.paper.source
@@ -393,6 +400,7 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
     return Outcome(
         folder=out,
         total=len(keys) + len(benchmark.data.refused),
+        # Skipped and missing items are in `total` alone.
         measured=len(good),
         missing=missing,
         skipped=skipped,

@@ -162,7 +162,11 @@ def cell_text(cell: Interval | float | None) -> str:
     if isnan(interval.mean):
         return "–"
     text = f"{interval.mean:.3f}"
-    bounds = [f"{end:.3f}" for end in (interval.low, interval.high) if end is not None]
+    bounds = []
+    for end in (interval.low, interval.high):
+        if end is not None:
+            bounds.append(f"{end:.3f}")
+
     if bounds:
         text += f" [{', '.join(bounds)}]"
     return text.replace("-", MINUS)

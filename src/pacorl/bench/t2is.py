@@ -224,7 +224,9 @@ def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard:
     # One grid image per case, cut into the panels that are measured.
     source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
     records = prompts_by_case(options.prompts) if options.prompts else {}
-    jobs = [_job(case, options, records) for case in data.items.values()]
+    jobs = []
+    for case in data.items.values():
+        jobs.append(_job(case, options, records))
 
     def cut(job: ImageJob, image: Image) -> None:
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
@@ -275,7 +277,9 @@ class T2isBench:
     def _measure(self, case: Case) -> Row:
         # A user's finished images may have any format.
         cache = ImageCache(self.images)
-        images = [cache.open_any(f"{case.id}_{number:04d}") for number in range(1, len(case.captions) + 1)]
+        images = []
+        for number in range(1, len(case.captions) + 1):
+            images.append(cache.open_any(f"{case.id}_{number:04d}"))
         try:
             alignment = self._aligned(case, images)
             consistency = self._consistent(case, images)

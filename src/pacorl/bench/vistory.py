@@ -118,6 +118,7 @@ def _story(folder: Path, language: str) -> Story:
     document = read_object(folder / "story.json")
     entries = document.get("Characters")
     shots = document.get("Shots")
+    # The forms, before the entries are read.
     if not isinstance(entries, dict) or not isinstance(shots, list) or not shots:
         raise ValueError("story.json must hold Shots, a list, and Characters, a mapping")
     # Characters by name, which the shots refer to.
@@ -125,6 +126,7 @@ def _story(folder: Path, language: str) -> Story:
     for name, entry in entries.items():
         with blamed_on(f"character {name}"):
             description = entry.get(f"prompt_{language}") if isinstance(entry, dict) else None
+            # The name joins a path below, so it must not leave the folder.
             if Path(name).name != name or not isinstance(description, str) or not description:
                 raise ValueError(f"needs a name of a folder and the text 'prompt_{language}'")
             images = images_in(folder / "image" / name)
@@ -132,6 +134,7 @@ def _story(folder: Path, language: str) -> Story:
                 raise ValueError(f"there is no image in {folder / 'image' / name}")
         characters[name] = Character(name, description, images)
 
+    # Shots in the order of the file, each with its characters.
     read = []
     for number, shot in enumerate(shots, 1):
         with blamed_on(f"shot {number}"):

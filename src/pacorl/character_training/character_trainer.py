@@ -95,6 +95,7 @@ class CharacterTrainer(LoraRun):
         Raises:
             ValueError: if the images, the model or the folder do not allow the run; one line with the fix.
         """
+        # The config and its images.
         self.config = config
         self.resume = resume
         self.allow_changes = allow_changes
@@ -102,6 +103,7 @@ class CharacterTrainer(LoraRun):
         """Size of the training pictures."""
         self.pictures = read_pictures(config)
         """Images and captions."""
+        # The folder and the trackers.
         check_trackers(config.trackers)
         check_writable(config.out, folder=True)
         named_start(config.out, resume)
@@ -116,6 +118,7 @@ class CharacterTrainer(LoraRun):
                 f"train-character runs in one process, and the launcher started {self.runtime.world}; start it alone"
             )
         check_card_used(config.model.dtype, self.runtime.device)
+        # The newest evaluation, and losses for the next line of the log.
         self.evaluated = -1
         """Step of the newest evaluation; −1 before the first."""
         self.held_out_loss: float | None = None
@@ -135,6 +138,7 @@ class CharacterTrainer(LoraRun):
         """
         out = self.config.out
         with own_folder(out), disk_errors(out), self.runtime.signals():
+            # The checkpoint is chosen under the folder's lock, or another process could add one.
             start = starting_point(self.config, self.resume)
             self.build()
             self._open_records(start)
@@ -149,6 +153,7 @@ class CharacterTrainer(LoraRun):
                     while self.step < self.total_steps:
                         before = self.step
                         self.train_step()
+                        # A step may be repeated after a stop; only a finished step is evaluated.
                         is_whole = self.step % every == 0 or self.step == self.total_steps
                         if self.step > before and is_whole:
                             mean = sum(self.losses) / len(self.losses)
@@ -157,6 +162,7 @@ class CharacterTrainer(LoraRun):
                             self.bars.epoch(self.epoch, note=f"step {self.step}, loss {mean:.4f}")
                             self._evaluate_once()
                         self.runtime.check_stop()
+            # The state of a whole step, so that the resumed run repeats none.
             except Interrupted:
                 self.save()
                 raise Interrupted(f"stopped after step {self.step}, and saved; go on with --resume auto") from None

@@ -77,6 +77,7 @@ class CheckOptions:
             references=[len(character.images) for character in characters],
             plain=not (self.theme or self.criteria),
         )
+        # The images are opened once, for every call of the gate.
         return partial(
             check_set,
             least=least,
@@ -119,6 +120,7 @@ def check(
     gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
+    # Load the judge and ask it; the images are open already.
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
         name = reward.name
         note = reward.note
@@ -136,6 +138,7 @@ def check(
 
     # The exit code.
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
+    # A low score outranks a missing score: it is certain.
     if any(panel.score is not None for panel in checked.failed):
         raise Exit(BELOW)
     if checked.failed:
@@ -197,6 +200,7 @@ def calibrate(
         "adapter": options.judge_adapter,
         "api_key_env": options.api_key_env,
     }
+    # Some sources write their images into the scratch folder, which must last until the judge has read them.
     with TemporaryDirectory() as scratch:
         pairs = _labelled(data, options.limit, Path(scratch))
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []
@@ -213,6 +217,7 @@ def calibrate(
     measured = {"cross-validated": answers.errors(answers.p_N, after)}
     if held_out:
         measured["held out"] = held_out.errors(held_out.p_N, held_out.of(calibration))
+    # Saved before the output, which may fail on a closed pipe.
     calibration.save(options.out)
 
     # Output.

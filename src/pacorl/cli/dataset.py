@@ -155,13 +155,16 @@ def prompts(
     )
     from pacorl.io.documents import read_text
 
+    # The user's sentences need no writer and no model.
     if sentences:
         step.perform("writing", write_sentences, folder, sentences)
         return
+    # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
     model = None if step.dry_run else chat.connect()
     price = chat.price or (0.0, 0.0)
+    # Write records until the count is reached.
     write = make_writer(writer, count=count, seed=seed, chat=model)
     with progress("writing") as advance:
         counts = write_all(
@@ -178,6 +181,7 @@ def prompts(
             dry_run=step.dry_run,
             progress=advance,
         )
+    # The costs of this call, which the manifest does not have.
     if model and model.usage.calls:
         counts |= {"usage": model.usage.with_cost(price)}
     step.print(counts)
@@ -296,18 +300,24 @@ def annotate(
 
     The database stores the division of the work: without these options a later start does not change it.
     """
+    # The page's libraries are an extra, whose absence is a line with the fix.
     with needing("data", what="the annotation page"):
         from pacorl.studio.annotate import routes
         from pacorl.studio.annotate.links import Sharing
 
     # Without a flag, the database's own sharing holds.
-    changes = {name: value for name, value in vars(share).items() if value is not None}
+    changes = {}
+    for name, value in vars(share).items():
+        if value is not None:
+            changes[name] = value
+
     sharing = Sharing(**changes) if changes else None
     # A dry run shows the division of the work alone.
     people = split_names(annotators)
     if step.dry_run:
         step.print(routes.plan(folder, people, sharing=sharing))
         return
+    # Serve until SIGINT or SIGTERM.
     routes.serve(
         folder,
         people,

@@ -38,6 +38,7 @@ def doctor(
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
     from pacorl.runtime.cores import use_cores
 
+    # The answer's exit code depends on the kind of the target.
     use_cores()
     try:
         if _is_run(target):

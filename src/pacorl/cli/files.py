@@ -40,17 +40,22 @@ def adapter(
     """Describe an adapter; with --out, write it in a form that pacorl, PEFT, diffusers and ComfyUI all read."""
     from pacorl.io.files import check_writable
 
+    # The folder, before torch is imported.
     if out:
         check_writable(out, folder=True)
         if out.exists() and any(out.iterdir()):
             raise ValueError(f"--out {out} is not empty; name a new folder")
+    # The formats import torch, which takes seconds.
     from pacorl.models.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     # What the file holds.
     lora = read_lora(source)
     # Ranks and alphas may differ by module; tools multiply by the scale α/r.
-    scales = [lora.alphas[module] / rank for module, rank in lora.ranks.items()]
+    scales = []
+    for module, rank in lora.ranks.items():
+        scales.append(lora.alphas[module] / rank)
     facts = [f"{len(lora.alphas)} modules"]
+    # One number per fact if all modules agree, else a range.
     for name, numbers in (("rank", lora.ranks.values()), ("alpha", lora.alphas.values()), ("scale", scales)):
         low = min(numbers)
         high = max(numbers)
@@ -60,6 +65,7 @@ def adapter(
     echo(f"{source}: {', '.join(facts)}")
     if out is None:
         return
+    # Both forms at once: PEFT's keys and diffusers' keys differ.
     write_lora(out, lora)
     echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 
@@ -111,6 +117,7 @@ def _recipe_facts(name: str) -> dict[str, str]:
     elif gated:
         terms += ", gated"
 
+    # A recipe's purpose and hardware are in the comment at its top.
     card, purpose = read_header(file)
     return {"name": name, "card": card, "model": model, "licence": terms, "purpose": purpose}
 

@@ -148,6 +148,7 @@ def generate(
     output: OutputOptions,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
+    # The positional text is the prompt.
     request = with_prompt(request, text)
     if output.dry_run:
         _dry_run(generator, choice, request, as_json=output.as_json)
@@ -193,6 +194,7 @@ def generate(
                 done += images
                 advance(done, total)
 
+            # Options of sets and storyboards alike.
             common: dict[str, Any] = {
                 "judge": reward.judge if reward else None,
                 "seed": generator.seed,
@@ -320,7 +322,10 @@ def written_storyboard(options: RequestOptions) -> Storyboard | None:
     elif asks_for_set and (layout is None or layout.count > 1):
         count = layout.count if layout else None
         draft = write_panels(options.prompt, count=count, writer=options.writer, model=options.writer_model)
-        lines = [f"  {number}. {text}" for number, text in enumerate(draft.panels, 1)]
+        lines = []
+        for number, text in enumerate(draft.panels, 1):
+            lines.append(f"  {number}. {text}")
+        # The error stream, since the standard output may be JSON.
         echo_errors(f"{len(lines)} panels (change them with --panel, or with --write and --storyboard):", *lines)
         echo_errors(draft.note)
     else:
@@ -465,6 +470,7 @@ def dry_run(
 
     # The generator.
     spec = _checked_spec(options, prompts)
+    # The prompt with the most images decides the peak.
     images = max((len(prompt.sources) + len(prompt.references) for prompt in prompts), default=0) + further_images
     weights = MEMORY[choice.memory]
     policy = spec.options_for(
@@ -483,6 +489,7 @@ def dry_run(
 
     # Both on the device, together or in turns.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)
+    # JSON with the panels, or a table.
     if as_json:
         print_json({"panels": list(panels)} | parse_json(plan.to_json()))
     else:
@@ -529,6 +536,7 @@ def _deliver(
         if note:
             notes.append(note)
 
+    # Images come first: the page embeds the saved files.
     saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
     page = output.page(request)
     if page:
@@ -543,6 +551,7 @@ def _deliver(
         print_json(names | {"page": str(page) if page else None, "made": made})
     else:
         echo("\n".join(_line(image) for image in saved))
+    # Notes go to the error stream, which a pipe does not read.
     echo_errors(*notes, f"page: {page}" if page else "", f"pdf: {output.pdf}" if output.pdf else "")
 
 

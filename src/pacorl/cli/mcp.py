@@ -55,6 +55,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.runtime.cores import use_cores
 
+    # The protocol's library is an extra.
     with needing("mcp", what="pacorl-mcp"):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
@@ -73,6 +74,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
         raise ValueError(f"--root {files.root} is no folder; name the folder of the images")
     read_calibration(judge.calibration or "")
     check_judge(judge.judge, adapter=judge.judge_adapter)
+    # Loading bars would fill the log of the agent.
     quiet_loading()
     use_cores()
 
@@ -82,6 +84,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
         echo_errors(reward.note)
         toolbox = Toolbox(files.root.resolve(), reward, generator, judge.calibration)
         server = ToolServer("pacorl", version=__version__, log_level="WARNING")
+        # Errors of a tool are an answer to the agent, and must not end the server.
         for tool in (toolbox.check, toolbox.odd_one_out, toolbox.rank, toolbox.repair):
             server.add_tool(toolbox.guarded(tool))
         server.run("stdio")
@@ -207,12 +210,14 @@ class Toolbox:
         """
         from pacorl.judge.score_set import open_images
 
+        # The options of `pacorl repair`, with paths below the root.
         files, opened, _ = open_images(self._files(images))
         ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
         gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
         # A panel without a text is drawn from the recipe in its PNG.
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
+        # The generator is loaded by the first repair, since most agents only check.
         _, document = redraw_panels(
             files,
             opened,
@@ -243,7 +248,9 @@ class Toolbox:
             for folder in (self._path(name), self._path(f"{FOLDER}/{name}")):
                 self._files([str(path) for path in folder.glob("*")])
         # A criterion may be a file.
-        texts = [str(self._path(text)) if text.endswith(".json") else text for text in criteria]
+        texts = []
+        for text in criteria:
+            texts.append(str(self._path(text)) if text.endswith(".json") else text)
         return RepairOptions(character=list(characters), theme=theme, criteria=texts, least=least)
 
     def _files(self, names: Sequence[str]) -> list[str]:

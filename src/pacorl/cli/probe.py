@@ -84,6 +84,7 @@ def probe(
     from pacorl.lab.probe.probing import ProbeOptions
     from pacorl.lab.probe.probing import probe as run_probe
 
+    # The flags that are options of the probe; the rest is output.
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
         findings = run_probe(run, options, advance=advance)
@@ -94,6 +95,7 @@ def probe(
         print_json(document)
     else:
         print_findings(findings)
+    # The folder was claimed above, before the hour of sampling.
     if flags.out:
         write_json(flags.out / "probe.json", document)
 

@@ -107,6 +107,7 @@ def repair(
     names, opened, _, advice = open_panels(images)
     gate = ask.gate(panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
+    # New panels have the size of the set's panels.
     generator = generator.sized(opened)
     # A plan of both models ends the command.
     if output.dry_run:
@@ -140,6 +141,7 @@ def repair(
         print_json(document)
     else:
         echo("\n".join([*check_lines(repaired.after), *document["panels"]]))
+    # The page exists in either form of the output.
     echo_errors(f"page: {output.out / 'repair.html'}")
     if not repaired.after.passed:
         raise Exit(BELOW)
@@ -168,6 +170,7 @@ def redraw_panels(
         with model.judging():
             return gate(reward.judge, panels, names=files)
 
+    # The page, the tries and the JSON document are written below `out`.
     return repair_into(
         out,
         images,

@@ -88,6 +88,7 @@ def score(
     from pacorl.judge.scores import table, write_page
     from pacorl.runtime.cores import use_cores
 
+    # No heavy import before these checks.
     if not images and not ask.video:
         raise BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
     check_report(output.report)
@@ -110,6 +111,7 @@ def score(
         with frozen_imports():
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
 
+    # One load of the judge for all questions.
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access) as reward:
         name = reward.name
         note = reward.note
@@ -141,6 +143,7 @@ def score(
     # The exit code.
     if refused or scores.missing:
         raise Exit(INCOMPLETE)
+    # The thresholds, of one panel and of the mean.
     below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_least_mean(
         scores, output.least_mean
     )

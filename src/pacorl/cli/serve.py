@@ -112,6 +112,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     from pacorl.judge.calibration import read_calibration
     from pacorl.runtime.cores import use_cores
 
+    # Arguments that only vLLM has.
     if extra:
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
@@ -125,6 +126,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     with needing("serve", what="the built-in server"):
         from pacorl.web.site import listening
 
+        # Bind and close: a taken port fails now and not after minutes of loading.
         with listening(server.host, server.port):
             pass
         from pacorl.judge.http.client import DECLINE_HEADER
@@ -176,6 +178,7 @@ def studio(
     from pacorl.judge import check_judge
     from pacorl.models.policies import POLICIES, kind_of
 
+    # The page's folder and config.
     folder = None if history == "none" else Path(history)
     config = Path(recipe) if recipe else None
 
@@ -201,4 +204,5 @@ def studio(
             # The line is `studio: URL`.
             webbrowser.open(line.partition(" ")[2])
 
+    # Serve until SIGINT or SIGTERM.
     serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)

@@ -93,6 +93,7 @@ def train_policy(
     from pacorl.config.user_files import user_files
     from pacorl.grpo.policy_config import PolicyConfig
 
+    # A plan does not execute the user's Python files.
     with user_files(run=not options.dry_run):
         run = load(PolicyConfig, config, overrides or [])
     # Before anything slow: the parent may end while this process still imports.
@@ -108,6 +109,7 @@ def train_policy(
         else:
             print_plan(plan)
         raise Exit(plan.exit_code)
+    # Train; a SIGTERM still ends the command by its handlers.
     with exit_on_sigterm():
         _train_policy(run, config, options)
 
@@ -125,13 +127,16 @@ def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
         from pacorl.runtime.cores import use_cores
         from pacorl.runtime.processes import destroy_process_group
 
+        # The pipeline's class imports diffusers, within this block's pause of garbage collection.
         _ = run.generator.pipeline_type
     use_cores()
 
+    # Train with the errors of the config's file and keys.
     with config_errors(config, run):
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     # Only the main process prints.
     if destroy_process_group():
+        # Compare the measured peak with the plan.
         if peaks := card_peaks():
             from pacorl.lab.plan.plan import plan_policy
 
@@ -250,6 +255,7 @@ def train_character(
 
     # The config, with the character of the command line.
     run = load(CharacterConfig, config, [f"character={folder}", *(overrides or [])])
+    # Before anything slow: the parent may end while this process still imports.
     if options.stop_with_stdin:
         stop_with_stdin()
     if options.dry_run:
@@ -279,6 +285,7 @@ def train_character(
         trainer = CharacterTrainer(run, resume=options.resume, allow_changes=options.allow_changes)
         result = trainer.train()
 
+    # Compare the measured peak with the plan.
     if peaks := card_peaks():
         from pacorl.lab.plan.character_plan import plan_character
 
@@ -300,6 +307,7 @@ def train_reward(
     from pacorl.records.comparisons import comparisons_from, missing_file
     from pacorl.runtime.logbook import check_trackers
 
+    # A judge's run has one line of checkpoints, so no other can be named.
     if options.resume not in {"", AUTO}:
         raise ValueError(
             f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
@@ -320,6 +328,7 @@ def train_reward(
             if missing_file(source):
                 comparisons_from(source)  # for its error message
 
+    # transformers is imported now, which takes seconds.
     from transformers.utils.logging import disable_progress_bar
 
     from pacorl.runtime.cores import use_cores
@@ -337,6 +346,7 @@ def train_reward(
             echo("\n".join(plan.lines()))
         raise Exit(plan.exit_code)
 
+    # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
 
     with config_errors(config, run):
@@ -359,6 +369,7 @@ def quickstart(
     folder = out or free_folder(QUICKSTART)
     config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
     check_unfinished(config.out)
+    # A second start goes on where the first was stopped.
     with config_errors(recipe(), config):
         check_run(config, resume=True)
     if not out and config.out == folder != QUICKSTART:
@@ -371,6 +382,7 @@ def quickstart(
 
         _ = config.generator.pipeline_type
     use_cores()
+    # Train judge and generator, and print the verdict.
     page, verdict = run_quickstart(config, say=echo)
     echo("\n".join([*verdict, f"page: {page}"]))
 

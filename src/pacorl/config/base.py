@@ -137,7 +137,9 @@ def one_line(kind: type[Section], document: Any, *, prefix: str = "") -> Iterato
         yield
     except ValidationError as error:
         faults = error.errors()
-        lines = [_explain(kind, fault, document).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
+        lines = []
+        for fault in faults[:SHOWN_FAULTS]:
+            lines.append(_explain(kind, fault, document).replace("\n", "\\n"))
         if len(faults) > SHOWN_FAULTS:
             lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
         raise ConfigError(prefix + "; ".join(lines)) from None

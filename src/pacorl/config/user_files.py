@@ -77,7 +77,10 @@ def line_in(path: Path, error: BaseException) -> str:
     """Return ", line N" for the line of a file where an error arose; empty if it is unknown."""
     # The last frame of the file: the error itself often comes from a called library.
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    lines = []
+    for frame in frames:
+        if Path(frame.filename) == path:
+            lines.append(frame.lineno)
 
     # The traceback of a syntax error does not contain the file.
     if isinstance(error, SyntaxError):

@@ -76,6 +76,7 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     import torch
     from torch.nn import functional as F
 
+    # Labels and their logits.
     positives = int(yes_N.sum())
     negatives = len(yes_N) - positives
     if not (positives and negatives):
@@ -83,6 +84,7 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     target_N = torch.from_numpy(np.where(yes_N, (positives + 1) / (positives + 2), 1 / (negatives + 2)))
     logit_N = torch.from_numpy(logits(p_N))
 
+    # Fit in fp64, since L-BFGS would stop early on rounding errors.
     weight_2 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)  # the judge's own probabilities
     optimizer = torch.optim.LBFGS([weight_2], max_iter=STEPS, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
@@ -92,6 +94,7 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
         value.backward()
         return float(value.detach())
 
+    # One call runs all iterations.
     optimizer.step(loss)
     slope, bias = weight_2.tolist()
     if not slope > 0:

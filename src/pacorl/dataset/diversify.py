@@ -54,6 +54,7 @@ def diversify(
     if counts is not None:
         return counts
     records = read_prompts(source)
+    # A dry run embeds nothing, since an embedding model may be a download.
     if dry_run:
         return {"prompts": len(records), **options}
 
@@ -66,6 +67,7 @@ def diversify(
     measured = spread(vectors, selected)
     progress(3, 3)
     write_jsonl(target, [records[index].row for index in selected])
+    # Rows are written unchanged, but the pair is given by idx.
     pair = [records[index].idx for index in measured.pair]
     return step.finish(outputs=[target], counts={**asdict(measured), "prompts": len(records), "pair": pair})
 
@@ -98,6 +100,7 @@ def compare(
 
     Fewer draws are the first of more: each draw has its own seed.
     """
+    # All prompts at once leave no choice to measure.
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
     # One vector per text and embedding, whatever number of selections reads it.
@@ -125,6 +128,7 @@ def compare(
         mean_nearest = [each.mean_nearest for each in spreads]
         coverage = [each.coverage for each in spreads]
         means = (float(np.mean(nearest)), float(np.mean(mean_nearest)), float(np.mean(coverage)))
+        # The mean over the draws, and the best draw.
         rows.append(MeasuredSelection("random", "", name, *means, max(nearest), max(mean_nearest)))
     return rows
 

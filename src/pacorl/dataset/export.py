@@ -64,6 +64,7 @@ class Export:
             if names_theme and pair.group not in own_groups:
                 ties.append((pair.group, pair.question))
 
+        # Split by components: groups with a common tie stay together.
         self.split_of = split_groups(ties, shares=shares, seed=seed)
         assigned = set(self.split_of.values())
         empty = []
@@ -198,6 +199,7 @@ def _parquet_schema(pa: Any) -> Any:
 
 def write_consistency_rank(export: Export) -> list[Path]:
     """Write ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; ties are left out."""
+    # Criteria by prompt, if the folder has prompts of its own.
     root = export.out / "benchmark"
     criteria = {}
     path = export.folder / "diverse.jsonl"
@@ -225,6 +227,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
                 shown[folder, name] = image
             names[image] = name
             link_or_copy(export.bring_image(image), root / "images" / folder / names[image])
+        # The reference comes first in `names`, and the ranking is by quality.
         reference, *candidates = names.values()
         ranked = [names[image] for image in answer.candidates]
         rows.append({"folder": folder, "ref_image": reference, "comp_images": candidates, "rank_images": ranked})
@@ -279,6 +282,7 @@ def label(
         rule: turns a ranking into votes, a key of RULES.
         question: the question to the judge, a key of QUESTIONS.
     """
+    # The folder's own rankings, and imports.
     answers = collect_answers(folder, dry_run=dry_run)
     imported_files = sorted(folder.glob("imported/*/*.jsonl"))
     if not answers and not imported_files:
@@ -295,6 +299,7 @@ def label(
         elif path.name == "pairs.jsonl":
             imported += read_pairs(path)
     pairs, balance = label_pairs(answers, rule=rule, question=question)
+    # Balance of the labels, with the imported pairs.
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
     labelled = LabelledData(pairs + imported, answers, counts)
@@ -330,6 +335,7 @@ def export(
     Returns:
         Counts per split and the balance of the labels.
     """
+    # Formats are checked before hours of labelling are read.
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
@@ -353,6 +359,7 @@ def export(
     for done, name in enumerate(formats, 1):
         written += FORMATS[name](bundle)
         progress(done, len(formats))
+    # The manifest lists the inputs, so that a later export can be compared.
     sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
     inputs = [path for path in sources if path.is_file()]
     options = {"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)}

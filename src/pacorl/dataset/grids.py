@@ -54,6 +54,7 @@ def generate(
     """
     # Generate this shard's grids.
     jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
+    # A dry run loads no generator.
     if dry_run:
         batches = unfinished_batches(jobs, folder, source, shard=shard)
         missing = sum(len(batch.missing) for batch in batches)
@@ -69,6 +70,7 @@ def generate(
             row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
             rows.append(row | {"sha256": digest(folder / job.file)})
         write_jsonl(folder / "grids.jsonl", rows)
+        # The manifest marks the step as done.
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
         step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
@@ -137,6 +139,7 @@ def image_source(
     if adapter:
         description["adapter"] = digest(adapter_file(adapter))
 
+    # Loaded late: a folder without missing images needs no weights.
     def load() -> GenerateImages:
         from pacorl.generate.generator import Generator
 

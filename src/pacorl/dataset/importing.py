@@ -81,7 +81,9 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
             reference, *candidates = images
             if (reference, *sorted(candidates)) in seen:
                 raise ValueError("the same reference and candidates as an earlier record")
+        # The order is left out: the same images in another order contradict.
         seen.add((reference, *sorted(candidates)))
+        # Votes are counted per instance, and each line is one.
         yield Answer(
             instance=f"{bundle.name}:{number}",
             annotator=bundle.name,
@@ -166,6 +168,7 @@ def import_rankings(
     Rankings of one reference are a group, unless the file names its groups. Copies of an image count as that image,
     so that no split can part them.
     """
+    # Rankings come with relative paths, so the file names their root.
     if not bundle.source.is_file():
         fault = "is a folder" if bundle.source.is_dir() else "is missing"
         raise ValueError(f"{bundle.source} {fault}; rankings come from a {form} file above its images: name it")
@@ -184,6 +187,7 @@ def import_rankings(
             other = names.setdefault(stored[name], name)
             if other != name:
                 raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
+        # The same images and question are one instance, in any order of the lines.
         reference = stored[ranking.reference]
         candidates = tuple(stored[name] for name in ranking.candidates)
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
@@ -194,6 +198,7 @@ def import_rankings(
         if line != ranking.line:
             fix = "take one out, or name an 'annotator' in each if two people did"
             raise ValueError(f"{location}: ranks what {annotator} has ranked in line {line}; {fix}")
+        # The reference's path without its suffix, unless the file has groups.
         group = _folder_name(ranking.group or Path(ranking.reference).with_suffix("").as_posix())
         yield Answer(
             instance=instance,

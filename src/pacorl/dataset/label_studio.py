@@ -129,6 +129,7 @@ def load_label_studio(path: Path) -> list[Ranking]:
 def _rankings_of(task: JsonObject, number: int) -> Iterator[Ranking]:
     if not isinstance(task, dict) or not isinstance(task.get("data"), dict) or "annotations" not in task:
         raise ValueError("has no 'data' and 'annotations'; export the project as JSON, not as JSON_MIN")
+    # A task may have several annotators.
     data = task["data"]
     for annotation in task["annotations"]:
         orders = []
@@ -136,6 +137,7 @@ def _rankings_of(task: JsonObject, number: int) -> Iterator[Ranking]:
             if row.get("type") == "ranker":
                 orders.append(row["value"]["ranker"])
 
+        # A skipped task has an annotation too.
         if annotation.get("was_cancelled") or not orders:
             continue
         # A Ranker without buckets saves one list, under its own name or bare.

@@ -82,7 +82,9 @@ def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Ins
     # Even distances: each image is a candidate as often as every other.
     names = [image.relative_to(folder).as_posix() for image in images]
     count = min(MAX_CANDIDATES, len(names) - 1)
-    steps = [1 + number * (len(names) - 1) // count for number in range(count)]
+    steps = []
+    for number in range(count):
+        steps.append(1 + number * (len(names) - 1) // count)
 
     for index, name in enumerate(names):
         yield Instance(

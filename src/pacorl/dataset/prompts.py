@@ -294,6 +294,7 @@ def write_all(
     write_jsonl(folder / "prompts.jsonl", written)
 
     counts = {"records": len(written), "failed": failed, "by_category": dict(sorted(by_category.items()))}
+    # With failed records the step is not finished, so that the next call tries again.
     if failed:
         return counts
     return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
@@ -341,6 +342,7 @@ def _write_missing(
         else:
             missing.append(order)
 
+    # Runs in a thread of the pool; only the main thread writes the journal.
     def write(order: PromptOrder) -> JsonObject | None:
         try:
             # Read the themes when a thread is free, so that all themes so far are excluded.

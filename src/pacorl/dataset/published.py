@@ -42,7 +42,9 @@ class PublishedData:
 
     def describe(self) -> list[str]:
         """Describe source, licence, commit, size and hashes, in lines."""
-        hashes = [f"sha256:  {digits}  {name}" for name, digits in self.sha256.items()]
+        hashes = []
+        for name, digits in self.sha256.items():
+            hashes.append(f"sha256:  {digits}  {name}")
         more = len(hashes) - SHOWN
         return [
             f"source:  {self.source}",

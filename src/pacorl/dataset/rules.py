@@ -91,6 +91,7 @@ def label_pairs(
     Returns:
         The pairs, and counts of votes and labels. A `tied` pair has as many votes for Yes as for No and is dropped.
     """
+    # Names of the user, before a vote is counted.
     for table, name, role in ((RULES, rule, "rule"), (QUESTIONS, question, "question")):
         if name not in table:
             raise ValueError(f"unknown {role} {name!r}; there are {', '.join(table)}")
@@ -99,6 +100,7 @@ def label_pairs(
     voted: dict[tuple[str, str], LabelledPair] = {}
     adjudicated: set[tuple[str, str]] = set()
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
+        # The question of this ranking, and a pair per vote.
         text = QUESTIONS[question](answer)
         for candidate, consistent in RULES[rule](answer.tiers):
             images = in_either_order(answer.reference, candidate)
@@ -114,6 +116,7 @@ def label_pairs(
 
     # Decide each pair and count.
     pairs = _decided(voted)
+    # Statistics of people's rankings: decisions are counted apart.
     ranked = [answer for answer in answers if not answer.adjudicated]
     yes_count = sum(pair.consistent for pair in pairs)
     return pairs, {

@@ -215,6 +215,7 @@ def select(
         method: one of SELECTIONS.
         categories: category of each prompt; all categories then get equal shares, as far as they can fill them.
     """
+    # Arguments.
     if method not in SELECTIONS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(SELECTIONS)}")
     if len(vectors_NC) < 2:
@@ -230,6 +231,7 @@ def select(
         quotas = equal_quotas({name: len(rows) for name, rows in members.items()}, goal.number)
         goals = {name: Goal(number=quota) for name, quota in quotas.items() if quota}
 
+    # Select within each category; indices there are positions in `rows`.
     selected: list[int] = []
     for name, category_goal in goals.items():
         rows = members[name]
@@ -243,7 +245,11 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
     """Divide `total` over the categories as equally as they can fill; large categories take the rest of small ones."""
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
-        open_names = [name for name in available if quotas[name] < available[name]]
+        open_names = []
+        for name, count in available.items():
+            if quotas[name] < count:
+                open_names.append(name)
+
         quotas[min(open_names, key=quotas.__getitem__)] += 1
     return quotas
 

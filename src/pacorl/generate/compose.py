@@ -54,11 +54,13 @@ def prompt_from(
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
         write = tiny_spec(edits=False).committed.compose if model == TINY else None
+        # The tiny model has a vocabulary of its own for panels.
         prompt = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
     else:
         if not theme.strip():
             raise ValueError("the prompt is empty; say what to generate")
         prompt = text_prompt(theme, grid=grid)
+        # Words, size and references, before any weights load.
         check_for(model, prompt)
     return replace(prompt, id=number, criteria=criteria or prompt.criteria)
 

@@ -133,6 +133,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
 
     `panels`, `sources`, `characters` and `references` are JSON lists.
     """
+    # The sources of the texts.
     prompt = image.prompt
     recipe = image.recipe
     score = image.judged.score if image.judged else None
@@ -220,6 +221,7 @@ def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Pat
 
 def to_dict(saved: SavedImage) -> dict[str, Any]:
     """Return an image's entry in the JSON of `pacorl generate`."""
+    # The image, its recipe and its score.
     image = saved.image
     recipe = image.recipe
     judged = image.judged
@@ -243,6 +245,7 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
         "candidates": image.candidates,
         "tied": image.tied,
     }
+    # Without a judge the keys are absent, rather than null.
     if judged:
         document |= {"score": judged.score, "pairs": judged.matrix, "parts": dict(judged.parts), "error": judged.error}
     return document
@@ -260,6 +263,7 @@ def page_of(
     saved: Sequence[SavedImage], *, title: str, name: str = "image", notes: Sequence[str] = (), judge: str = ""
 ) -> str:
     """Render a self-contained page of the images, their panels' texts, pair matrices and recipes."""
+    # One card per image, with the page's copies of its sources.
     cards = []
     for file in saved:
         image = file.image
@@ -275,6 +279,7 @@ def page_of(
                 "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
                 "score": judged.score if judged else None,
                 "tie": image.tie,
+                # Facts without the texts that the card shows in full.
                 "facts": {key: text for key, text in texts.items() if key not in SHOWN_ELSEWHERE},
             }
         )

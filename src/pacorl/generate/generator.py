@@ -65,11 +65,13 @@ class Generator:
             kind: Name in `POLICIES`.
             adapter: The adapter's name in recipes.
         """
+        # The policy and its names in recipes.
         self.policy = policy
         self.model = model
         self.adapter = adapter
         self.kind = kind
         """Name in `POLICIES`."""
+        # Properties of the kind.
         spec = POLICIES.named(kind)
         self.edits = spec.edits
         """Whether the kind edits sources."""
@@ -77,6 +79,7 @@ class Generator:
         """Whether the kind generates from text alone."""
         self.max_references = spec.policy.max_references
         """Maximum number of images of a prompt with references; 0 if references are refused."""
+        # Defaults, which the tiny checkpoint has of its own.
         self._tiny = spec.tiny if model == TINY else None
         self.batch = 1
         """Maximum number of images per forward."""
@@ -88,6 +91,7 @@ class Generator:
             self.batch = self._tiny.batch
             self.default_steps = self._tiny.steps
             self.note = self._tiny.note
+        # State of the calls to `sample`.
         self.turns: Turns | None = None
         """Turns of the transformer, the text encoders and a judge on the device, with little memory."""
         self._cache = ConditioningCache(policy)
@@ -119,6 +123,7 @@ class Generator:
         Raises:
             ValueError: if the kind is unknown or has no such option, or the adapter does not fit.
         """
+        # Checks, and the options of the policy.
         spec = POLICIES.named(kind or kind_of(model))
         spec.check_source(model, adapter=adapter)
 
@@ -133,6 +138,7 @@ class Generator:
         if low:
             policy.place_vae(device)
             policy.place_transformer(device)
+        # After the weights are in place: the adapter's layers wrap the placed layers.
         if adapter:
             load_lora(policy.transformer, adapter)
             policy.transformer.to(device)
@@ -301,6 +307,7 @@ class Generator:
                     batch=self.batch,
                 )
                 images |= dict(zip(rows, batch, strict=True))
+        # In the order of the prompts: the groups by size have another order.
         return [images[row] for row in range(len(prompts))]
 
 

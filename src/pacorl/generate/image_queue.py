@@ -150,6 +150,7 @@ def generate_missing(
     if not batches:
         return 0
 
+    # The weights load only if an image is missing.
     generate = source.load()
     total = sum(len(batch.jobs) for batch in batches)
     done = 0
@@ -189,7 +190,11 @@ def unfinished_batches(
     batches = []
     for batch in shard.batches(jobs, size=source.batch):
         # By the recipe inside the file, not by the file's existence.
-        missing = [job for job in batch if png_texts(out / job.file).get(RECIPE) != source.recipe(job)]
+        missing = []
+        for job in batch:
+            if png_texts(out / job.file).get(RECIPE) != source.recipe(job):
+                missing.append(job)
+
         if missing:
             batches.append(UnfinishedBatch(batch, missing))
     return batches

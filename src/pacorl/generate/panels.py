@@ -197,7 +197,9 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     note = ""
     if not items:
         difference = "stage" if progress else "view"
-        items = [VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)] for number in range(count)]
+        items = []
+        for number in range(count):
+            items.append(VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)])
         if progress:
             items = _stages(request.unit, count)
         note = (

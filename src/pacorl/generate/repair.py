@@ -132,6 +132,7 @@ def repair_set(
         if worst is None:
             break
         redrawn = redraw(worst, number)
+        # The source has no further image, such as a fixed batch of candidates.
         if redrawn is None:
             break
 
@@ -142,6 +143,7 @@ def repair_set(
             check = gate(changed)
         except ControlError as error:
             attempt = Try(number, worst, image, texts, None, accepted=False, error=str(error))
+        # Accepted if the ascending scores are higher, so that a tie of the lowest still counts.
         else:
             accepted = _ascending(check) > _ascending(after)
             attempt = Try(number, worst, image, texts, check, accepted)

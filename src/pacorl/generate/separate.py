@@ -96,13 +96,16 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
     if limit < 0:
         raise ValueError(f"{model} takes no reference images, so none can be the panel before; leave out previous")
 
+    # A panel's share of the set's size.
     size = prompt.size and Size(prompt.size.height // prompt.grid.rows, prompt.size.width // prompt.grid.cols)
     characters = characters_of(prompt)
     composed = []
+    # Compose the panels.
     for text, shown in zip(prompt.panels, characters, strict=True):
         references = prompt.references
         if references and any(characters):
             references = in_turn([character.images for character in shown])
+        # The cut to `limit` below must leave each character at least one image.
         if limit < min(len(references), len(shown)):
             raise ValueError(
                 f"panel {text[:60]!r} shows {len(shown)} characters with images, and {model} takes {limit} of them; "

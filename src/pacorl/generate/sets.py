@@ -100,6 +100,7 @@ def generate_sets(
         (best,) = generate_sets(generator, prompt, best_of=4, judge=PacoReward.from_pretrained("tiny"))
         best.image.save("set.png")
     """
+    # Arguments that contradict each other.
     if count < 1 or best_of < 1:
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
@@ -123,6 +124,7 @@ def generate_sets(
         elif rank_by is None and judge is not None:
             rank_by = partial(judge_sets, judge, ask=ask, statistic=statistic)
 
+        # Consecutive seeds: no candidate of two images has the same.
         first = seed + number * best_of
         seeds = range(first, first + best_of)
         panels = {"separate": separate and prompt.grid.count > 1, "previous": previous}
@@ -152,12 +154,15 @@ def _ranked_candidates(
     for seed in seeds:
         recipe = _recipe(generator, prompt, seed, **options)
         recipes.append(replace(recipe, separate=separate, previous=separate and previous))
+    # Without a ranking there is one candidate.
     if rank_by is None:
         return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
 
+    # Judge all candidates at once, so that the judge shares their prefix.
     with generator.judging():
         judged = rank_by([prompt] * len(seeds), candidates)
 
+    # Tied candidates get different ranks, in the order of their seeds.
     ranked: list[GeneratedImage] = []
     for group in best_first(judged):
         for i in group:
@@ -254,7 +259,9 @@ def judge_with_earlier(
         # The page's own pairs and the pairs with earlier panels have equal weights. Earlier panels are the same for
         # every candidate, so only the page's own can be the lowest.
         page = sorted({panel for _, panel in between})
-        within = {(page[a], page[b]): of_page.matrix[a][b] for a, b in combinations(range(len(page)), 2)}
+        within = {}
+        for a, b in combinations(range(len(page)), 2):
+            within[page[a], page[b]] = of_page.matrix[a][b]
         parts = (("this page", of_page.score), ("with earlier pages", set_score(between, statistic, among=page)))
         score = set_score(within | between, statistic, among=page)
         judged.append(Judged(score, of_page.matrix, parts, of_page.error or errors_of(across.values())))
@@ -278,6 +285,7 @@ def judge_edits(
             edits.append((opened[path], image, prompt.text))
     answers = iter(ask_edits(judge, edits))
 
+    # The answers come in the order of the edits, so each prompt takes its next few.
     judged = []
     for prompt in prompts:
         count = len(prompt.sources)

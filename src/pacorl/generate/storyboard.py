@@ -123,7 +123,9 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     dimensions = document.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
-    criteria = {str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()}
+    criteria = {}
+    for dimension, texts in dimensions.items():
+        criteria[str(dimension)] = _texts(texts, f"criteria.{dimension}")
     board = Storyboard(
         title=_text(document.get("title"), "title"),
         style=_text(document.get("style", ""), "style", empty=True),
@@ -193,7 +195,11 @@ def references_for(scenes: Sequence[str], board: Storyboard, *, limit: int) -> t
         ValueError: More characters than `limit` have images.
     """
     mentions = {mention.strip() for scene in scenes for mention in MENTION.findall(scene)}
-    images = [paths for name, paths in board.images.items() if name in mentions]
+    images = []
+    for name, paths in board.images.items():
+        if name in mentions:
+            images.append(paths)
+
     if 0 < limit < len(images):
         raise ValueError(
             f"a page shows {len(images)} characters with images, and the generator takes {limit} reference images; "
@@ -315,9 +321,11 @@ def generate_storyboard(
     earlier: list[Image] = []
     # A ranking instead of a judge, since it also reads earlier pages; the list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask, statistic=statistic) if judge else None
+    # Arguments that all pages share.
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
     common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
     for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size, separate=separate)):
+        # Each page continues the seeds of the page before.
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
     return images

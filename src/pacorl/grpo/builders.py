@@ -155,7 +155,11 @@ def patience(config: PolicyConfig) -> float:
     # Each missing score may take a judge all of its tries.
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
-    services = [reward for reward in (*config.rewards, *config.evaluation.rewards) if reward.name == "http"]
+    services = []
+    for reward in (*config.rewards, *config.evaluation.rewards):
+        if reward.name == "http":
+            services.append(reward)
+
     outages = [float(service.args.get("outage", OUTAGE_SECONDS)) for service in services]
     return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 
@@ -191,10 +195,12 @@ def adapted_policy(
     # Every size of the run, before it has cost an epoch.
     for size in sizes:
         policy.check_size(size)
+    # After the sizes are checked: the adapter changes the modules.
     add_adapter(config, policy)
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
 
+    # A run that continues an earlier adapter.
     if config.adapter.start:
         shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
         start_from(policy.transformer, config.adapter.start, **shape, base=config.model.checkpoint)
@@ -424,6 +430,7 @@ def build_run_rewards(
         by_panel: whether the parts of the scores are used.
         timeout: seconds that a reward may score its trial image for, unless its requests have limits.
     """
+    # Functions replace the rewards of their names.
     built = build_rewards([config for config in configs if config.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {}
     for config in configs:

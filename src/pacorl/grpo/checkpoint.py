@@ -555,7 +555,9 @@ def write_checkpoint(
     try:
         # 1. Tensors, generators and the exported adapter.
         for kind, weights in tensors.items():
-            whole = {name: value.contiguous().cpu() for name, value in weights.items()}
+            whole = {}
+            for name, value in weights.items():
+                whole[name] = value.contiguous().cpu()
             save_file(whole, aside / f"{kind}.safetensors")
         write_json(aside / "generators.json", list(generators), indent=None, mode=PRIVATE)
         export(aside)
@@ -582,7 +584,10 @@ def load_checkpoint(path: Path) -> RunState:
     if not (path / "state.json").is_file():
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
     with safetensors_errors(path):
-        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors")) if file.is_file()}
+        tensors = {}
+        for file in sorted(path.glob("*.safetensors")):
+            if file.is_file():
+                tensors[file.stem] = load_file(file)
     return RunState(tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
 
 

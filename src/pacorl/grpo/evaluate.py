@@ -232,7 +232,12 @@ def _measure(
             columns[name] = scores(name, reward)
     samples = []
     for (prompt, index), image, row, verdicts in zip(
-        jobs, images, _rows_of(columns, len(images)), answers, strict=True
+        jobs,
+        images,
+        _rows_of(columns, len(images)),
+        answers,
+        strict=True,
+        # One P(Yes) per pair, in one list; the matrix below replaces it.
     ):
         p_yes = [verdict.p_yes for verdict in verdicts.values()]
         samples.append(EvaluatedSample(prompt, index, image, row, [p_yes]))

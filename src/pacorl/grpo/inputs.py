@@ -187,7 +187,9 @@ def _name_of(reward: Any) -> str:
 
 def _reward_sections(by_key: Mapping[str, Any], weights: Sequence[float] | None) -> list[Any]:
     """Build a config's `rewards`."""
-    sections = [{"name": name} if callable(reward) else reward.model_dump() for name, reward in by_key.items()]
+    sections = []
+    for name, reward in by_key.items():
+        sections.append({"name": name} if callable(reward) else reward.model_dump())
     if weights is None:
         return sections
     if len(weights) != len(sections):

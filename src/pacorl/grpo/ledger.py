@@ -239,7 +239,11 @@ def chained(chain: str, record: Record) -> str:
 
 def line_hash(line: Mapping[str, Any]) -> str:
     """Hash a line of metrics.jsonl without its times and the judge's counts, which a retried request changes."""
-    fixed = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in JUDGE_COUNTS}
+    fixed = {}
+    for key, value in line.items():
+        if not key.startswith(SECONDS) and key not in JUDGE_COUNTS:
+            fixed[key] = value
+
     return sha256(dump_json(fixed, indent=None))
 
 
@@ -269,6 +273,7 @@ def sample_items(samples: Sequence[Samples]) -> dict[int, Item]:
     """
     items = {}
     for update in samples:
+        # One hash per row of this rank, begun with the row's number.
         rows = itertools.chain(*(rollout.row_B for rollout in update.rollouts))
         digests = {row: hashlib.sha256(str(row).encode()) for row in rows}
 

@@ -206,7 +206,9 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
     """Average the signs over images; diversity is absent with few prompts."""
     names = ("duplicates", "blank", "grid_artifact", "edges", "entropy", "dark")
-    signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
+    signs = {}
+    for name in names:
+        signs[name] = fmean(getattr(image, name) for image in statistics)
     spread = diversity(statistics)
     return signs if spread is None else signs | {"diversity": spread}
 
@@ -259,7 +261,9 @@ class HackingMonitor:
         Returns:
             What the log holds of signs and alarms, and the alarms.
         """
-        signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
+        signs = {}
+        for name, value in signs_of(statistics).items():
+            signs[f"{MONITOR}{name}"] = value
         raised = self.update(kind, {**metrics, **signs})
         return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
 

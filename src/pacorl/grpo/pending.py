@@ -127,6 +127,7 @@ class PendingEpoch:
 
         # 2. Each rank writes its samples, then the main process the answers and the mark.
         def write() -> dict[int, str]:
+            # A partial epoch on any rank is of no use to the resumed run.
             if complete and self.samples:
                 for update, samples in enumerate(self.samples):
                     save_file(packed(samples), self._file(aside, update))
@@ -138,6 +139,7 @@ class PendingEpoch:
             write_json(aside / MARK, mark | {"files": digests(aside)}, mode=PRIVATE)
             put_in_place(self.folder, made=FILES)
 
+        # A full disk costs the epoch's images, and not the run's checkpoint.
         try:
             runtime.gather_rows(write)
             runtime.on_main(finish)

@@ -347,6 +347,7 @@ class PolicyConfig(Section):
         return POLICIES[self.model.kind]
 
     def _check_steps(self) -> None:
+        # Products of int8 activations need int8 weights.
         sampling = self.sampling
         if sampling.products == "w8a8" and self.model.quantize != "int8":
             raise ValueError(
@@ -368,11 +369,13 @@ class PolicyConfig(Section):
                 f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
                 "since it samples without noise; leave the tree out"
             )
+        # Credit among siblings needs siblings.
         if self.advantages.among == "siblings" and min(tree.branches) < 2:
             raise ValueError(
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
+        # Panel credit needs the slope of the aggregate.
         if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
             raise ValueError(
                 f"advantages.credit {self.advantages.credit} and aggregate {self.advantages.aggregate}, which has no "

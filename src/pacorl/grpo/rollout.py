@@ -297,6 +297,7 @@ def sample_images(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """Sample one image per (prompt, seed) by the ODE; `progress` is called with each batch's size."""
+    # Images by position: batches of one size change the order.
     images: dict[int, Image] = {}
     for positions in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
         batch_prompts = [prompts[position] for position in positions]

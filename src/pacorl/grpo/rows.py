@@ -105,7 +105,9 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
             "ddp.yaml"
         )
     # Rows of one dummy prompt: only their number matters here.
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    rows = []
+    for number in range(config.prompts_per_epoch * config.group_size):
+        rows.append(Row(Prompt(0, ""), number))
     assign_rows(
         rows,
         tree=config.sampling.tree.resolve(config.group_size, steps=config.sampling.stochastic_steps),
@@ -159,8 +161,16 @@ def _joined(pieces: Sequence[Sequence[Row]], tree: Tree) -> list[Sequence[Row]]:
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
     """Describe sizes near the requested sizes, each of which alone would make the rows divide."""
     # One change at a time: another batch, another number of processes, or more samples.
-    sizes = [size for size in range(1, rows + 1) if rows % (size * updates * world) == 0]
-    worlds = [count for count in range(1, 2 * world) if rows % (batch * updates * count) == 0]
+    sizes = []
+    for size in range(1, rows + 1):
+        if rows % (size * updates * world) == 0:
+            sizes.append(size)
+
+    worlds = []
+    for count in range(1, 2 * world):
+        if rows % (batch * updates * count) == 0:
+            worlds.append(count)
+
     unit = batch * updates * world
     near = sorted({max(1, rows // unit) * unit, (rows // unit + 1) * unit})
     ways = []

@@ -100,12 +100,14 @@ class Run(LoraRun):
         Raises:
             ValueError: if the config cannot be run; the message names the key, the value and the fix.
         """
+        # Arguments.
         functions = rewards or {}
         self.extra_metrics = extra_metrics
         self._pipeline = pipeline
         # The given config is not kept: its judges may be idle, and it lacks the functions.
         self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
+        # Progress, which a checkpoint restores.
         self.epoch = 0
         """Finished epochs."""
         self.evaluated = -1
@@ -131,6 +133,7 @@ class Run(LoraRun):
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
 
+        # Shared parts, then everything that needs the other ranks.
         self.turns: Turns | None = None
         """Generator and scorers that alternate on the device, with little memory."""
         self._judges = builders.RunJudges()

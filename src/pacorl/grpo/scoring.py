@@ -61,6 +61,7 @@ class Scorer:
             check_stop: polled during waiting; may raise to stop.
             advance: called when a batch is scored.
         """
+        # Settings.
         self.rewards = rewards
         self.overlap = overlap
         self.max_missing = max_missing
@@ -70,6 +71,7 @@ class Scorer:
         self.timeout = timeout
         self.check_stop = check_stop
         self.advance = advance
+        # Submitted batches and their results so far.
         self._parts: dict[int, dict[str, Sequence[float | None]]] = {}
         self.abandoned = 0
         """Samples without scores because waiting stopped."""

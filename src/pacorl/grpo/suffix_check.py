@@ -79,6 +79,7 @@ def check_suffix(
     agreement = advantage_correlation(by_suffix, by_all_steps, group)
     if agreement is None:
         return {}
+    # The warning names the setting that departs most from all steps and exact products.
     if agreement < LEAST_CORRELATION:
         departure = f"sampling.products {products}"
         fix = "set sampling.products to exact"
@@ -154,7 +155,11 @@ def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Te
 
 def advantage_correlation(cheap: Advantages, full: Advantages, group: Sequence[Row]) -> float | None:
     """Compute Pearson's correlation over the samples with both advantages; None if either is constant."""
-    rows = [row.number for row in group if cheap.used_B[row.number] and full.used_B[row.number]]
+    rows = []
+    for row in group:
+        if cheap.used_B[row.number] and full.used_B[row.number]:
+            rows.append(row.number)
+
     try:
         return correlation(cheap.value_B[rows].tolist(), full.value_B[rows].tolist())
     except StatisticsError:

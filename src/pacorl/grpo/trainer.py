@@ -106,6 +106,7 @@ class PolicyTrainer(Run):
                 )
         self.callbacks = list(callbacks)
         """Hooks of the run."""
+        # Convert the arguments to a config, functions and a pipeline.
         inputs = run_inputs(
             model,
             rewards=rewards,

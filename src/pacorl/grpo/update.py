@@ -160,6 +160,7 @@ def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
 
     Batches of nodes stay whole, since other batches would round differently; batches without a kept sample are dropped.
     """
+    # Rollouts are per sample, so any subset of their rows is a batch.
     selected = Samples()
     for rollout in samples.rollouts:
         here_B = kept_B[rollout.row_B]
@@ -174,6 +175,7 @@ def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
                 )
             )
 
+    # Node batches keep their latents, of which `node_B` and `child_B` select.
     for nodes in samples.nodes:
         here_B = kept_B[nodes.row_B]
         if here_B.any():

@@ -254,6 +254,7 @@ def _check_values(document: Any, *, half_pairs: bool = False) -> None:
                 path.pop()
             continue
 
+        # A container is walked next; its own key is checked now.
         key, value = step
         if isinstance(value, dict | list):
             if len(walks) > MAX_DEPTH:

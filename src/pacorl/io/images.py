@@ -151,7 +151,10 @@ def check_readable(paths: Iterable[Path]) -> None:
 
     # In threads: Pillow's decoders release the interpreter lock.
     with ThreadPoolExecutor(8) as pool:
-        faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
+        faults = []
+        for fault in pool.map(fault_of, dict.fromkeys(paths)):
+            if fault:
+                faults.append(fault)
     if faults:
         raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{listed(faults)}")
 

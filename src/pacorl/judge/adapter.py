@@ -136,11 +136,17 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     base = str(config.base_model_name_or_path or "")
     config.base_model_name_or_path = None  # peft would warn
     kind = model.config.model_type
-    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in base.lower()]
+    families = []
+    for family, spelling in FAMILY_NAMES.items():
+        if spelling in base.lower():
+            families.append(family)
+
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
 
-    state = {PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
+    state = {}
+    for key, tensor in weights.items():
+        state[PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX))] = tensor
 
     # The modules in the file, instead of its config's suffixes, which could match more.
     config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)

@@ -204,7 +204,9 @@ def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
     if len(names) < FOLDS:
         raise ValueError(f"{len(names)} groups of pairs are too few for {FOLDS} folds; give more pairs")
     shuffled = np.random.default_rng(0).permutation(len(names))
-    fold_of = {names[index]: position % FOLDS for position, index in enumerate(shuffled)}
+    fold_of = {}
+    for position, index in enumerate(shuffled):
+        fold_of[names[index]] = position % FOLDS
     return np.array([fold_of[group] for group in groups])
 
 

@@ -99,24 +99,29 @@ class Check:
 
     def with_others(self, panel: int) -> float | None:
         """Score a panel against the other panels; None if these pairs were not asked about."""
-        further = [other.panel for other in self.panels if other.panel != panel]
+        further = []
+        for other in self.panels:
+            if other.panel != panel:
+                further.append(other.panel)
+
         return panel_score(self.scores, panel, [further]).score
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `--json`, with names in place of images."""
         names = self.scores.names
         failed = self.failed
-        panels = [
-            {
-                "image": names[panel.panel],
-                "passed": panel not in failed,
-                "score": panel.score,
-                "with_others": self.with_others(panel.panel),
-                "lowest_question": panel.question,
-                "lowest_character": self.references[panel.group][0] if self.references else None,
-            }
-            for panel in self.panels
-        ]
+        panels = []
+        for panel in self.panels:
+            panels.append(
+                {
+                    "image": names[panel.panel],
+                    "passed": panel not in failed,
+                    "score": panel.score,
+                    "with_others": self.with_others(panel.panel),
+                    "lowest_question": panel.question,
+                    "lowest_character": self.references[panel.group][0] if self.references else None,
+                }
+            )
         return {
             "passed": self.passed,
             "least": self.least,
@@ -197,6 +202,7 @@ def check_set(
         ControlError: if a control is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
+    # Defaults.
     specs = tuple(questions) or questions_about()
     names = tuple(names) or tuple(f"image {number + 1}" for number in range(len(images)))
 
@@ -209,6 +215,7 @@ def check_set(
         shown += of_character
         shown_names += [f"{name}, reference {number + 1}" for number in range(len(of_character))]
     panels = range(len(shown), len(shown) + len(images))
+    # Each reference with each panel; panels among themselves only if requested.
     pairs = list(product(range(len(shown)), panels))
     if all_pairs or not references:
         pairs += combinations(panels, 2)
@@ -219,6 +226,7 @@ def check_set(
     scores = score_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
+    # Scores of the panels, and the number of questions for the report.
     judged = panel_scores(scores, [group for _, group in references])
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
     return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count)
@@ -296,9 +304,9 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     """Render the self-contained page. `tries`: captions and images of a repair."""
     names = check.scores.names
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
-    rows = [
-        (panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)) for panel in check.panels
-    ]
+    rows = []
+    for panel in check.panels:
+        rows.append((panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)))
     return render(
         "check.html",
         title="All panels pass" if check.passed else f"{len(check.failed)} of {len(rows)} panels fail",

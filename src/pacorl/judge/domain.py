@@ -114,7 +114,9 @@ class Domain:
 
         width = self.net.layers[0].out_channels
         settings = {"name": self.name, "width": width, "size": self.size, "threshold": self.threshold}
-        weights = {name: weight.half() for name, weight in self.net.state_dict().items()}
+        weights = {}
+        for name, weight in self.net.state_dict().items():
+            weights[name] = weight.half()
         # The settings last, since `load` looks for them first.
         write_atomic(folder / WEIGHTS_FILE, save(weights))
         write_json(folder / SETTINGS_FILE, settings)
@@ -147,7 +149,11 @@ class Domain:
     def _reason(self, outside: Sequence[bool]) -> str:
         if not any(outside):
             return ""
-        numbers = [f"image {number}" for number, is_outside in enumerate(outside, 1) if is_outside]
+        numbers = []
+        for number, is_outside in enumerate(outside, 1):
+            if is_outside:
+                numbers.append(f"image {number}")
+
         which = "the image" if len(outside) == 1 else " and ".join(numbers)
         verb = "shows" if len(numbers) == 1 else "show"
         return f"this judge knows {self.name} only, and {which} {verb} something else"

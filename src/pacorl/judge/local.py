@@ -109,6 +109,7 @@ class LocalJudge:
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
+        # The model and its conversion of questions.
         self.model = model.eval().requires_grad_(False)
         """The model, frozen and in evaluation mode, its adapter merged."""
         batch_windows(self.model)
@@ -116,6 +117,7 @@ class LocalJudge:
         """The checkpoint's processor."""
         self.prompting = Prompting(model, processor)
         """Conversion of questions to tokens and pixels."""
+        # Settings of verdicts.
         self.batch_tokens = batch_tokens
         self.temperature = temperature
         self.symmetric = symmetric
@@ -171,6 +173,7 @@ class LocalJudge:
         model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
         if merged:
             model = merge_adapter(model, merged)
+        # After the merge: the quantised form is that of the merged weights.
         quantize_model(model, quantize, device=device, stream=stream)
 
         # An adapter may have learned more than its base, so its own domain counts.

@@ -183,7 +183,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
         """Return the judge's answer in words."""
         (question,) = questions_about(theme)
-        images = [as_rgb(_as_image(image), name) for image, name in ((first, "image 1"), (second, "image 2"))]
+        images = []
+        for image, name in ((first, "image 1"), (second, "image 2")):
+            images.append(as_rgb(_as_image(image), name))
         return self.judge.explain(Question(tuple(images), question.text))
 
     def close(self) -> None:

@@ -170,7 +170,11 @@ def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
 
 def errors_of(verdicts: Iterable[Verdict]) -> str:
     """Join the distinct errors of missing verdicts."""
-    errors = [verdict.error for verdict in verdicts if verdict.error and not verdict.valid]
+    errors = []
+    for verdict in verdicts:
+        if verdict.error and not verdict.valid:
+            errors.append(verdict.error)
+
     return "; ".join(dict.fromkeys(errors))
 
 
@@ -191,7 +195,11 @@ def both_orders(
 
 def with_turned(questions: Sequence[Question]) -> list[Question]:
     """Append every question about several images once more, with the images reversed."""
-    turned = [replace(question, images=question.images[::-1]) for question in questions if len(question.images) > 1]
+    turned = []
+    for question in questions:
+        if len(question.images) > 1:
+            turned.append(replace(question, images=question.images[::-1]))
+
     return [*questions, *turned]
 
 

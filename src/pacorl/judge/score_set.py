@@ -79,6 +79,7 @@ def open_images(
             number += 1
             name = f"{source} ({number})"
 
+        # A source that is not opened takes no name.
         try:
             opened[name] = open_source(source)
         except (ImageError, OSError) as error:
@@ -145,7 +146,9 @@ def check_count(images: int, *, ranking: bool = False) -> None:
 
 def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
     """Build the questions for a theme and written criteria (label → text); without either, the plain question."""
-    written = [QuestionSpec(label, wordings.meets_criterion(text)) for label, text in (criteria or {}).items()]
+    written = []
+    for label, text in (criteria or {}).items():
+        written.append(QuestionSpec(label, wordings.meets_criterion(text)))
     if theme:
         return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
     return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)

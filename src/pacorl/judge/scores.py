@@ -117,7 +117,11 @@ class Scores:
         if lowest is None or len(self.names) < 3 or len(set(self.medians.values())) < 2:
             return None
         # If the others agree among themselves, the image is the fault.
-        among_others = [pair.p_yes for pair in self.pairs if lowest.panel not in (pair.first, pair.second)]
+        among_others = []
+        for pair in self.pairs:
+            if lowest.panel not in (pair.first, pair.second):
+                among_others.append(pair.p_yes)
+
         return OddOneOut(lowest.panel, lowest.median, mean_of_present(among_others))
 
     @property
@@ -216,11 +220,11 @@ class Card:
 
 
 def summary(scores: Scores) -> list[str]:
+    # Missing pairs.
     """Summarize the scores in sentences."""
-    missing = [
-        f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
-        for pair in scores.missing
-    ]
+    missing = []
+    for pair in scores.missing:
+        missing.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
     scored = len(scores.pairs) - len(missing)
     count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
     if not scored:
@@ -291,6 +295,7 @@ def page_of(
     refused: Mapping[str, str] | None = None,
 ) -> str:
     """Render the self-contained page: thumbnails, heat map, pairs with reasons, questions."""
+    # One card per image: its full size for a click, and a thumbnail for tables.
     cards = []
     for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True)):
         thumbnail = image.copy()  # `thumbnail` works in place

@@ -34,7 +34,9 @@ def read_frames(source: Path, count: int) -> tuple[tuple[str, ...], tuple[Image.
     """
     if source.is_dir():
         paths = evenly_spread(images_in(source), count)
-        frames = {str(path): open_image(path) for path in paths}
+        frames = {}
+        for path in paths:
+            frames[str(path)] = open_image(path)
     else:
         frames = read_animation(source, lambda numbers: evenly_spread(numbers, count))
     if len(frames) < 2:
@@ -55,7 +57,11 @@ def frame_scores(scores: Scores) -> list[PanelScore]:
     count = len(scores.names)
     scored = []
     for frame in range(1, count):
-        neighbours = [other for other in (frame - 1, frame + 1) if other < count]
+        neighbours = []
+        for other in (frame - 1, frame + 1):
+            if other < count:
+                neighbours.append(other)
+
         scored.append(panel_score(scores, frame, [neighbours, [0]]))
     return scored
 

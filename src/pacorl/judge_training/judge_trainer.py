@@ -218,7 +218,11 @@ class JudgeTrainer:
             merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
         flush_tree(folder)
         summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
-        evaluations = [line for line in read_jsonl(config.out / "metrics.jsonl") if line["kind"] == "evaluation"]
+        evaluations = []
+        for line in read_jsonl(config.out / "metrics.jsonl"):
+            if line["kind"] == "evaluation":
+                evaluations.append(line)
+
         if evaluations:
             summary |= {"before": evaluations[0], "after": evaluations[-1]}
         write_json(config.out / "summary.json", summary)

@@ -65,7 +65,11 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     answer_BL = batch["answer"]
     ids_BL = batch["input_ids"]
     before_BL = answer_BL.roll(-1, 1)  # a token is predicted one position before it; no answer begins a row
-    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
+    inputs = {}
+    for name, tensor in batch.items():
+        if name not in LABEL_KEYS:
+            inputs[name] = tensor
+
     logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
 

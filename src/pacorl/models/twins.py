@@ -174,6 +174,7 @@ def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     from tokenizers import pre_tokenizers
     from transformers import CLIPTokenizer
 
+    # CLIP's own splits: words, punctuation, bytes.
     splitters = [
         pre_tokenizers.WhitespaceSplit(),
         pre_tokenizers.Punctuation(),
@@ -191,6 +192,7 @@ def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     trained = _byte_level_bpe(
         marked, pre_tokenizers.WhitespaceSplit(), vocab_size=800, special_tokens=["<|startoftext|>", "<|endoftext|>"]
     )
+    # Back from the private characters to the letter and the suffix.
     suffixed = {PRIVATE_USE + code: f"{chr(code)}</w>" for code in range(0x200)}
     return CLIPTokenizer(
         vocab={token.translate(suffixed): number for token, number in trained["vocab"].items()},

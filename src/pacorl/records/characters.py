@@ -70,7 +70,9 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
     for image in images:
         open_image(image)
     name = folder.resolve().name
-    keep = {str(trait): looks for trait, looks in card.keep.items()}
+    keep = {}
+    for trait, looks in card.keep.items():
+        keep[str(trait)] = looks
     return Character(name, card.description.strip(), images, keep, tuple(card.may_change))
 
 

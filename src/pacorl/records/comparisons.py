@@ -234,6 +234,7 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def _comparison(record: JsonObject, folder: Path) -> Comparison:
+    # A ranking would pass as a pair with unknown keys.
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
     check_keys(record, KEYS)
@@ -387,6 +388,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     question = text_field(messages[0], tags["content_tag"])
     answer = text_field(messages[1], tags["content_tag"])
 
+    # Images and tags: each tag in the question is an image in the list.
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
@@ -436,6 +438,7 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     Each panel has its own random palette, which the committed judge has not learned to ignore. The category is the
     attribute in question, the reasons describe the images.
     """
+    # The seed contains the split, so that no two splits draw alike.
     rng = Random(f"{split}-{seed}")
     pool = characters.panels_of(split)
     drawn = []

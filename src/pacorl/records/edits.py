@@ -228,6 +228,7 @@ def _rows(path: Path) -> Iterator[JsonObject]:
 
 
 def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) -> Prompt:
+    # The row's text and image.
     text = row["instruction"]
     image = row["image"]
     if not isinstance(text, str) or not text.strip():
@@ -236,7 +237,8 @@ def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) 
         raise ValueError(f"{location}: the image has no bytes")
     data = image["bytes"]
 
-    # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes.
+    # Named by content: the two languages of an edit share one image, and `records.leaks` compares the bytes. The
+    # dataset has no file names, so the suffix follows from the first bytes.
     suffix = ".img"
     for magic, file_type in SUFFIX_OF.items():
         if data.startswith(magic):

@@ -81,6 +81,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises:
         ValueError: naming file, line, fault and fix.
     """
+    # The tiny world's prompts are generated and have no file.
     if str(path).startswith(TINY):
         return prompts_from(str(path))
 

@@ -103,6 +103,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
 
 def _ranking(record: JsonObject, line: int) -> Ranking:
+    # The fields.
     check_keys(record, KEYS, foreign=True)
     ranking = Ranking(
         line=line,

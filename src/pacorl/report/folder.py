@@ -132,6 +132,7 @@ def read_run(run: Path) -> RunFolder:
         if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
         records.append(record)
+    # Runs of earlier versions have other names for the judge's answers.
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
 
@@ -140,6 +141,7 @@ def read_run(run: Path) -> RunFolder:
     for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items():
         samples[epoch] = [_sample(record, path.parent, location) for location, record in _lines(path)]
 
+    # Summary and config are absent while the run has not ended or has just begun.
     summary = run / "summary.json"
     config = run / "config.yaml"
     return RunFolder(

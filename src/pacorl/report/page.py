@@ -112,6 +112,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _contents(run: RunFolder, name: str) -> dict[str, object]:
+    # Times, and the table of results.
     spent = seconds(run)
     rows = results(run.summary) or compared(run.samples)
 
@@ -126,6 +127,7 @@ def _contents(run: RunFolder, name: str) -> dict[str, object]:
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     changes = [pair.change for pair in pairs if pair.change is not None]
 
+    # Charts by group.
     charts = {}
     for group, members in folded(run).items():
         charts[group] = [(chart, line_chart_svg(chart)) for chart in members]

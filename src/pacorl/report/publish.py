@@ -131,6 +131,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         name = next(iter(masked)).rpartition(".")[2]
         raise ValueError(f"the config's {name} looks like a secret; take it out before you publish the run")
 
+    # Written last, when every check has passed.
     if picture:
         write_atomic(folder / PICTURE, picture)
     write_atomic(folder / CARD, sealed(card))

@@ -135,6 +135,7 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
     if images:
         rows.append((f"{images}", "evaluation image" if images == 1 else "evaluation images"))
 
+    # Time of all phases.
     total = sum(seconds(run).values())
     if total:
         rows.append((duration(total), "in all"))

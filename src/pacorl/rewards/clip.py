@@ -160,7 +160,9 @@ class PanelClipImage(PartsReward):
 
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
         panels, counts = _panels(prompts, images)
-        cosines_PP = [(image_PC @ image_PC.T).tolist() for image_PC in self.clip.images(panels).split(counts)]
+        cosines_PP = []
+        for image_PC in self.clip.images(panels).split(counts):
+            cosines_PP.append((image_PC @ image_PC.T).tolist())
         parts: list[dict[tuple[int, ...], float]] = []
         for cosine_PP in cosines_PP:
             pairs = combinations(range(len(cosine_PP)), 2)
@@ -281,7 +283,9 @@ def _panels(
     """Split all images into panels, and count them per image; `whole` returns the images."""
     if whole:
         return list(images), [1] * len(images)
-    panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+    panels = []
+    for prompt, image in zip(prompts, images, strict=True):
+        panels.append(split(image, prompt.grid))
     return list(chain(*panels)), [len(image_panels) for image_panels in panels]
 
 

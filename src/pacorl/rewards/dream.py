@@ -54,6 +54,8 @@ class DreamSim:
         model, preprocess = self.load()
         scores: list[float | None] = []
         for prompt, image in zip(prompts, images, strict=True):
-            panels = [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
+            panels = []
+            for panel in split(image, prompt.grid):
+                panels.append(preprocess(panel.convert("RGB")).to(self.device))
             scores.append(fmean(1.0 - float(model(*pair).squeeze()) for pair in combinations(panels, 2)))
         return scores

@@ -45,6 +45,7 @@ class HttpScorer:
         key_env: str = "",
         outage: float = OUTAGE_SECONDS,
     ) -> None:
+        # Settings, each checked by its name in the config.
         self.url = service_url(url, name="rewards.http.args.url:")
         for name, value in (("batch", batch), ("concurrency", concurrency), ("timeout", timeout), ("tries", tries)):
             if not value > 0:
@@ -57,6 +58,7 @@ class HttpScorer:
         self.concurrency = concurrency
         self.timeout = timeout
         self.tries = tries
+        # State of the service.
         self.last_error = ""
         self.answers: Answers | None = None
         """Scores that are kept; None if none are."""
@@ -98,7 +100,9 @@ class HttpScorer:
         items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
         if self.answers is None:
             return await self._ask(prompts, items, key)
-        names = [hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest() for item in items]
+        names = []
+        for item in items:
+            names.append(hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest())
         unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
         if unknown:
             scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)

@@ -89,7 +89,9 @@ class Reference(JudgedReward):
         """Score each image, with its panels as parts; the statistic `worst` is no sum of parts."""
         texts = [self._texts(prompt) for prompt in prompts]
         paths = {key.other for key in chain(*texts) if key.other}
-        opened = {path: open_image(path) for path in paths}
+        opened = {}
+        for path in paths:
+            opened[path] = open_image(path)
         questions = {}
         for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
             panels = split(image, prompt.grid)

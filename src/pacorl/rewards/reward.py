@@ -110,7 +110,9 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
         RewardError: if one returns the wrong number of scores, or no number.
     """
     # A missing score becomes NaN, and invalid.
-    rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
+    rows = []
+    for name, reward in rewards.items():
+        rows.append(scores_of(name, reward, prompts, images))
     # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
     score_RB = torch.tensor(
         [[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64
@@ -159,6 +161,7 @@ def panel_scores_of(
     # The scores are checked like those of any reward.
     scores = scores_of(name, lambda *_: [result.score for result in results], prompts, images, masked=masked)
 
+    # Parts are optional per prompt, and if present one per panel.
     checked = []
     for prompt, score, result in zip(prompts, scores, results, strict=True):
         if result.part_P is None:
@@ -293,7 +296,11 @@ def named(prompts: Sequence[Prompt]) -> str:
 
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
     """Average P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
-    p_yes = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
+    p_yes = []
+    for verdict in verdicts:
+        if verdict.p_yes is not None:
+            p_yes.append(tempered(verdict.p_yes, temperature))
+
     # The mean of the rest would reward a set for its failed pair.
     return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None
 

@@ -163,7 +163,11 @@ def _target_in(tree: ast.Module, name: str) -> Callable[..., Any] | None:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return _like(node.args, skip=2)  # prompts and images
         if isinstance(node, ast.ClassDef) and node.name == name:
-            made = [inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"]
+            made = []
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+                    made.append(inner)
+
             if made:
                 return _like(made[0].args, skip=1)
             # A base or a decorator may bring arguments along.

@@ -97,6 +97,7 @@ class Watch:
             save: saves the last finished state on a rank of `savers`, and returns a message.
             release: closes child processes and locks.
         """
+        # This process and its peers.
         self.rank = rank
         self.processes = processes
         self.position = position
@@ -105,10 +106,12 @@ class Watch:
         """When this rank learned of a signal to stop, which any rank may have had."""
         self._save = save
         self._release = release
+        # Members by rank; other ranks join with their first heartbeat.
         self._members = {rank: Member(Beat(rank, copy(position)))}
         self._lost = ""
         """Why the main thread gave up, if it was told to stop and has lost another rank."""
         self._left = False
+        # Times and locks of the thread.
         self._stepped = time.monotonic()
         self._beaten = -math.inf
         self._ending = Lock()

@@ -285,6 +285,7 @@ def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any)
             content.append(entry(token, row) | {"top_logprobs": [entry(i, row) for i in listed]})
         logprobs = {"content": content}
 
+    # The answer in the fields of OpenAI's API.
     text = tokenizer.decode(list(continuation.ids), skip_special_tokens=True)
     choice = {
         "index": 0,
@@ -377,6 +378,7 @@ class Metrics:
 
     def text(self, models: Mapping[str, ServedModel]) -> str:
         """Write the metrics in Prometheus' text format."""
+        # Label values may contain quotes and line breaks, which the format escapes.
         escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
         # Requests by model and outcome.

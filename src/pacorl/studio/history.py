@@ -202,6 +202,7 @@ class History:
         recipe |= {"of": len(document["candidates"]), "made": document["made"], "asked": document["asked"]}
         files["recipe.json"] = json.dumps(recipe, indent=2, ensure_ascii=False).encode()
 
+        # Files that the history lacks are left out.
         archived = io.BytesIO()
         with zipfile.ZipFile(archived, "w") as archive:
             for file, content in files.items():

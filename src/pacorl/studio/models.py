@@ -247,14 +247,17 @@ class ModelHost:
         """Judge every pair of some images, or of the panels of one grid image."""
         from pacorl.judge import score_set as scoring
 
+        # The models of this job, loaded by the first job.
         generator, reward = self._models(job)
         job.enter("Judging")
 
         # Images and questions.
         names, images = _panels(uploads, grid)
         questions = scoring.questions_about(theme, {text: text for text in criteria})
+        # The judge takes the generator's place on a small card.
         with generator.judging():
             scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
+        # Previews for the page, which may be smaller than the uploads.
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
 
@@ -299,10 +302,12 @@ class ModelHost:
         from pacorl.judge.check import check_set, verdict_lines
         from pacorl.judge.score_set import questions_about
 
+        # Models and images. New panels have the size of the first.
         generator, reward = self._models(job)
         names, images = _panels(uploads, grid)
         size = None if generator.model == TINY else Size(images[0].height, images[0].width)
         generator.check(prompts, size)
+        # The controls and the page's own state of the repair.
         draw = redraw_by(generator, prompts, size=size, on_step=job.advance)
         questions = questions_about(theme, {text: text for text in criteria})
         job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
@@ -318,6 +323,7 @@ class ModelHost:
                 check = check_set(
                     reward.judge, panels, least=least, names=names, questions=questions, symmetric=symmetric
                 )
+            # The first check is shown at once; later checks only if the new panel is accepted.
             if not job.result:
                 publish(check)
             return check
@@ -334,6 +340,7 @@ class ModelHost:
                 result["images"][attempt.panel] = name
                 publish(attempt.check)
 
+        # Check, and redraw.
         repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
         return result
 

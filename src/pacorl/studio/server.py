@@ -205,7 +205,10 @@ def job_state(name: str, state: State, browser: Browser) -> dict[str, Any]:
     job = _job(state, name, browser)
     ahead: list[Job] = []
     if job.status == "queued":
-        ahead = [other for other in state.jobs.unfinished if int(other.id) < int(job.id)]
+        ahead = []
+        for other in state.jobs.unfinished:
+            if int(other.id) < int(job.id):
+                ahead.append(other)
     waiting_for = ahead[0].phase or ahead[0].kind if ahead else ""
     return {**job.to_dict(), "ahead": len(ahead), "waiting_for": waiting_for}
 
@@ -299,7 +302,9 @@ def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
     reason = (state.host.modes or {}).get("edit")
     if reason:
         raise ValueError(reason)
-    sources = [_upload(state, name, browser) for name in form.sources]
+    sources = []
+    for name in form.sources:
+        sources.append(_upload(state, name, browser))
     return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling, sources=sources))
 
 
@@ -600,12 +605,18 @@ def _asked(form: JudgeForm, state: AppState, browser: str) -> tuple[list[Upload]
         raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")
 
     # The job keeps the images: removing an upload while the job waits does not change its judgement.
-    uploads = [_upload(state, name, browser) for name in form.uploads]
+    uploads = []
+    for name in form.uploads:
+        uploads.append(_upload(state, name, browser))
     # The job opens all of them at a time.
     pixels = sum(math.prod(upload.size) for upload in uploads)
     if pixels > MAX_JUDGED_PIXELS:
         raise ValueError(
             f"the images have {pixels:,} pixels together; at most {MAX_JUDGED_PIXELS:,} are judged, so add smaller ones"
         )
-    criteria = [text.strip() for text in form.criteria if text.strip()]
+    criteria = []
+    for text in form.criteria:
+        if text.strip():
+            criteria.append(text.strip())
+
     return uploads, {"theme": form.theme.strip(), "criteria": criteria, "grid": grid, "symmetric": form.symmetric}

@@ -247,6 +247,7 @@ class TasteRuns:
 
     def state(self, name: str, *, group: str = "") -> dict[str, Any]:
         """Describe a run's progress, and the group to rank: the next group, or `group` of the same round."""
+        # The request, and the folder of the people's rankings.
         folder = self._folder(name)
         request = read_json(folder / "request.json")
         rankings = folder / "rankings"
@@ -254,7 +255,12 @@ class TasteRuns:
         # The groups of this round.
         alive = self.is_running and self._name == name
         groups = human.asked_groups(rankings) if alive else []
-        waiting = [label for label in groups if not human.read_ranks(rankings, label)]
+        waiting = []
+        for label in groups:
+            if not human.read_ranks(rankings, label):
+                waiting.append(label)
+
+        # Progress in rounds of the log.
         shown = ""
         if waiting:
             shown = group if group in groups else waiting[0]
@@ -316,7 +322,9 @@ def rounds_done(log: Path) -> int:
 
 def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:
     shown = human.read_group(rankings, group)
-    images = [f"/taste/{name}/{group}/{number}.png" for number in range(shown["images"])]
+    images = []
+    for number in range(shown["images"]):
+        images.append(f"/taste/{name}/{group}/{number}.png")
     return {**shown, "group": group, "images": images, "ranks": human.read_ranks(rankings, group)}
 
 

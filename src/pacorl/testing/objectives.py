@@ -68,18 +68,22 @@ def check_clipping(spec: ObjectiveSpec, options: ObjectiveOptions) -> None:
         return
     # A range of 1 has no lower bound, since a ratio is never below 0.
     options = options.model_copy(update={name: min(float(value), 0.2) for name, value in ranges.items()})
+    # Predictions halfway towards the target and away from it.
     target = _target(spec)
     towards = torch.lerp(_old_prediction(), target, 0.5)
     away = torch.lerp(_old_prediction(), target, -0.5)
 
+    # Towards the target: the better sample is stopped, the worse sample is pushed back.
     gradient = _gradient(spec, options, towards)
     assert not gradient[BETTER].any(), "a sample of advantage 1 beyond the clip range is still made likelier"
     assert gradient[WORSE].any(), "a sample of advantage −1 that became likelier is not pushed back"
 
+    # Away from the target, the other way round.
     gradient = _gradient(spec, options, away)
     assert not gradient[WORSE].any(), "a sample of advantage −1 beyond the clip range is still made less likely"
     assert gradient[BETTER].any(), "a sample of advantage 1 that became less likely is not pushed back"
 
+    # Without a bound above, the better sample moves on.
     if "clip_high" in type(options).model_fields:
         options = options.model_copy(update={"clip_high": UNREACHED})
         gradient = _gradient(spec, options, towards)
@@ -142,6 +146,7 @@ def _gradient(spec: ObjectiveSpec, options: ObjectiveOptions, prediction: Tensor
 
 def _batch(spec: ObjectiveSpec, prediction: Tensor) -> Step | Endpoint:
     """Build the batch of the loss, for a trained policy with this mean or velocity."""
+    # The old policy, and the advantages.
     dtype = prediction.dtype
     old = _old_prediction().to(dtype)
     advantage_B = torch.tensor(ADVANTAGE_B, dtype=dtype)

@@ -222,7 +222,9 @@ def run_pipeline(
     }
     module = sys.modules[type(pipeline).__module__]
     # Images in the form that this pipeline takes.
-    images = [open_image(path) for path in (*prompt.sources, *prompt.references)]
+    images = []
+    for path in (*prompt.sources, *prompt.references):
+        images.append(open_image(path))
     if prompt.references and policy.stitched:
         images = [stitch(images, image_size)]
     elif prompt.sources and not hasattr(module, "calculate_dimensions"):

@@ -101,7 +101,11 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
         raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not describe the edited image in 'panels'")
     # The prompt describes the edited panel, so that the change follows from both.
     after = Panel.parse(prompt.panels[0])
-    changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
+    changed = []
+    for name in VALUES:
+        if getattr(after, name) != getattr(before, name):
+            changed.append(name)
+
     if len(changed) != 1:
         raise ValueError(f"prompt {prompt.id} turns {before.text!r} into {after.text!r}: that is no single change")
     return Edit(before, changed[0], getattr(after, changed[0]))

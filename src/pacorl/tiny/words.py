@@ -95,6 +95,7 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
     # Sort the words.
     attributes: dict[str, str] = {}
     unknown = []
+    # The first fault is reported; the other words are still sorted.
     fault = ""
     for word in dict.fromkeys(WORD.findall(text.lower().replace("top hat", "top-hat"))):
         name = ATTRIBUTE_OF.get(word)

@@ -88,6 +88,7 @@ class Guard:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """Read the whole body. Raises RefusedError if it is too large, or the client is gone."""
+        # The announced length, which refuses most large bodies unread.
         limit = NO_BODY if scope["method"] in READING else self.limits.get(scope["path"], self.limits[OTHERS])
         too_large = RefusedError(f"the body is larger than {limit.bytes} bytes", status=413)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
@@ -106,6 +107,7 @@ class Guard:
             size += len(chunk)
             if size > limit.bytes:
                 raise too_large
+            # Brackets and commas bound the objects that a parser would make of the body.
             if limit.marks is not None:
                 marks += chunk.count(b"[") + chunk.count(b"{") + chunk.count(b",")
                 if marks > limit.marks:

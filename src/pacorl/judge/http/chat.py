@@ -99,7 +99,9 @@ class ChatModel:
             document = answer.document()
             used = document.get("usage") or {}
             text = only_choice(document)["message"]["content"]
-            tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+            tokens = {}
+            for name in ("prompt_tokens", "completion_tokens"):
+                tokens[name] = int(used.get(name) or 0)
         except MALFORMED as fault:
             raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
         self.count(calls=1, **tokens)

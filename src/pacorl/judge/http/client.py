@@ -68,6 +68,7 @@ class EndpointPool:
             slots: Concurrent requests per server.
             timeout: Seconds for a whole answer, its body included.
         """
+        # Settings of requests.
         self.model = model
         self.words = words
         self.timeout = timeout
@@ -75,6 +76,7 @@ class EndpointPool:
         self.counters = counters
         self._key = key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
+        # Each address once: a repeated address would get twice its slots.
         self.endpoints: list[Endpoint] = []
         for url in dict.fromkeys(urls):
             self.endpoints.append(Endpoint(api_url(url), asyncio.Semaphore(slots), Circuit(timeout)))
@@ -135,7 +137,11 @@ class EndpointPool:
         while True:
             self.counters.requests += 1
             # Built anew each time: a refusal may have dropped the token ids.
-            accepted = {name: value for name, value in body(endpoint).items() if name not in endpoint.refused_fields}
+            accepted = {}
+            for name, value in body(endpoint).items():
+                if name not in endpoint.refused_fields:
+                    accepted[name] = value
+
             try:
                 return await self._call(endpoint, "/chat/completions", accepted, read)
             except FieldRefusedError:

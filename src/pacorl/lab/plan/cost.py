@@ -215,6 +215,7 @@ def cost_of(
         evaluated: number of prompts of an evaluation; 0 if they are absent, for which the limit is assumed.
         world: number of processes.
     """
+    # Questions of the judge per training image.
     shown = (Character("", "", (Path(),)),)
     prompt = prompts[0] if prompts else Prompt(0, "", grid=Grid(2, 2), characters=shown)
     rewards = [reward for key, reward in sources.rewards_of(config) if not key.startswith("evaluation.")]
@@ -228,7 +229,9 @@ def cost_of(
     forward = _velocity(policy, size, config.sampling.batch, sent=sent)
     decoding = _decoding(policy, size)
     trained = _trained(config, work, policy, size, sent=sent)
-    velocities = {phase: count / work.passes for phase, count in work.forwards_per_image.items()}
+    velocities = {}
+    for phase, count in work.forwards_per_image.items():
+        velocities[phase] = count / work.passes
     phases = {
         "sampling": forward * velocities["sampling"],
         "training": trained * velocities["training"] + forward * velocities["other_policies"],
@@ -240,6 +243,7 @@ def cost_of(
     steps = config.evaluation.steps
     large = _velocity(policy, full, config.evaluation.batch, sent=sent) * steps + _decoding(policy, full)
     small = forward * steps + decoding
+    # Judges in other processes cost this machine no FLOPs.
     if here:
         large += _judged(config, judge, prompt, questions, full)
         small += judged

@@ -197,6 +197,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         world=world,
     )
 
+    # Absent weights, and warnings, most of which are empty.
     checkpoints = (generator, judge, held_out_judge)
     absences = sources.all_absences(config, checkpoints)
     plan = Plan(rows, absences, (), *device(), work.forwards_per_image, balance_of(cost), cost)
@@ -309,6 +310,7 @@ def print_components(plan: Plan, console: PlainConsole) -> None:
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
     console.print(table)
 
+    # The totals in sentences.
     for line in summary(plan):
         console.print(line)
 

@@ -113,6 +113,7 @@ def measure_credit(
     if single is not None:
         raise ValueError(f"prompt {single.id} is one image without panels, so there is no panel credit to probe")
 
+    # Draw the groups, in halves whose agreement is the signal.
     gradients: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CREDITS}
     own_changes, rest_changes = [], []
     for number, prompt in enumerate(prompts):
@@ -124,6 +125,7 @@ def measure_credit(
         own_changes += own_P
         rest_changes += rest_P
         advance(number + 1)
+    # A group with a missing score contributes to no credit.
     if not gradients["set"] or not own_changes:
         raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
 

@@ -172,6 +172,7 @@ def plan_design(
         ValueError: if the budget does not pay for two starts with two children each of every requested candidate; the
             message names a sufficient budget.
     """
+    # The budget in samples.
     epoch = config.prompts_per_epoch * config.group_size
     budget = options.epochs * epoch
     if not 1 <= budget <= LARGEST:
@@ -215,6 +216,7 @@ def plan_design(
             f"a budget of {int(budget)} samples is too small for {len(candidates)} candidates with two starts and two "
             f"children each; give --epochs {math.ceil(1000 * (cost / epoch)) / 1000:g} or more, or fewer candidates"
         )
+    # The rest of the budget goes to prompts first, then to starts.
     count = min(most, int(int(budget) / cost))
     seeds = int(2 * int(budget) / (count * cost))
     return Design(tuple(candidates), count, seeds, int(budget), tuple(left_out))
@@ -244,7 +246,11 @@ def _varied(
 
 def _check(candidate: Candidate, configured: Sampler) -> None:
     """Raise ValueError if a candidate cannot be sampled."""
-    outside = [step for step in candidate.sde_steps if not 0 <= step < configured.steps]
+    outside = []
+    for step in candidate.sde_steps:
+        if not 0 <= step < configured.steps:
+            outside.append(step)
+
     if outside:
         raise ValueError(
             f"--steps {outside[0]}: sampling.steps {configured.steps} has the steps 0 to {configured.steps - 1}"

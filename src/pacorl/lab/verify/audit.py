@@ -181,7 +181,9 @@ def _check_best(run: Path, records: Sequence[Record]) -> str:
     folder = run / "checkpoints"
     file = folder / "best.json"
     # Scores in the checkpoints, against the ledger's.
-    recorded = {_moment(record): record.get("score") for record in records}
+    recorded = {}
+    for record in records:
+        recorded[_moment(record)] = record.get("score")
     epochs: dict[str, int] = {}
     for path in checkpoints(folder):
         state = read_object(path / "state.json")

@@ -185,7 +185,9 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
     trainer = PolicyTrainer(replayed, resume=checkpoint or False, allow_changes=True, rewards=functions)
     try:
         if is_epoch:
-            recorded = {row: scores for row, *scores in record["scores"]["scores"]}
+            recorded = {}
+            for row, *scores in record["scores"]["scores"]:
+                recorded[row] = scores
             parts = dict(record["scores"].get("parts", []))
             run_epoch(trainer, scorer=partial(ReplayingScorer, recorded=recorded, parts=parts, recomputed=recomputed))
         else:

@@ -159,6 +159,7 @@ def check_layers(
     Raises:
         ValueError: There is no adapter, or it belongs to another checkpoint.
     """
+    # Names and shapes of both sides.
     names = {name.removeprefix(PEFT_PREFIX): shape for name, shape in _shapes(adapter_file(source)).items()}
     layers = {name_of(name): shape for name, shape in _checkpoint_shapes(checkpoint, component).items()}
     if not layers or _is_foreign(names):
@@ -166,6 +167,7 @@ def check_layers(
 
     # Compare each layer that both have.
     fits = False
+    # The first layer that the checkpoint lacks, for the message.
     unknown = ""
     for name, shape in names.items():
         weight = WEIGHT.fullmatch(name.removeprefix("transformer.").removeprefix("diffusion_model."))
@@ -182,6 +184,7 @@ def check_layers(
                 f"{source} does not fit {checkpoint}: it has {shape[side]} where {weight['module']} has {layer[side]}; "
                 "it belongs to a base of another size"
             )
+    # Some unknown layers are allowed: a later check against the loaded model names them.
     if unknown and not fits:
         raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {unknown}")
 
@@ -370,6 +373,7 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed[new_name] = value
         tensors = renamed
 
+    # Convert; diffusers reports an unknown form by any of these errors.
     try:
         state: dict[str, Tensor] = loader.lora_state_dict(dict(tensors))
     except (ValueError, KeyError, AssertionError, AttributeError, NotImplementedError) as error:

@@ -117,7 +117,9 @@ def model_section(pipeline: Any) -> dict[str, str]:
 
 def _kind_of_class(name: str, source: str) -> str:
     """Find the kind of a pipeline's class; `source` is its name in messages."""
-    kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
+    kinds = {}
+    for kind, spec in POLICIES.items():
+        kinds[spec.pipeline] = kind
     if name not in kinds:
         raise ValueError(f"{source} is a {name or 'pipeline without a name'}; there are {', '.join(kinds)}")
     return kinds[name]

@@ -171,7 +171,9 @@ class KleinPolicy(PipelinePolicy):
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         # Drawn in patches, like the pipeline: codes drawn from the same seed would differ.
         shape = (4 * self.latent_channels, *self.token_grid(size))
-        patches = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        patches = []
+        for seed in seeds:
+            patches.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
         return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
 
     @by_layout

@@ -382,7 +382,9 @@ class PipelinePolicy:
         factor = self.pipeline.vae_scale_factor
         shape = (self.latent_channels, size.height // factor, size.width // factor)
         # Draw codes, then pack, like the pipelines: tokens drawn from the same seed would differ.
-        codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        codes = []
+        for seed in seeds:
+            codes.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
         return to_device(pack(torch.stack(codes), patch=self.patch), self.device)
 
     def with_prefix(self, conditioning: Conditioning, size: Size) -> Conditioning:

@@ -139,6 +139,7 @@ class QwenImage21Policy(QwenEditPolicy):
         for rows, cols in grids:
             source_grid.append((slots[0] if slots else 0, rows, cols))
             slots = slots[rows * cols // SLOT**2 :]
+        # A count that differs would shift each slot to a wrong token.
         counted = int(is_slot.sum())
         needed = sum(rows * cols for rows, cols in grids) // SLOT**2
         if counted != needed:
@@ -218,7 +219,9 @@ class QwenImage21Policy(QwenEditPolicy):
         if not self.planned_images:
             return planned
         grid = self.token_grid(size)
-        source_grid = [(image * self._slots(size), *grid) for image in range(self.planned_images)]
+        source_grid = []
+        for image in range(self.planned_images):
+            source_grid.append((image * self._slots(size), *grid))
         return Conditioning({**planned.tensors, "source_grid": torch.tensor([source_grid])})
 
 

@@ -117,6 +117,7 @@ def _joint_forward(
     if joint.target is None:
         return (tuple(computed),)
 
+    # The last row of the embedding is that of the prefix, which has no velocity.
     return (transformer.proj_out(transformer.norm_out(joint.target, embedding[:-1])),)
 
 
@@ -134,6 +135,7 @@ def _joint_block(  # noqa: PLR0917 - gradient checkpointing passes no keywords
     Both are one call of the block, and keys and values are among its results: gradient checkpointing computes them
     again, and FSDP2's hooks see them.
     """
+    # The prefix, unless its keys and values are known.
     prefix, target = joint
     length = runs[-1].end
     cache = QwenImage21KVLayerCache()
@@ -151,6 +153,7 @@ def _joint_block(  # noqa: PLR0917 - gradient checkpointing passes no keywords
         known = cache.get()
     assert known is not None, "a prefix is computed or known"
 
+    # The images attend to one copy of the prefix, expanded without memory.
     if target is not None:
         cache.store(*(shared.expand(len(target), -1, -1, -1) for shared in known))
         target = BLOCK_FORWARD(
@@ -181,6 +184,7 @@ def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Te
     Text advances all three. An image stands at the frame of the text before it, its rows and columns counted from its
     middle, and the text after it goes on by its longer side.
     """
+    # Positions so far: `frame` of the next token, and `read` text slots.
     device = prompt.text.device
     runs: list[Run] = []
     positions = []
@@ -203,6 +207,7 @@ def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Te
         add_text(first)
         add(rows * cols, _image_positions(frame, rows, cols, device), is_text=False)
         frame += max(rows, cols)
+        # A slot of the text encoder covers 2 × 2 tokens of the image.
         read = first + rows * cols // 4
     add_text(prompt.text.shape[1])
     return runs, torch.cat([*positions, _image_positions(frame, *grid, device)])

@@ -200,6 +200,7 @@ class PolicySpec:
             with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
                 pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
 
+        # Text encoders first: the transformer is placed after they have left.
         policy = self.take(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:
@@ -313,7 +314,11 @@ class PolicySpec:
         components: dict[str, Any] = {"scheduler": model_of(self.parts["scheduler"])}
         for name in configs.keys() - WITHOUT_WEIGHTS:
             # The published class: a checkpoint's config.json may lack it.
-            classes = {key: self.parts[name][key] for key in CLASS_KEYS if key in self.parts[name]}
+            classes = {}
+            for key in CLASS_KEYS:
+                if key in self.parts[name]:
+                    classes[key] = self.parts[name][key]
+
             components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
         components |= self.policy.components_on_meta(configs)
 

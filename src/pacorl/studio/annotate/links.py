@@ -187,6 +187,7 @@ def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
     distance_VV = (between_VV - (totals_V[low_VV] + totals_V[high_VV]) / 2) ** 2
     np.fill_diagonal(distance_VV, 0)
 
+    # Observed against expected disagreement.
     expected_VV = np.outer(totals_V, totals_V) - np.diag(totals_V)
     observed = (met_VV * distance_VV).sum()
     expected = (expected_VV * distance_VV).sum() / (totals_V.sum() - 1)

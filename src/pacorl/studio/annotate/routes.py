@@ -57,6 +57,7 @@ def serve(
         ValueError: if another server has the database, or the folder has no instances.
         OSError: if the port is taken.
     """
+    # Checks before the port and the database are opened.
     if public_url:
         check_public_url(public_url)
     database = folder / DATABASE
@@ -109,6 +110,7 @@ def prepare(
     for name in dict.fromkeys([ADMIN, *roles, *renew]):
         if name not in present or name in renew:
             links[name] = f"/join#{store.add_person(name, role=roles.get(name, 0), days=days)}"
+    # Divide last: new people get a share too.
     share_work(store, folder, instances, sharing)
     return links
 
@@ -190,6 +192,7 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
             raise ValueError(f"{path}: id {control.id!r} is already taken by an instance; ids must be unique")
         if not control.is_control:
             raise ValueError(f"{path}: {control.id!r} has no known order; give one under `must`, e.g. [[0, 1]]")
+    # Controls are ranked among the instances, without a mark.
     instances += controls
 
     # Images: every file must be there before the first person ranks.
@@ -297,7 +300,9 @@ def task(state: State, person: Someone) -> dict[str, Any]:
     sharing = state.store.sharing()
     if person.adjudicates or sharing.order == "uncertain":
         following = state.scores.following(person)
-        tasks = [state.store.task(person.name, instance) for instance in following[:2]]
+        tasks = []
+        for instance in following[:2]:
+            tasks.append(state.store.task(person.name, instance))
         progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
     else:
         tasks = state.store.next_tasks(person.name, limit=2)

@@ -112,7 +112,9 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
 
     def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
         reference = read_panel(client.image(task["reference"]))
-        candidates = [read_panel(client.image(address)) for address in task["candidates"]]
+        candidates = []
+        for address in task["candidates"]:
+            candidates.append(read_panel(client.image(address)))
         scores = []
         for candidate in candidates:
             shared = shared_attributes(reference, candidate, attend=attend)

@@ -208,7 +208,11 @@ class Store:
             # unless undone; then the undone instances, the latest first; then the rest.
             for person, assigned in plan.items():
                 rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
-                undone = [name for (name,) in db.execute(UNDONE, (person,)) if name in assigned]
+                undone = []
+                for (name,) in db.execute(UNDONE, (person,)):
+                    if name in assigned:
+                        undone.append(name)
+
                 ordered = dict.fromkeys([*(answered for (answered,) in rows), *undone, *assigned])
                 db.execute("DELETE FROM assignments WHERE person = ?", (person,))
                 db.executemany(
