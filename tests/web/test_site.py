@@ -373,6 +373,21 @@ def test_a_body_of_tiny_chunks_is_hung_up_on_and_one_of_common_chunks_is_read(mo
         assert answers(address)
 
 
+def test_a_body_of_tiny_chunks_takes_small_turns_and_ends_early(monkeypatch):
+    """Each of its bytes costs six: after 64 KiB more than its content it is hung up on, whatever the whole may have."""
+    taken = []
+    parse = Connection._parse
+    monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
+    with served(monkeypatch, 10.0, reads=True) as address:
+        with socket.create_connection(address, timeout=5) as tiny, contextlib.suppress(ConnectionError):
+            tiny.sendall(chunked(b"x", 50_000))
+            assert not tiny.recv(100)
+        assert sum(taken) < 2 * connections.FRAMING_AHEAD
+        # The first has the head, and the second shows the chunks.
+        assert max(taken[2:]) <= connections.SMALL_PIECE_BYTES
+        assert answers(address)
+
+
 def test_large_pieces_of_a_request_are_parsed_in_turns(monkeypatch):
     """Nothing is lost or moved: the body arrives as it was sent."""
     taken = []

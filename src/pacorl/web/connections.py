@@ -19,9 +19,13 @@ HEADER_SECONDS = 10.0
 BODY_BYTES = 2**16
 """Least bytes of a body in HEADER_SECONDS: the rate of the slowest mobile networks."""
 PIECE_BYTES = 2**14
-"""Most bytes parsed in one turn of a connection: 30 ms for chunks of one byte."""
+"""Most bytes parsed in one turn of a connection."""
+SMALL_PIECE_BYTES = 2**11
+"""The same of a body in tiny chunks: 16 KiB in chunks of one byte take 30 ms, while all others wait."""
 FRAMING_BYTES = 2**19
 """Most bytes of a request outside of its body: header and sizes of chunks. Chunks of 1 KiB need 7 in 1,024."""
+FRAMING_AHEAD = 2**16
+"""Most of them beyond the bytes of the body so far: chunks of one byte need five times as many."""
 SPARE_FILES = 128
 """Open files of a process reserved for models, a database, the log, and the few batches of connections that are
 accepted before the first of them is counted here."""
@@ -43,6 +47,10 @@ class Connection(H11Protocol):
     """Bytes since the last reset of the clock."""
     _framing = 0
     """Bytes of the request outside of its body."""
+    _content = 0
+    """Bytes of the request's body."""
+    _piece_bytes = PIECE_BYTES
+    """Most bytes of the next turn."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,7 +83,10 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             self._pieces.clear()
         else:
-            self._parse(self._pieces[0])
+            piece = self._pieces[0]
+            if len(piece) > self._piece_bytes:
+                self._pieces.insert(1, piece[self._piece_bytes :])
+            self._parse(piece[: self._piece_bytes])
             self._pieces.popleft()
         if self._pieces:
             self.loop.call_soon(self._parse_next)
@@ -93,10 +104,14 @@ class Connection(H11Protocol):
         # A body in chunks of one byte costs the server a hundred times as much as the sender.
         if is_new:
             self._framing = 0
+            self._content = 0
+            self._piece_bytes = PIECE_BYTES
         else:
             added = len(cycle.body) - content if cycle else 0
             self._framing += len(data) - added
-        if self._framing > FRAMING_BYTES:
+            self._content += added
+            self._piece_bytes = SMALL_PIECE_BYTES if 2 * added < len(data) else PIECE_BYTES
+        if self._framing > min(FRAMING_BYTES, FRAMING_AHEAD + self._content):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
