@@ -32,7 +32,8 @@ def png(side: int) -> bytes:
 def scans(count: int, side: int) -> bytes:
     """A progressive JPEG whose last scan is repeated; each repetition is a few bytes that cost the whole image."""
     buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((side, side)).save(buffer, format="JPEG", progressive=True)
+    picture = Image.linear_gradient("L").resize((side, side)).convert("RGB")
+    picture.save(buffer, format="JPEG", progressive=True, subsampling=0)
     data = buffer.getvalue()
     last = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + last * count + data[-2:]
@@ -91,7 +92,7 @@ def test_an_image_that_takes_too_much_cpu_time_is_refused_and_the_next_one_read(
 ) -> None:
     monkeypatch.setattr(decoder, "MAX_CPU_SECONDS", 0)  # up to the process' next whole second
     with pytest.raises(ImageError, match=r"^slow: decoding it takes too much time or memory"):
-        open_upload(scans(90, 6000), name="slow")
+        open_upload(scans(80, 8000), name="slow")
     monkeypatch.undo()
     assert open_upload(png(8), name="a").size == (8, 8)
 
