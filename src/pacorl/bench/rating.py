@@ -69,9 +69,9 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     # A YAML, EditScore's module, or UnifiedReward-Edit's scripts, in one form.
     document: Any
     if path.is_dir():
-        texts = [unified_text(path / name) for name in UNIFIED_POINTS]
-        document = {"semantics": texts[0], "quality": texts[1], "scale": UNIFIED_SCALE}
-        content = "\n".join(texts)
+        semantics, quality = (unified_text(path / name) for name in UNIFIED_POINTS)
+        document = {"semantics": semantics, "quality": quality, "scale": UNIFIED_SCALE}
+        content = f"{semantics}\n{quality}"
     else:
         content = read_text(path)
         document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
