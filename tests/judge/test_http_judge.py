@@ -158,6 +158,14 @@ def test_questions_that_begin_alike_are_sent_one_after_another(server: FakeServe
     assert [len(list(run)) for _, run in itertools.groupby(firsts)] == [3, 3, 3, 3]
 
 
+def test_a_question_that_failed_is_put_to_another_endpoint(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.fail(500) is None
+    with FakeServer().running() as other, judge_of(server, other, retries=1) as judge:
+        assert_all_right(judge)
+        assert len(other.chats) == len(QUESTIONS)
+        assert judge.counters.retries == len(server.chats) >= 1
+
+
 def test_questions_about_one_image_leave_a_busy_endpoint(server: FakeServer) -> None:
     with FakeServer().running() as other, judge_of(server, other, concurrency=2) as judge:
         judge.verdicts([Question((RED,), str(number)) for number in range(12)])

@@ -200,7 +200,8 @@ PAIR_READERS = {"which edited image is better": read_better, "provide the scores
 def read_wording(path: Path) -> Rubric | PairWording:
     """Read a published wording. Raises ValueError if the file has none of the known forms."""
     # EditScore and UnifiedReward-Edit publish modules, PVC-Judge a YAML; a rubric of one's own is a YAML too.
-    if path.suffix == ".py" and (text := unified_text(path)):
+    text = unified_text(path) if path.suffix == ".py" else ""
+    if text:
         return _of_unified(path, text)
     if path.suffix == ".py" or path.is_dir():
         return read_rubric(path)

@@ -134,8 +134,12 @@ class EndpointPool:
             JudgeRefusedError: for a wrong name or key.
         """
 
+        tried: Endpoint | None = None
+
         async def attempt(number: int) -> T:
-            async with self.acquire_endpoint(images) as endpoint:
+            nonlocal tried
+            async with self.acquire_endpoint(images, tried) as endpoint:
+                tried = endpoint
                 self.counters.retries += number > 0
                 await self.handshake(endpoint)
                 return await self._chat(endpoint, body, lambda answer: read(answer, endpoint))
@@ -161,14 +165,18 @@ class EndpointPool:
                 continue  # a field is refused once, since it is not sent again
 
     @asynccontextmanager
-    async def acquire_endpoint(self, images: Sequence[str] = ()) -> AsyncIterator[Endpoint]:
+    async def acquire_endpoint(
+        self, images: Sequence[str] = (), tried: Endpoint | None = None
+    ) -> AsyncIterator[Endpoint]:
         """Acquire a slot of the server that was asked about these images, or else of the least loaded one.
 
-        Silent servers come last. Raises SilentError if all are silent; one question at a time probes them.
+        Silent servers come last, and before them the one that this question has just `tried`.
+
+        Raises SilentError if all are silent; one question at a time probes them.
         """
         while True:
             home = next((self._homes[image] for image in images if image in self._homes), None)
-            endpoint = min(self.endpoints, key=lambda endpoint: self._preference(endpoint, home))
+            endpoint = min(self.endpoints, key=lambda endpoint: self._preference(endpoint, home, tried))
             if len(self._homes) > HOMES:
                 self._homes.clear()
             self._homes |= dict.fromkeys(images, endpoint)
@@ -182,14 +190,16 @@ class EndpointPool:
             finally:
                 endpoint.load -= 1
 
-    def _preference(self, endpoint: Endpoint, home: Endpoint | None) -> tuple[bool, bool, bool, int, float]:
+    def _preference(
+        self, endpoint: Endpoint, home: Endpoint | None, tried: Endpoint | None
+    ) -> tuple[bool, bool, bool, bool, int, float]:
         """Return a server's sort key, the lowest first; `home` has the question's images in its caches."""
         circuit = endpoint.circuit
         # In an outage the servers are probed in turn, however long each of them has been silent.
         broken = circuit.broken and not self.outage
         # A home that is behind by all its slots is left: computing a prefix again is cheaper than waiting.
         away = home is not None and endpoint is not home and home.load < endpoint.load + self._slots
-        return broken, circuit.cooling_down, away, endpoint.load, circuit.cooldown_until
+        return broken, circuit.cooling_down, endpoint is tried, away, endpoint.load, circuit.cooldown_until
 
     def _is_worth_trying(self, endpoint: Endpoint) -> bool:
         """Return whether no other server is a better choice. Raises SilentError if none is worth a question now."""
