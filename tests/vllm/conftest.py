@@ -82,7 +82,7 @@ def _judge(folder: Path) -> Path:
     torch.manual_seed(0)
     model, processor = tiny_judge(vocabulary())
     # For questions longer than a block of vLLM's cache; a panel of 32 px keeps its size.
-    processor.image_processor.size |= {"longest_edge": 256 * 256}
+    processor.image_processor.size = dict(processor.image_processor.size) | {"longest_edge": 256 * 256}
     model.save_pretrained(folder)
     save_processor(processor, folder, source=str(folder))
     return folder
