@@ -1,7 +1,8 @@
 """How near the judge comes to what sharing allows: grids/s against the plain per-pair forward, in one run.
 
-    python benchmarks/judge.py                              # two mid-size random judges, on the CPU
+    python benchmarks/judge.py                              # three mid-size random judges, on the CPU
     python benchmarks/judge.py --gpu --model-size 7b        # Qwen2.5-VL-7B's shape in bf16, random weights
+    python benchmarks/judge.py --gpu --model-size 9b        # Qwen3.5-9B's
     python benchmarks/judge.py --quickstart                 # the committed judge and an epoch's questions
 
 A 2×2 grid is 6 questions about 4 panels. The plain way asks each by a forward of its own (12 images through the vision
@@ -9,7 +10,8 @@ tower, every token of every prompt). The bound is what exact sharing can gain at
 distinct beginning once, attention over the keys that a token may see, the last layer's queries and MLP and the head at
 answer positions only. Both ways run alternately; the fastest of the repeats counts. Exits with 1 where the two disagree
 or a goal of the mid-size judges is missed: 85 % of the bound where the tower is 10 % of the parameters, 1.8 times the
-plain way where it is 40 %.
+plain way where it is 40 %. `recurrent` is a small Qwen3.5, three of whose four layers keep a state (Gated DeltaNet):
+85 % of the bound.
 
 `--quickstart` asks the committed judge what an epoch of configs/tiny.yaml asks: for 6 prompts × 12 grids the 6 pairs of
 `consistency`, then the 4 panels of `panel_match`, with a call of each per prompt.
@@ -34,9 +36,9 @@ from pacorl.core.grid import join
 from pacorl.core.questions import same_theme
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.sharing import Node, prefix_forest
-from pacorl.lab.plan.sources import JUDGE_PARTS
-from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from pacorl.judge.sharing import RECURRENT, Node, prefix_forest
+from pacorl.lab.plan.sources import published_judge
+from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEMPLATE, qwen_tokenizer_of
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.runtime.cores import use_cores
@@ -54,8 +56,16 @@ MID_SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "text_config": {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9},
         "vision_config": {"hidden_size": 384, "intermediate_size": 1024, "depth": 12, "num_heads": 6},
     },
+    "recurrent": {
+        "text_config": {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 3},
+        "vision_config": {"hidden_size": 256, "intermediate_size": 684, "depth": 6, "num_heads": 4},
+    },
 }
-GOALS = {"10 % vision": ("share_of_bound", 0.85), "40 % vision": ("speedup", 1.8)}
+GOALS = dict.fromkeys(("10 % vision", "recurrent"), ("share_of_bound", 0.85)) | {"40 % vision": ("speedup", 1.8)}
+BASES = {"7b": "Qwen2.5-VL-7B", "9b": "Qwen3.5-9B"}
+"""Model size → the published base of this shape."""
+CHUNK = 64
+"""Tokens that a recurrent layer computes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ def main() -> int:
     options = arguments()
     use_cores()
     device = torch.device("cuda" if options.gpu else "cpu")
-    names = ["7b"] if options.model_size == "7b" else list(MID_SIZES)
+    names = list(MID_SIZES) if options.model_size == "mid" else [options.model_size]
     failed = False
     for name in [QUICKSTART] if options.quickstart else names:
         result = measure(name, device, options)
@@ -110,7 +120,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="run on a GPU, in bf16")
-    parser.add_argument("--model-size", choices=["mid", "7b"], default="mid")
+    parser.add_argument("--model-size", choices=["mid", *BASES], default="mid")
     parser.add_argument("--quickstart", action="store_true", help="the committed judge and an epoch's questions")
     parser.add_argument("--grids", type=int, default=4, help="2×2 grids in one call")
     parser.add_argument("--side", type=int, default=256, help="pixels of a panel's side")
@@ -171,18 +181,21 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
 
 
 def build(name: str, device: torch.device) -> LocalJudge:
-    """A judge of random weights: one of MID_SIZES in fp32, or the 7B's shape in bf16."""
-    from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
+    """A judge of random weights: one of MID_SIZES in fp32, or a published shape in bf16."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
+    base = BASES.get(name, BASES["9b" if name == "recurrent" else "7b"])
+    _, published = published_judge(base)
     processor = image_text_processor(
         # The question in about as many tokens as the real tokenizer makes of it.
         tokenizer=qwen_tokenizer_of([*vocabulary(), *[f"user\nYou are a helpful assistant.\n{same_theme(THEME)}"] * 9]),
-        image_options=JUDGE_PARTS["processor"],
-        chat_template=CHAT_TEMPLATE,
+        image_options=published["processor"],
+        chat_template=THINKING_TEMPLATE if base == BASES["9b"] else CHAT_TEMPLATE,
     )
-    sizes = JUDGE_PARTS["model"] if name == "7b" else mid_size(name, processor)
+    sizes = published["model"] if name in BASES else mid_size(name, processor)
     ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
-    config = Qwen2_5_VLConfig(
+    config = AutoConfig.for_model(
+        published["model"]["model_type"],
         **{key: value for key, value in sizes.items() if key != "model_type"},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -204,6 +217,12 @@ def mid_size(name: str, processor: ImageTextProcessor) -> dict[str, Any]:
         "num_hidden_layers": 10,
         "num_key_value_heads": text["num_attention_heads"] // 3,
     }
+    if name == "recurrent":
+        shape |= {"num_hidden_layers": 12, "num_key_value_heads": 1}
+        # Heads as in the published model; fewer of them.
+        shape |= {"head_dim": 256, "linear_num_key_heads": 3, "linear_num_value_heads": 6}
+        grid = {"patch_size": 16, "out_hidden_size": text["hidden_size"]}
+        return {"text_config": text | shape, "vision_config": vision | grid}
     rope = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
     window = {"window_size": 112, "fullatt_block_indexes": [vision["depth"] - 1], "patch_size": 14}
     return {
@@ -281,6 +300,10 @@ def counter(judge: LocalJudge, side: int) -> Callable[..., Work]:
     language = judge.model.model.language_model
     linear = sum(module.weight.numel() for module in language.modules() if isinstance(module, torch.nn.Linear))
     config = language.config
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    attending = len(kinds) - kinds.count(RECURRENT)
+    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    state = recurrent_flops(config) * kinds.count(RECURRENT)
     tower, head = vision_flops(judge, side), 2 * judge.model.lm_head.weight.numel()
 
     def count(images: int, nodes: Sequence[Node], lengths: Sequence[int], *, at_answers: Sequence[str] = ()) -> Work:
@@ -294,11 +317,19 @@ def counter(judge: LocalJudge, side: int) -> Callable[..., Work]:
         # What has children passes the last layer whole, unless queries are spared too.
         last = answers if "q_proj" in at_answers else answers + sum(len(node) for node in nodes if node.children)
         last_keys = sum(lengths) if "q_proj" in at_answers else keys
-        attention = 4 * config.hidden_size * ((config.num_hidden_layers - 1) * keys + last_keys)
-        products = 2 * linear * tokens - 2 * spared * (tokens - last)
+        attention = 4 * width * ((attending - 1) * keys + last_keys)
+        products = (2 * linear + state) * tokens - 2 * spared * (tokens - last)
         return Work(images, tokens, keys, answers, float(images * tower + products + attention + answers * head))
 
     return count
+
+
+def recurrent_flops(config: Any) -> float:
+    """The work of a recurrent layer's state on a token, beside its projections: products of the chunked form."""
+    if not hasattr(config, "linear_num_value_heads"):
+        return 0.0
+    key, value = config.linear_key_head_dim, config.linear_value_head_dim
+    return float(2 * config.linear_num_value_heads * (3 * key * value + CHUNK * (5 * key + 3 * value) / 2))
 
 
 def totals(nodes: Sequence[Node]) -> tuple[int, int]:

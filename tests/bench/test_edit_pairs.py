@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pacorl.bench.edit_judges import Comparison, PairChoice, PairWording, Rated, YesNo, read_winner, read_wording
 from pacorl.bench.edit_pairs import EditPairOptions, EditRewardCompass, VcRewardBench, read_compass_pairs, read_vc_pairs
-from pacorl.bench.rating import EDITSCORE_TEXTS, Rubric
+from pacorl.bench.rating import EDITSCORE_TEXTS, UNIFIED_POINTS, Rubric
 from pacorl.cli.benchmark import app
 from pacorl.io.images import open_image
 from pacorl.judge.local import LocalJudge
@@ -39,6 +39,18 @@ user_prompt:
   - text: |
       B:
   - image: {source: edited_images, index: 1}
+"""
+UNIFIED = """\
+from vllm_request import evaluate_batch
+
+instruction = ''
+problem = f"Two edits, WHICH\\n\\nText instruction - {instruction}\\n"
+input_data = [{'problem': problem, 'images': []}]
+output = evaluate_batch(input_data, "http://localhost:8080")
+"""
+UNIFIED_POINT = """\
+problem = "{text}"
+output = evaluate_batch([problem], "http://localhost:8080")
 """
 VIE_PROMPTS = '''
 _context_no_delimit_reasoning_first = """Answer so:
@@ -227,6 +239,64 @@ def test_pvc_judges_message_has_its_texts_and_images_in_order(tmp_path: Path) ->
     )
 
 
+def unified(folder: Path, asks: str) -> Any:
+    path = folder / "edit_pairwise.py"
+    path.write_text(UNIFIED.replace("WHICH", asks))
+    return read_wording(path)
+
+
+@pytest.mark.parametrize(
+    ("asks", "answer", "scores"),
+    [
+        ("determine which edited image is better.", "Edited image 2 is better", (0, 1)),
+        ("determine which edited image is better.", "Edited Image 1 is better.", (1, 0)),
+        ("determine which edited image is better.", "Edited image 1 and 2 are equally good", (0, 0)),
+        ("Please provide the scores for each image.", "Image 1: 2.25, Image 2: -1.5", (2.25, -1.5)),
+    ],
+)
+def test_unifiedreward_compares_two_edits_in_every_dimension(
+    asks: str, answer: str, scores: tuple[float, float], tmp_path: Path
+) -> None:
+    """The images, then the text, as its authors' request has them; its script is read and not run."""
+    words = Words(lambda _: answer)
+    judge = PairChoice(PacoReward(words, name="words"), unified(tmp_path, asks))
+    images = (image(COLOURS[0]), image(COLOURS[1]), image(COLOURS[2]))
+    (result,) = judge.compare([Comparison(images, "make it red", "quality")])
+    assert result == {"scores": list(scores)}
+    assert words.chats == [Chat((*images, f"Two edits, {asks}\n\nText instruction - make it red\n"))]
+    assert judge.abouts == ("followed", "consistent", "quality")
+
+
+@pytest.mark.parametrize(
+    ("asks", "answer"),
+    [
+        ("determine which edited image is better.", "Edited image 1 is better or Edited image 2 is better"),
+        ("determine which edited image is better.", ""),
+        ("Please provide the scores for each image.", "Image 1: 2, Image 2: 1"),
+        ("Please provide the scores for each image.", "2.5"),
+    ],
+)
+def test_an_answer_of_unifiedreward_without_two_scores_is_missing(asks: str, answer: str, tmp_path: Path) -> None:
+    judge = PairChoice(PacoReward(Words(lambda _: answer), name="words"), unified(tmp_path, asks))
+    images = (image(COLOURS[0]), image(COLOURS[1]), image(COLOURS[2]))
+    (result,) = judge.compare([Comparison(images, "make it red", "quality")])
+    assert set(result) == {"error"}
+
+
+def test_unifiedrewards_point_scores_are_those_of_its_folder(tmp_path: Path) -> None:
+    semantics, quality = (tmp_path / name for name in UNIFIED_POINTS)
+    semantics.write_text(UNIFIED_POINT.format(text='Two images.\\n"+ f"{instruction}\\n'))
+    quality.write_text(UNIFIED_POINT.format(text="One image."))
+    rubric = read_wording(tmp_path)
+    assert isinstance(rubric, Rubric)
+    assert (rubric.semantics, rubric.quality, rubric.scale) == ("Two images.\n{instruction}\n", "One image.", 25)
+    with pytest.raises(ValueError, match="asks about one edit; give its folder for point scores"):
+        read_wording(semantics)
+    quality.write_text("problem = run('rm')")
+    with pytest.raises(ValueError, match=r"edit_pointwise_quality\.py: line 1: 'problem' must be a text"):
+        read_wording(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("answer", "scores"),
     [
@@ -318,7 +388,7 @@ def test_a_compass_of_another_schema_is_refused(rows: Any, fault: str, tmp_path:
     assert fault in str(caught.value)
 
 
-def test_yes_and_no_miss_quality_and_a_choice_has_consistency_only() -> None:
+def test_yes_and_no_miss_quality_and_pvc_judge_has_consistency_only(tmp_path: Path) -> None:
     assert YesNo.abouts == ("followed", "consistent")
-    assert PairChoice.abouts == ("consistent",)
+    assert pair_wording(tmp_path).abouts == ("consistent",)
     assert PairWording("", (), "").system == ""

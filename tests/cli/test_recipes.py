@@ -36,6 +36,8 @@ def test_the_table_has_every_recipe_with_its_model_and_licence() -> None:
     assert facts["flux_t2is_24gb"]["licence"] == "flux-1-dev-non-commercial-license, gated"
     assert facts["klein_t2is_16gb"]["licence"] == "apache-2.0"
     assert facts["reward/paco_reward_7b"]["model"] == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert facts["reward/qwen3_5_9b"]["model"] == "Qwen/Qwen3.5-9B"
+    assert facts["reward/qwen3_5_9b"]["licence"] == "apache-2.0"
 
 
 def test_the_table_is_shown_for_people() -> None:

@@ -90,9 +90,9 @@ def test_a_judge_of_this_process_brings_what_a_plan_needs(name: str) -> None:
     spec = JUDGES[name]
     assert spec.tiny is not None
     assert (spec.tiny / "config.json").is_file()
-    assert spec.architecture is not None
-    assert set(read_object(spec.architecture)) == {"model", "processor"}
-    assert spec.base
+    assert spec.bases
+    for path in spec.bases.values():
+        assert set(read_object(path)) == {"model", "processor"}
 
 
 def test_a_config_of_the_run_is_read_back_as_it_was(options: BackendOptions) -> None:

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForImageTextToText,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
     Qwen3VLConfig,
 )
 
@@ -78,8 +79,18 @@ def build(family: str, processor: ImageTextProcessor, *, seed: int = 0, **sizes:
             | {"hidden_size": inner, "intermediate_size": 2 * inner, "out_hidden_size": width}
             | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64},
         ),
+        "qwen3_5": (
+            Qwen3_5Config,
+            tower
+            | {"hidden_size": inner, "intermediate_size": 2 * inner, "out_hidden_size": width}
+            | {"num_position_embeddings": 64},
+        ),
     }
     kind, vision = kinds[family]
+    if family == "qwen3_5":  # three of four layers are recurrent, and a quarter of a head is turned by its position
+        text |= {"num_hidden_layers": sizes.get("layers", 4), "head_dim": 4 * width // heads}
+        text |= {f"linear_{part}_head_dim": 16 for part in ("key", "value")}
+        text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "initializer_range": 0.2}
     config = kind(
         text_config=text,
         vision_config=vision,
@@ -90,6 +101,9 @@ def build(family: str, processor: ImageTextProcessor, *, seed: int = 0, **sizes:
     )
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):  # as drawn, a recurrent layer forgets a token within the next one
+            parameter.data -= 6
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     return model.eval()

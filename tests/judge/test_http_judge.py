@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import time
@@ -26,6 +27,10 @@ from pacorl.types import Question, Verdict
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
 QUESTIONS = [
     Question((a, b), text) for a, b in ((RED, BLUE), (RED, GREEN), (BLUE, GREEN)) for text in ("Same?", "Alike?")
+]
+GREY = [
+    Question(pair, "Same?")
+    for pair in itertools.combinations([Image.new("RGB", (8, 6), (shade,) * 3) for shade in (0, 60, 120, 180)], 2)
 ]
 
 
@@ -83,6 +88,20 @@ def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pyte
     assert len(encoded) == 3
 
 
+def test_a_second_call_about_the_same_pixels_encodes_none_again(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a second reward asks about panels that it cut for itself."""
+    saved = []
+    save = Image.Image.save
+    monkeypatch.setattr(Image.Image, "save", lambda image, *a, **b: saved.append(image) or save(image, *a, **b))
+    again = [Question(tuple(image.copy() for image in question.images), "Alike?") for question in QUESTIONS]
+    with judge_of(server) as judge:
+        for call, expected in ((QUESTIONS, 3), (again, 3), (GREY, 3 + 4), (QUESTIONS, 3 + 4 + 3)):
+            judge.verdicts(call)
+            assert len(saved) == expected
+
+
 def test_images_are_sent_as_the_judge_of_this_process_sees_them(server: FakeServer) -> None:
     clear, white = Image.new("RGBA", (8, 6), (255, 0, 0, 0)), Image.new("RGB", (8, 6), "white")
     with judge_of(server) as judge:
@@ -117,10 +136,41 @@ def test_concurrency_is_bounded_per_endpoint_over_all_ranks(server: FakeServer) 
     assert server.busiest == 2
 
 
-def test_several_endpoints_share_the_work(server: FakeServer) -> None:
-    with FakeServer().running() as other, judge_of(server, other) as judge:
+def images_of(body: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(part["image_url"]["url"] for part in body["messages"][0]["content"] if "image_url" in part)
+
+
+def test_a_sets_questions_stay_on_one_endpoint(server: FakeServer) -> None:
+    """In this call and in the next one, in which they have other pairs or single images."""
+    with FakeServer().running() as other, judge_of(server, other, symmetric=True) as judge:
+        judge.verdicts([*QUESTIONS, *GREY])
+        judge.verdicts([Question((image,), "What?") for image in (RED, BLUE, GREEN, *GREY[0].images)])
+        seen = [{image for body in one.chats for image in images_of(body)} for one in (server, other)]
+        assert sorted(map(len, seen)) == [3, 4]
+        assert not seen[0] & seen[1]
+
+
+def test_questions_that_begin_alike_are_sent_one_after_another(server: FakeServer) -> None:
+    with judge_of(server, concurrency=1, symmetric=True) as judge:
+        judge.verdicts(GREY)
+    firsts = [images_of(body)[0] for body in server.chats]
+    assert len(firsts) == 12
+    assert [len(list(run)) for _, run in itertools.groupby(firsts)] == [3, 3, 3, 3]
+
+
+def test_a_question_that_failed_is_put_to_another_endpoint(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.fail(500) is None
+    with FakeServer().running() as other, judge_of(server, other, retries=1) as judge:
         assert_all_right(judge)
-        assert len(server.chats) == len(other.chats) == 3
+        assert len(other.chats) == len(QUESTIONS)
+        assert judge.counters.retries == len(server.chats) >= 1
+
+
+def test_questions_about_one_image_leave_a_busy_endpoint(server: FakeServer) -> None:
+    with FakeServer().running() as other, judge_of(server, other, concurrency=2) as judge:
+        judge.verdicts([Question((RED,), str(number)) for number in range(12)])
+        assert 4 <= len(server.chats) <= 8
+        assert len(server.chats) + len(other.chats) == 12
 
 
 def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer) -> None:
@@ -589,7 +639,7 @@ def test_an_answer_is_of_its_images_and_its_text() -> None:
         return sum(int(image.digest[:6], 16) * (place + 2) for place, image in enumerate(images)) / 1e9 + len(text)
 
     async def verdicts(questions: list[Question]) -> list[Verdict]:
-        return await batch.RequestBatch(answer, Counters(), "png").verdicts(questions)
+        return await batch.RequestBatch(answer, Counters(), "png", {}).verdicts(questions)
 
     together = asyncio.run(verdicts(QUESTIONS))
     assert together == [asyncio.run(verdicts([question]))[0] for question in QUESTIONS]

@@ -59,15 +59,19 @@ def test_verdicts_are_in_the_order_of_their_questions(judge: LocalJudge) -> None
     assert len(set(together)) == 3
 
 
-def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(judge: LocalJudge) -> None:
-    """Two first images, the one longer, with two and with three second ones: padded beside each other, and branched."""
+@pytest.mark.parametrize(("family", "tolerance"), [("qwen2_5_vl", 1e-10), ("qwen3_5", 1e-5)])
+def test_questions_below_beginnings_of_two_lengths_are_answered_as_alone(family: str, tolerance: float) -> None:
+    """Two first images, the one longer, with two and with three second ones: keys are padded beside each other, and
+    states are of whole runs alone."""
+    processor = processor_of_any_size()
+    judge = LocalJudge(build(family, processor).double(), processor)
     (long, short), seconds = panels(2, sizes=[(128, 128), (128, 80)]), panels(3, sizes=[(48, 48)])
     pairs = [(long, seconds[0]), (long, seconds[1]), *((short, second) for second in seconds)]
     asked = [Question(pair, questions.same_theme("a red hero")) for pair in pairs]
     plain = LocalJudge(judge.model, judge.processor, share=False)
     together, apart = ([verdict.p_yes for verdict in one.verdicts(asked)] for one in (judge, plain))
-    assert together == pytest.approx(apart, abs=1e-10)
-    assert len({round(p_yes or 0.0, 9) for p_yes in apart}) == 5
+    assert together == pytest.approx(apart, abs=tolerance)
+    assert len({round(p_yes or 0.0, 4) for p_yes in apart}) == 5
 
 
 def test_a_template_that_thinks_is_told_not_to() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pacorl.judge.sharing import Node, batches, can_share, prefix_forest
+from pacorl.judge.sharing import STATES, Node, batches, can_share, prefix_forest
 
 
 def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[int, list[Node]]]:
@@ -69,10 +69,18 @@ def test_batches_keep_to_their_tokens(tokens: int) -> None:
         assert len({bool(node.children) for node in batch}) == 1
 
 
+def test_rows_that_keep_states_are_of_one_length_and_few() -> None:
+    parents = [Node(0, length, 0, children=[Node(0, 1, 0)]) for length in [9] * (STATES + 1) + [8]]
+    leaves = [Node(0, length, 0) for length in (9, 8)]
+    found = list(batches([*leaves, *parents], tokens=10**6, recurrent=True))
+    assert [len(batch) for batch in found] == [STATES, 1, 1, 2]
+
+
 def test_an_unproven_model_does_not_share() -> None:
-    from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLMoeConfig
+    from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLMoeConfig
 
     assert can_share(Qwen2VLConfig())
+    assert can_share(Qwen3_5Config())
     assert not can_share(Qwen3VLMoeConfig())
     assert not can_share(Qwen2VLConfig(attn_implementation="flash_attention_2"))
     sliding = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}

@@ -125,9 +125,9 @@ def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str
     assert (answers.log_prob_BL[~batch["answer"]] == 0).all()
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
-    """Loss and gradients of an adapter are those of full logits, in double precision."""
+    """Loss and gradients of an adapter, in recurrent layers too, are those of full logits, in double precision."""
     processor = processor_of_any_size()
     rows = each_once(comparisons_from(str(data)))
     batch = Collator(processor, target="reasons")([rows[0], rows[1]])
@@ -137,7 +137,9 @@ def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     every = F.pad(logits.gather(2, batch["input_ids"][:, 1:, None])[..., 0], (1, 0))
     few = read_answers(tuned, batch, yes=0, no=1).log_prob_BL
     losses = [decision_weighted(found, batch["answer"], alpha=0.1)[0] for found in (every, few)]
-    learning = [parameter for name, parameter in tuned.named_parameters() if "lora_B" in name]
+    learned = {name: parameter for name, parameter in tuned.named_parameters() if "lora_B" in name}
+    assert any("linear_attn.in_proj_qkv" in name for name in learned) == (family == "qwen3_5")
+    learning = list(learned.values())
     one, other = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, learning)]) for loss in losses)
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-10)
     assert one.norm() > 0

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from pacorl.judge import JUDGES
 from pacorl.judge.local import LocalJudge
+from pacorl.judge.prompting import chat_text
 from pacorl.lab import twin
 from pacorl.models.policies import POLICIES
-from pacorl.models.twins import random_weight
+from pacorl.models.twins import random_weight, tiny_judge
 from pacorl.types import Question, Size
 
 SLOW = ["flux", "kontext", "qwen_edit"]
@@ -34,14 +35,27 @@ def test_a_generators_twin_loads(kind: str, tmp_path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in policy.transformer.parameters())
 
 
-def test_a_judges_twin_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", JUDGES["local"].bases)
+def test_a_judges_twin_answers(base: str, tmp_path: Path) -> None:
     folder = tmp_path / "judge"
-    twin.write_judge(JUDGES["local"], folder, width="tiny")
+    twin.write_judge(JUDGES["local"], folder, base=base, width="tiny")
     policy = POLICIES["flux"].from_pretrained("tiny", max_sequence_length=48)
     size = Size(64, 64)
     images = policy.decode(policy.noise([0, 1], size), size)
     (verdict,) = LocalJudge.from_pretrained(folder).verdicts([Question(tuple(images), "Do they look alike?")])
     assert 0 < verdict.p_yes < 1
+
+
+def test_the_answer_of_a_judge_that_could_think_begins_after_an_empty_thought() -> None:
+    """The text is that of Qwen3.5's published template with `enable_thinking=False`."""
+    _, processor = tiny_judge(["Yes. No."], "qwen3_5")
+    content = [{"type": "image"}, {"type": "text", "text": "Same?"}]
+    turns = [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]
+    assert chat_text(processor, turns) == (
+        "<|im_start|>system\nLook.<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
 
 
 @FEW_KINDS

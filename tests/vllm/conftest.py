@@ -81,6 +81,8 @@ def _judge(folder: Path) -> Path:
     """A judge under the file names of the released ones, which vLLM's transformers asks for."""
     torch.manual_seed(0)
     model, processor = tiny_judge(vocabulary())
+    # For questions longer than a block of vLLM's cache; a panel of 32 px keeps its size.
+    processor.image_processor.size = dict(processor.image_processor.size) | {"longest_edge": 256 * 256}
     model.save_pretrained(folder)
     save_processor(processor, folder, source=str(folder))
     return folder

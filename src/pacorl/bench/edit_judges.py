@@ -6,12 +6,13 @@ A wording is read from the file that its authors publish, so that a judge reads 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pacorl.bench.rating import UnratedError, ask_scores, read_rubric
+from pacorl.bench.rating import INSTRUCTION, UnratedError, ask_scores, read_rubric, unified_text
 from pacorl.core import questions as wordings
 from pacorl.io.documents import JsonObject, blamed_on, object_within, read_text, read_yaml
 from pacorl.judge.judge import ChatJudge
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 About = Literal["followed", "consistent", "quality"]
 """Whether the instruction was followed, all else was kept, or the image looks right."""
-FORMS = ("PVC-Judge's YAML", "EditScore's vie_prompts.py", "a rubric of semantics, quality and scale")
+FORMS = ("PVC-Judge's YAML", "EditScore's vie_prompts.py", "UnifiedReward-Edit's scripts or folder", "a rubric's YAML")
 
-INSTRUCTION = "{{ instruction }}"
+PVC_INSTRUCTION = "{{ instruction }}"
 IMAGES = {"input_image": 0, "edited_images 0": 1, "edited_images 1": 2}
 """Source and index of a block's image → its index in a comparison."""
 AFTER_IMAGE = "\n"
@@ -39,6 +40,8 @@ CHOICES = {
     **dict.fromkeys(("tie", "equal", "both", "none"), (0.0, 0.0)),
 }
 """Accepted spellings of a winner → the scores of both edits."""
+BETTER = {"edited image 1 is better": (1.0, 0.0), "edited image 2 is better": (0.0, 1.0), "equal": (0.0, 0.0)}
+"""Words of a rank of UnifiedReward-Edit, as its authors' Pref-GRPO reads it → the scores of both edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +115,38 @@ class Rated:
 
 @dataclass(frozen=True)
 class PairWording:
-    """PVC-Judge's wording: a system prompt, then texts and images."""
+    """Wording about two edits at once: a system prompt, then texts and images."""
 
-    system: str
     blocks: tuple[str | int, ...]
-    """Texts with the instruction's placeholder, and indices of a comparison's images."""
+    """Texts with INSTRUCTION, and indices of a comparison's images."""
+    read: Callable[[str], tuple[float, float]]
+    """Answer → scores of both edits. Raises ValueError if it has none."""
     digest: str
+    abouts: tuple[About, ...] = ("followed", "consistent", "quality")
+    """Dimensions that one answer is about."""
+    system: str = ""
 
     def chat(self, comparison: Comparison) -> Chat:
         """Build the request about two edits."""
         content: list[str | Image] = []
-        for number, block in enumerate(self.blocks):
+        for block in self.blocks:
             if isinstance(block, int):
                 content.append(comparison.images[block])
-                continue
-            if number and isinstance(self.blocks[number - 1], int):
-                content.append(AFTER_IMAGE)
-            content.append(block.replace(INSTRUCTION, comparison.instruction))
+            else:
+                content.append(block.replace(INSTRUCTION, comparison.instruction))
         return Chat(tuple(content), self.system)
 
 
 @dataclass(frozen=True)
 class PairChoice:
-    """Choice between both edits in words, as PVC-Judge answers."""
+    """Comparison of both edits in words, as PVC-Judge and UnifiedReward-Edit answer."""
 
     judge: PacoReward
     wording: PairWording
-    abouts: tuple[About, ...] = ("consistent",)
+
+    @property
+    def abouts(self) -> tuple[About, ...]:
+        return self.wording.abouts
 
     def settings(self) -> JsonObject:
         return {"judge": self.judge.name, "wording": self.wording.digest}
@@ -151,7 +159,7 @@ class PairChoice:
         for comparison in comparisons:
             try:
                 answer = judge.reply(self.wording.chat(comparison))
-                results.append({"scores": list(read_winner(answer))})
+                results.append({"scores": list(self.wording.read(answer))})
             except (RuntimeError, ValueError) as fault:
                 results.append({"error": str(fault)})
         return results
@@ -166,10 +174,36 @@ def read_winner(answer: str) -> tuple[float, float]:
     return scores
 
 
+def read_better(answer: str) -> tuple[float, float]:
+    """Read the scores of both edits from a rank of UnifiedReward-Edit. Raises ValueError unless it names one winner."""
+    named = [scores for words, scores in BETTER.items() if words in answer.lower()]
+    if len(named) != 1:
+        raise ValueError(f"an answer must say which edited image is better, or equal, it is {answer[:60]!r}")
+    return named[0]
+
+
+def read_two_scores(answer: str) -> tuple[float, float]:
+    """Read UnifiedReward-Edit's scores of both edits, decimals that may be negative.
+
+    Raises ValueError if there are not two of them.
+    """
+    scores = re.findall(r"[-−]?\d+\.\d+", answer)
+    if len(scores) != 2:
+        raise ValueError(f"an answer must hold two decimal scores, it is {answer[:60]!r}")
+    return float(scores[0].replace("−", "-")), float(scores[1].replace("−", "-"))
+
+
+PAIR_READERS = {"which edited image is better": read_better, "provide the scores for each image": read_two_scores}
+"""What a text of UnifiedReward-Edit asks about two edits → reader of its answers."""
+
+
 def read_wording(path: Path) -> Rubric | PairWording:
     """Read a published wording. Raises ValueError if the file has none of the known forms."""
-    # EditScore publishes a module, PVC-Judge a YAML; a rubric of one's own is a YAML too.
-    if path.suffix == ".py":
+    # EditScore and UnifiedReward-Edit publish modules, PVC-Judge a YAML; a rubric of one's own is a YAML too.
+    text = unified_text(path) if path.suffix == ".py" else ""
+    if text:
+        return _of_unified(path, text)
+    if path.suffix == ".py" or path.is_dir():
         return read_rubric(path)
     document = read_yaml(path)
     if not isinstance(document, dict) or not document.keys() & {"user_prompt", "semantics"}:
@@ -182,19 +216,33 @@ def read_wording(path: Path) -> Rubric | PairWording:
         entries = document["user_prompt"]
         if not isinstance(entries, list):
             raise ValueError("'user_prompt' must be a list of texts and images")
-        blocks = [_block(entry) for entry in entries]
+        blocks: list[str | int] = []
+        for entry in entries:
+            block = _block(entry)
+            if blocks and isinstance(blocks[-1], int) and isinstance(block, str):
+                blocks.append(AFTER_IMAGE)
+            blocks.append(block)
         if sorted(block for block in blocks if isinstance(block, int)) != sorted(IMAGES.values()):
             raise ValueError("'user_prompt' must show input_image and both edited_images, each once")
         if not any(isinstance(block, str) and INSTRUCTION in block for block in blocks):
-            raise ValueError(f"'user_prompt' must hold {INSTRUCTION}")
+            raise ValueError(f"'user_prompt' must hold {PVC_INSTRUCTION}")
     digest = hashlib.sha256(read_text(path).encode()).hexdigest()[:16]
-    return PairWording(str(document.get("system_prompt") or ""), tuple(blocks), digest)
+    system = str(document.get("system_prompt") or "")
+    return PairWording(tuple(blocks), read_winner, digest, abouts=("consistent",), system=system)
+
+
+def _of_unified(path: Path, text: str) -> PairWording:
+    """Build UnifiedReward-Edit's wording about two edits: the three images, then the text."""
+    for question, read in PAIR_READERS.items():
+        if question in text:
+            return PairWording((0, 1, 2, text), read, hashlib.sha256(text.encode()).hexdigest()[:16])
+    raise ValueError(f"{path}: asks about one edit; give its folder for point scores, or a script about two edits")
 
 
 def _block(entry: Any) -> str | int:
     if isinstance(entry, dict) and isinstance(entry.get("text"), str):
         # Its authors render blocks with Jinja, which drops one line break at the end.
-        return str(entry["text"]).removesuffix("\n")
+        return str(entry["text"]).removesuffix("\n").replace(PVC_INSTRUCTION, INSTRUCTION)
     image = entry.get("image") if isinstance(entry, dict) else None
     source = f"{image.get('source')} {image.get('index', '')}".strip() if isinstance(image, dict) else ""
     if source not in IMAGES:

@@ -18,7 +18,6 @@ from pacorl.bench.edit_judges import (
     About,
     Comparison,
     EditJudge,
-    PairChoice,
     PairWording,
     Rated,
     YesNo,
@@ -62,7 +61,7 @@ class EditPairOptions(BenchmarkOptions):
     panel: ClassVar[str] = "Question"
 
     judge_wording: Path | None = option(
-        None, "A published wording: PVC-Judge's YAML, EditScore's vie_prompts.py, or a rubric; P(Yes) if left out."
+        None, "A published wording (PVC-Judge, EditScore, UnifiedReward-Edit), or a rubric; P(Yes) if left out."
     )
 
 
@@ -258,7 +257,8 @@ def _check_wording(options: EditPairOptions) -> tuple[About, ...]:
     """Read the wording before anything heavy is loaded, and return the dimensions that it judges."""
     if options.judge_wording is None:
         return YesNo.abouts
-    return PairChoice.abouts if isinstance(read_wording(options.judge_wording), PairWording) else Rated.abouts
+    wording = read_wording(options.judge_wording)
+    return wording.abouts if isinstance(wording, PairWording) else Rated.abouts
 
 
 def _dataset(

@@ -32,6 +32,9 @@ EDITSCORE_TEXTS = (
 )
 """Constants of EditScore's `vie_prompts.py`: the answer's form, the task, then both criteria."""
 EDITSCORE_SCALE = 25
+UNIFIED_POINTS = ("edit_pointwise_instruction_following.py", "edit_pointwise_quality.py")
+"""UnifiedReward-Edit's scripts of point scores: semantics, then quality."""
+UNIFIED_SCALE = 25
 ATTEMPTS = 3
 """Number of questions before an unusable answer is given up."""
 
@@ -55,14 +58,23 @@ class Rubric:
 
 
 def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Read `semantics` (with {instruction}), `quality` and `scale`, or EditScore's `vie_prompts.py` as published.
+    """Read `semantics` (with {instruction}), `quality` and `scale`, or a published wording.
+
+    Args:
+        path: a YAML, EditScore's `vie_prompts.py`, or the folder UnifiedReward-Edit of its repository.
 
     Raises:
         ValueError: one is not usable.
     """
-    # EditScore's module or a YAML, in one form.
-    content = read_text(path)
-    document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
+    # A YAML, EditScore's module, or UnifiedReward-Edit's scripts, in one form.
+    document: Any
+    if path.is_dir():
+        semantics, quality = (unified_text(path / name) for name in UNIFIED_POINTS)
+        document = {"semantics": semantics, "quality": quality, "scale": UNIFIED_SCALE}
+        content = f"{semantics}\n{quality}"
+    else:
+        content = read_text(path)
+        document = _of_editscore(content, path) if path.suffix == ".py" else parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
     for name in ("semantics", "quality"):
         if not isinstance(texts.get(name), str) or not texts[name].strip():
@@ -98,6 +110,33 @@ def _of_editscore(content: str, path: Path) -> JsonObject:
         "quality": "\n".join([context, quality.replace("10", scale)]),
         "scale": EDITSCORE_SCALE,
     }
+
+
+def unified_text(path: Path) -> str:
+    """Read the text of one of UnifiedReward-Edit's scripts, its `problem`; empty for another module.
+
+    The module is parsed and never run. Raises ValueError if the text is made of anything but the instruction.
+    """
+    with blamed_on(path):
+        for node in _parsed(read_text(path)).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id="problem")], value=value):
+                    return _joined(value)
+    return ""
+
+
+def _joined(node: ast.expr) -> str:
+    """Join the constants of a string expression, with INSTRUCTION in place of the variable."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.FormattedValue(value=ast.Name(id="instruction")):
+            return INSTRUCTION
+        case ast.JoinedStr(values=values):
+            return "".join(map(_joined, values))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _joined(left) + _joined(right)
+    raise ValueError(f"line {node.lineno}: 'problem' must be a text with the instruction alone in it")
 
 
 def _parsed(content: str) -> ast.Module:

@@ -106,8 +106,8 @@ def _recipe_facts(name: str) -> dict[str, str]:
     spec = POLICIES[section.get("kind", DEFAULT_KIND)]
     published, licence, gated = spec.published, spec.licence, spec.gated
     if name.startswith("reward/"):
-        published = JudgeConfig().model.checkpoint
-        licence = JUDGE_LICENCES[published]
+        published = section.get("checkpoint", JudgeConfig().model.checkpoint)
+        licence = JUDGE_LICENCES.get(published, ("", ""))
         gated = False
     model = section.get("checkpoint", published)
     # The terms of its use.

@@ -10,10 +10,11 @@ from typer import Argument, Option
 from pacorl.cli.shared import echo
 
 JUDGE_NAME = "judge"
+"""The judge with the first base."""
 
 
 def twin(
-    kind: str = Argument(help="A model.kind (flux, kontext, qwen_edit, …), or judge."),
+    kind: str = Argument(help="A model.kind (flux, kontext, qwen_edit, …), judge, or Qwen3.5-9B."),
     folder: Path = Argument(help="Where the checkpoint is written; a new folder."),
     *,
     width: Literal["published", "tiny"] = Option(
@@ -26,8 +27,10 @@ def twin(
     from pacorl.lab.twin import write_generator, write_judge
     from pacorl.models.policies import POLICIES
 
-    if kind == JUDGE_NAME:
-        write_judge(JUDGES["local"], folder, width=width, depth=depth)
+    judge = JUDGES["local"]
+    if kind == JUDGE_NAME or kind in judge.bases:
+        base = next(iter(judge.bases)) if kind == JUDGE_NAME else kind
+        write_judge(judge, folder, base=base, width=width, depth=depth)
         key = "judge.checkpoint"
     else:
         write_generator(POLICIES.named(kind), folder, width=width, depth=depth)

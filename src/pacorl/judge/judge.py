@@ -215,10 +215,9 @@ class JudgeSpec:
     """Whether a source belongs to this backend; unclaimed sources go to the table's default."""
     remedy: Callable[[Any], str] = lambda options: ""
     """(options) → remedy for a silent judge, a clause for the end of a message."""
-    base: str = ""
-    """Base model of the published judge; its sizes approximate checkpoints outside this machine."""
-    architecture: Path | None = None
-    """JSON file with the base's `config.json` as `model` and its image options as `processor`, for the memory plan."""
+    bases: Mapping[str, Path] = field(default_factory=dict)
+    """Published base → JSON file with its `config.json` as `model` and its image options as `processor`, for plans and
+    twins. The first one's sizes approximate other checkpoints outside this machine."""
     tiny: Path | None = None
     """The committed checkpoint that `tiny` names."""
 

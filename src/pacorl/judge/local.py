@@ -334,8 +334,10 @@ SPEC = JudgeSpec(
     open=open_local,
     from_source=from_source,
     check=check_local,
-    base="Qwen2.5-VL-7B",
-    architecture=Path(__file__).with_name("qwen2_5_vl_7b.json"),
+    bases={
+        "Qwen2.5-VL-7B": Path(__file__).with_name("qwen2_5_vl_7b.json"),
+        "Qwen3.5-9B": Path(__file__).with_name("qwen3_5_9b.json"),
+    },
     tiny=TINY_JUDGE,
 )
 

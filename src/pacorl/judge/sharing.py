@@ -1,13 +1,14 @@
 """Prefix sharing: common prefixes of prompts are computed once, in a tree, level by level.
 
 The 6 questions about 4 panels share, besides the system prompt, the first image of (A,B), (A,C), (A,D); the criteria
-about one pair share both images. A node of the tree is a run of tokens. It attends to the cached keys and values of
-the runs above it, at the positions (M-RoPE) of the whole prompt. So every number equals a plain forward's, up to the
-order of its sums.
+about one pair share both images. A node of the tree is a run of tokens, at the positions (M-RoPE) of the whole prompt.
+What it takes from the runs above has two forms. An attention layer sees their cached keys and values through a mask. A
+recurrent layer (Gated DeltaNet, three of four in Qwen3.5) goes on from a copy of the state in which they left it. So
+every number equals a plain forward's, up to the order of its sums.
 
 The score is read at a prompt's last token, so the last layer's MLP runs only at the end of each prompt.
 
-Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width.
+Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width, C channels of a convolution.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ rest of its batch. Measured on one x86 thread with AVX2: from 16 rows on, a row'
 Kernels for AVX-512 or a GPU do not promise that."""
 RAGGED = 2
 """Maximum ratio of the lengths in a batch, which is padded to its longest run."""
+STATES = 16
+"""Rows of a batch that keep recurrent states, which take 48 MiB each in Qwen3.5-9B's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +117,17 @@ def packed(items: Iterable[T], fits: Callable[[T, Sequence[T]], bool]) -> Iterat
         yield batch
 
 
-def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
-    """Batch nodes of similar length, longest first, at most `tokens` tokens each, padding included (or one node)."""
+def batches(nodes: Sequence[Node], *, tokens: int, recurrent: bool = False) -> Iterator[list[Node]]:
+    """Batch nodes of similar length, longest first, at most `tokens` tokens each, padding included (or one node).
+
+    With `recurrent`, nodes with children are batched `STATES` at a time, and with equal length only: padding would
+    change the state that their children go on from.
+    """
 
     def fits(node: Node, batch: Sequence[Node]) -> bool:
         longest = len(batch[0])
+        if recurrent and batch[0].children and (len(node) < longest or len(batch) == STATES):
+            return False
         alike = bool(node.children) == bool(batch[0].children) and RAGGED * len(node) > longest
         return alike and (len(batch) + 1) * longest <= tokens
 
@@ -130,9 +139,10 @@ def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
 
 
 class BranchCache:
-    """Key-value cache of the runs above a batch, with the interface of transformers' caches.
+    """What the runs above a batch left in each layer, with the interface of transformers' caches.
 
-    Each row sees the tokens of its parent and adds its own; `keep` stores them for children.
+    Each row goes on from its parent: it sees the parent's keys and values, or starts from its state. `keep` stores what
+    it adds for children.
     """
 
     def __init__(self, above: BranchCache | None, rows: Sequence[int], *, keep: bool) -> None:
@@ -140,6 +150,11 @@ class BranchCache:
         self.keep = keep
         self.rows = torch.tensor(rows)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values of attention layers."""
+        self.inputs: dict[int, Tensor] = {}
+        """(B, C, last tokens): what the convolutions of recurrent layers still look back at."""
+        self.states: dict[int, Tensor] = {}
+        """States of recurrent layers, the rows first."""
         empty_BT = torch.empty(len(rows), 0, dtype=torch.bool)
         self.seen_BT: Tensor = empty_BT if above is None else above.own_BT[self.rows]
         """Mask of a row's tokens above; False for padding."""
@@ -177,6 +192,32 @@ class BranchCache:
         if self.keep:
             self.layers[layer_idx] = (key_BHQD, value_BHQD)
         return key_BHQD, value_BHQD
+
+    # Recurrent layers.
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return no state, which a layer would overwrite in place; `update_conv_state` prepends the parent's."""
+
+    def update_conv_state(self, input_BCQ: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: Any) -> Tensor:
+        """Prepend the parents' last inputs of a layer's convolution."""
+        if self.above is not None:
+            above = self.above.inputs[layer_idx]
+            input_BCQ = torch.cat([above.index_select(0, self.rows.to(above.device)), input_BCQ], dim=2)
+        if self.keep:
+            self.inputs[layer_idx] = input_BCQ[..., 1 - conv_kernel_size :].clone()
+        return input_BCQ
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Copy the parents' states of a layer."""
+        if self.above is None:
+            return None
+        state = self.above.states[layer_idx]
+        return state.index_select(0, self.rows.to(state.device))
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, **_: Any) -> None:
+        """Store a layer's states."""
+        if self.keep:
+            self.states[layer_idx] = state
 
     # transformers builds a causal mask from these.
 
@@ -221,7 +262,8 @@ class SharedForward:
         """Compute nodes whose parents are the `rows` of `above`, then their children."""
         # Batches reorder the nodes.
         parent = {id(node): row for node, row in zip(nodes, rows, strict=True)}
-        for batch in batches(nodes, tokens=self.batch_tokens):
+        recurrent = RECURRENT in layer_kinds(self.model.config)
+        for batch in batches(nodes, tokens=self.batch_tokens, recurrent=recurrent):
             cache = BranchCache(above, [parent[id(node)] for node in batch], keep=bool(batch[0].children))
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
@@ -297,8 +339,15 @@ def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
         yield
 
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""`model_type`s for which tests/judge/test_sharing.py shows equality with the plain forward."""
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""`model_type`s for which tests/judge/test_local.py shows equality with the plain forward."""
+RECURRENT = "linear_attention"
+"""A layer that keeps a state instead of keys and values, by its name in `layer_types`."""
+
+
+def layer_kinds(config: Any) -> set[str]:
+    """Return the kinds of a language model's layers, of which older families name none: all attend to everything."""
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def can_share(config: Any) -> bool:
@@ -306,6 +355,6 @@ def can_share(config: Any) -> bool:
 
     Its attention must accept a mask of any shape, unlike the flash kernels.
     """
-    text = config.get_text_config()
-    full = all(kind == "full_attention" for kind in getattr(text, "layer_types", None) or [])
-    return config.model_type in FAMILIES and full and text._attn_implementation in (None, "eager", "sdpa")
+    unlimited = layer_kinds(config) <= {"full_attention", RECURRENT}
+    attention = config.get_text_config()._attn_implementation
+    return config.model_type in FAMILIES and unlimited and attention in (None, "eager", "sdpa")

@@ -15,7 +15,7 @@ class RewardModelConfig(Section):
     """The trained judge."""
 
     checkpoint: str = "Qwen/Qwen2.5-VL-7B-Instruct"
-    """A transformers folder of the Qwen2.5-VL family, a hub name, or `tiny` for the committed judge."""
+    """A transformers folder of a Qwen-VL family, a hub name, or `tiny` for the committed judge."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the frozen weights; adapters are always fp32."""
     max_pixels: int = Field(2_097_152, ge=0)

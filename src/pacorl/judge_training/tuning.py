@@ -25,8 +25,13 @@ from pacorl.models.lora.formats import PEFT_CONFIG
 
 VISION = "visual"
 """The vision tower's name in every model of the family."""
-PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
-VIDEO_PROCESSORS = {"qwen3_vl": "Qwen3VLVideoProcessor"}
+PROCESSORS = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_5": "Qwen3VLProcessor",
+}
+VIDEO_PROCESSORS = dict.fromkeys(("qwen3_vl", "qwen3_5"), "Qwen3VLVideoProcessor")
 VIDEO_FILE = "video_preprocessor_config.json"
 
 

@@ -60,17 +60,20 @@ def write_generator(spec: PolicySpec, folder: Path, *, width: Width, depth: int 
             component.save_pretrained(folder / name)
 
 
-def write_judge(spec: JudgeSpec, folder: Path, *, width: Width, depth: int | None = None) -> None:
-    """Write a transformers folder of a judge with random weights; see `write_generator`."""
+def write_judge(spec: JudgeSpec, folder: Path, *, base: str, width: Width, depth: int | None = None) -> None:
+    """Write a transformers folder of a judge with random weights; see `write_generator`.
+
+    Args:
+        base: a name of `spec.bases`.
+    """
     from pacorl.io.documents import read_object
     from pacorl.io.processor import image_text_processor
 
     check_new(folder, fix="name another folder")
-    model, processor = tiny_judge(vocabulary())
+    configs = read_object(spec.bases[base])
+    model, processor = tiny_judge(vocabulary(), configs["model"]["model_type"])
     config = own_config(model)
     if width == "published":
-        assert spec.architecture is not None
-        configs = read_object(spec.architecture)
         config = configs["model"]
         processor = image_text_processor(
             tokenizer=processor.tokenizer, image_options=configs["processor"], chat_template=processor.chat_template

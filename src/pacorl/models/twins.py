@@ -21,7 +21,7 @@ from pacorl.io.documents import parse_json, read_object, read_text
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
-    from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+    from transformers import PreTrainedTokenizerBase
 
 TINY = read_object(Path(__file__).with_name("twins.json"))
 """Configs of the twins' models, without vocabularies."""
@@ -31,6 +31,8 @@ PRIVATE_USE = 0xE000
 
 CHAT_TEMPLATE = read_text(Path(__file__).with_name("chat_template.jinja")).rstrip("\n")
 """Qwen2.5-VL's own, without its tools and videos."""
+THINKING_TEMPLATE = read_text(Path(__file__).with_name("chat_template_thinking.jinja")).rstrip("\n")
+"""Qwen3.5's, likewise: with `enable_thinking` off, its answer begins after an empty thought."""
 META = torch.device("meta")
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
@@ -106,19 +108,19 @@ def tiny_vae() -> AutoencoderKL:
     return vae
 
 
-def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """Build a small Qwen2.5-VL and its processor, with a tokenizer trained on `texts`."""
+def tiny_judge(texts: Sequence[str], family: str = "qwen2_5_vl") -> tuple[Any, Any]:
+    """Build a small Qwen2.5-VL, or Qwen3.5 (`qwen3_5`), and its processor, with a tokenizer trained on `texts`."""
     from pacorl.io.processor import image_text_processor
 
     processor = image_text_processor(
         tokenizer=qwen_tokenizer_of(texts),
         image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32},
-        chat_template=CHAT_TEMPLATE,
+        chat_template=THINKING_TEMPLATE if family == "qwen3_5" else CHAT_TEMPLATE,
     )
-    return tiny_qwen_vl(processor.tokenizer), processor
+    return tiny_qwen_vl(processor.tokenizer, family), processor
 
 
-def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase, name: str = "qwen_vl") -> Any:
+def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase, name: str = "qwen2_5_vl") -> Any:
     """Build a small Qwen2.5-VL with random weights, or another vision-language model of `TINY`."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     text_ids = {

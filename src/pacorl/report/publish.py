@@ -27,7 +27,7 @@ PICTURE = "before-after.png"
 """Comparison image that the quickstart draws into its run's folder."""
 FOLDERS = ("best", "adapter", "merged")
 """A run's folders to publish, the first existing."""
-JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
+JUDGE_LICENCES = dict.fromkeys(("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3.5-9B"), ("apache-2.0", ""))
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
 WHOLE: tuple[str, ...] = ()
 REWARD = ("name", "label", "weight")

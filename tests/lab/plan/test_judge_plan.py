@@ -68,11 +68,18 @@ def test_a_dry_run_with_everything_here_ends_with_its_verdict(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_released_judge_s_recipe_is_planned_without_data_and_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("recipe", "base", "trained"),
+    [
+        ("paco_reward_7b.yaml", "Qwen/Qwen2.5-VL-7B-Instruct", "80,740,352"),  # as in the released adapter
+        ("qwen3_5_9b.yaml", "Qwen/Qwen3.5-9B", "86,556,672"),
+    ],
+)
+def test_a_recipe_is_planned_without_data_and_weights(
+    recipe: str, base: str, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = dry_run("paco_reward_7b.yaml")
+    result = dry_run(recipe)
     assert result.exit_code == 2
     lines = result.stdout.splitlines()
     absent = [line for line in lines if line.startswith("absent ")]
@@ -82,9 +89,9 @@ def test_the_released_judge_s_recipe_is_planned_without_data_and_weights(
         "absent model.checkpoint",
     ]
     assert all(FETCH.format("data/PaCo-Dataset") in line for line in absent[:3])
-    assert absent[3].endswith("`hf download Qwen/Qwen2.5-VL-7B-Instruct`")
+    assert absent[3].endswith(f"`hf download {base}`")
     assert "optimizer steps     unknown until all its data are here" in lines
-    assert "trained parameters  80,740,352" in lines  # as in the released adapter
+    assert f"trained parameters  {trained}" in lines
     assert lines[-1] == "verdict: it would not run: 4 absent (data.train, data.evaluation, model.checkpoint)"
 
 

@@ -218,12 +218,13 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyConfig()
     policy = components.policy_on_meta(config, config.generator.parts)
-    judge = model_on_meta(sources.JUDGE_PARTS["model"], dtype=torch.bfloat16)
+    names = ("PaCo-Reward-7B", "Qwen/Qwen3.5-9B")
+    judges = [model_on_meta(sources.published_judge(name)[1]["model"], dtype=torch.bfloat16) for name in names]
     pipeline = policy.pipeline
-    parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, judge)
+    parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, *judges)
 
     assert [parameter_count(part) for part in parts] == [
-        pytest.approx(size, rel=1e-3) for size in (11.901e9, 4.762e9, 123.1e6, 83.82e6, 8.292e9)
+        pytest.approx(size, rel=1e-3) for size in (11.901e9, 4.762e9, 123.1e6, 83.82e6, 8.292e9, 9.410e9)
     ]
     assert {parameter.device.type for part in parts for parameter in part.parameters()} == {"meta"}
 

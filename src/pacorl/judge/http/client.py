@@ -1,4 +1,7 @@
-"""The servers of one judge: load balancing, handshakes and error handling, all on the judge's own event loop."""
+"""The servers of one judge: load balancing, handshakes and error handling, all on the judge's own event loop.
+
+Questions about one image go to one server, whose caches then have its features and the prefixes that begin with it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ T = TypeVar("T")
 
 DECLINE_HEADER = "X-Pacorl-Decline"
 """Header with value `no`: judge images outside the judge's domain too (`judge.domain`)."""
+HOMES = 10_000
+"""Most images whose servers are remembered."""
 DECLINED = "declined"
 """Error type of the built-in server for a declined request."""
 
@@ -74,6 +79,9 @@ class EndpointPool:
         self.timeout = timeout
         self.retries = retries
         self.counters = counters
+        self._slots = slots
+        self._homes: dict[str, Endpoint] = {}
+        """Digest of an image → the server that was last asked about it."""
         self._key = key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
         # Each address once: a repeated address would get twice its slots.
@@ -112,8 +120,13 @@ class EndpointPool:
 
     # --- one request -------------------------------------------------------------------------------------------
 
-    async def ask(self, body: Callable[[Endpoint], Json], read: Callable[[Json, Endpoint], T]) -> T:
+    async def ask(
+        self, body: Callable[[Endpoint], Json], read: Callable[[Json, Endpoint], T], *, images: Sequence[str] = ()
+    ) -> T:
         """Post until `read` accepts an answer.
+
+        Args:
+            images: Digests of the question's images.
 
         Raises:
             UnansweredError: after the last retry, or if all servers are silent.
@@ -121,8 +134,12 @@ class EndpointPool:
             JudgeRefusedError: for a wrong name or key.
         """
 
+        tried: Endpoint | None = None
+
         async def attempt(number: int) -> T:
-            async with self.acquire_endpoint() as endpoint:
+            nonlocal tried
+            async with self.acquire_endpoint(images, tried) as endpoint:
+                tried = endpoint
                 self.counters.retries += number > 0
                 await self.handshake(endpoint)
                 return await self._chat(endpoint, body, lambda answer: read(answer, endpoint))
@@ -148,13 +165,21 @@ class EndpointPool:
                 continue  # a field is refused once, since it is not sent again
 
     @asynccontextmanager
-    async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
-        """Acquire a slot of the least loaded server; silent servers only if all are silent.
+    async def acquire_endpoint(
+        self, images: Sequence[str] = (), tried: Endpoint | None = None
+    ) -> AsyncIterator[Endpoint]:
+        """Acquire a slot of the server that was asked about these images, or else of the least loaded one.
+
+        Silent servers come last, and before them the one that this question has just `tried`.
 
         Raises SilentError if all are silent; one question at a time probes them.
         """
         while True:
-            endpoint = min(self.endpoints, key=self._preference)
+            home = next((self._homes[image] for image in images if image in self._homes), None)
+            endpoint = min(self.endpoints, key=lambda endpoint: self._preference(endpoint, home, tried))
+            if len(self._homes) > HOMES:
+                self._homes.clear()
+            self._homes |= dict.fromkeys(images, endpoint)
             endpoint.load += 1
             try:
                 async with endpoint.slots:
@@ -165,12 +190,16 @@ class EndpointPool:
             finally:
                 endpoint.load -= 1
 
-    def _preference(self, endpoint: Endpoint) -> tuple[bool, bool, int, float]:
-        """Return a server's sort key, the lowest first."""
+    def _preference(
+        self, endpoint: Endpoint, home: Endpoint | None, tried: Endpoint | None
+    ) -> tuple[bool, bool, bool, bool, int, float]:
+        """Return a server's sort key, the lowest first; `home` has the question's images in its caches."""
         circuit = endpoint.circuit
         # In an outage the servers are probed in turn, however long each of them has been silent.
         broken = circuit.broken and not self.outage
-        return broken, circuit.cooling_down, endpoint.load, circuit.cooldown_until
+        # A home that is behind by all its slots is left: computing a prefix again is cheaper than waiting.
+        away = home is not None and endpoint is not home and home.load < endpoint.load + self._slots
+        return broken, circuit.cooling_down, endpoint is tried, away, endpoint.load, circuit.cooldown_until
 
     def _is_worth_trying(self, endpoint: Endpoint) -> bool:
         """Return whether no other server is a better choice. Raises SilentError if none is worth a question now."""

@@ -10,7 +10,7 @@ Yes and No.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,9 @@ from pacorl.judge.http.messages import (
 from pacorl.judge.judge import VARIANTS, WORDS, Counters, JudgeFacts
 from pacorl.judge.pairwise import mean_of_orders, with_turned
 from pacorl.types import Chat, Question, Verdict
+
+KEPT_BYTES = 2**26
+"""Most bytes of encoded images that are kept between calls."""
 
 
 class HttpJudge:
@@ -86,6 +89,8 @@ class HttpJudge:
         """Counts so far."""
         self.answers: Answers | None = None
         """Stored answers; None if answers are not stored."""
+        self._encoded: Mapping[str, EncodedImage] = {}
+        """The last call's images by digest: a second reward asks about the same."""
 
         # The endpoints, on an event loop in a thread.
         self._outage = outage
@@ -169,13 +174,20 @@ class HttpJudge:
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         # One batch for both orders, which may share encoded images.
         turned = with_turned(questions) if self.symmetric else questions
-        verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(turned)
+        batch = RequestBatch(self._answer, self.counters, self.image_format, self._encoded)
+        verdicts = await batch.verdicts(turned)
+        self._encoded = batch.images
+        if sum(len(image.url) for image in self._encoded.values()) > KEPT_BYTES:
+            self._encoded = {}
         verdicts = mean_of_orders(questions, verdicts) if self.symmetric else verdicts
         return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
         async def ask() -> float:
-            return await self.pool.ask(lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read)
+            digests = [image.digest for image in images]
+            return await self.pool.ask(
+                lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read, images=digests
+            )
 
         return await self.answers.of(question_key(images, text), ask) if self.answers else await ask()
 

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pacorl.io.images import as_rgb
@@ -55,22 +56,34 @@ class EncodedImage:
     url: str
     """A data URL."""
     digest: str
-    """SHA-256 of the bytes, which identifies equal images."""
+    """SHA-256 of the size and the pixels, which identifies equal images."""
 
 
-def encode(image: Image, name: str = "the image", image_format: ImageFormat = "png") -> EncodedImage:
+def encode(
+    image: Image,
+    name: str = "the image",
+    image_format: ImageFormat = "png",
+    known: Mapping[str, EncodedImage] = MappingProxyType({}),
+) -> EncodedImage:
     """Encode the RGB pixels that a judge in this process would see.
+
+    Args:
+        name: the image's name in messages.
+        known: digest → image encoded before, which is returned instead.
 
     Raises:
         ImageError: for an invalid image.
     """
+    rgb = as_rgb(image, name)
+    digest = hashlib.sha256(repr(rgb.size).encode() + rgb.tobytes()).hexdigest()
+    if digest in known:
+        return known[digest]
     buffer = io.BytesIO()
     # Fast compression: for a nearby server, better compression takes longer than sending.
     options: dict[str, Any] = {"compress_level": 1} if image_format == "png" else {"quality": 95, "subsampling": 0}
-    as_rgb(image, name).save(buffer, format=image_format, **options)
-    encoded = buffer.getvalue()
-    url = f"data:image/{image_format};base64,{base64.b64encode(encoded).decode('ascii')}"
-    return EncodedImage(url, hashlib.sha256(encoded).hexdigest())
+    rgb.save(buffer, format=image_format, **options)
+    url = f"data:image/{image_format};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return EncodedImage(url, digest)
 
 
 def question_key(images: Sequence[EncodedImage], text: str) -> str:

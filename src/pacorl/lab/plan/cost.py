@@ -293,7 +293,7 @@ def _judged(config: PolicyConfig, judge: Parts, prompt: Prompt, questions: int, 
     panel = Size(size.height // prompt.grid.rows, size.width // prompt.grid.cols)
     asked = questions * (1 + config.judge.symmetric)
     if not isinstance(config.judge, InProcessOptions):
-        configs = judge or sources.JUDGE_PARTS
+        configs = judge or sources.published_judge(config.judge.name)[1]
         served = memory.judge_cost(configs, dtype="bfloat16", quantize=NONE, questions=1, panel=panel)
         return _per_image(served, 1) * asked
     cost, batch = memory.judge_batch(config.judge, judge, panel=panel)

@@ -31,8 +31,7 @@ T2IS_COMMAND = "pacorl data get t2is"
 GEDIT_COMMAND = "pacorl data get gedit"
 
 LOCAL_JUDGE = JUDGES[JUDGE.default]
-assert LOCAL_JUDGE.architecture is not None
-JUDGE_PARTS: Parts = read_object(LOCAL_JUDGE.architecture)
+JUDGE_PARTS: Parts = read_object(next(iter(LOCAL_JUDGE.bases.values())))
 """Qwen2.5-VL-7B as published, the base of PaCo-Reward-7B: 8.29 B parameters."""
 CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
 """CLIP as published: ViT-H-14 of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 of the aesthetic head
@@ -147,12 +146,20 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
     return vision_language_model(base, key=f"{key} (the base of {source})")
 
 
+def published_judge(source: str) -> tuple[str, Parts]:
+    """Return the published base that a judge's name contains, or else the first, with its configs."""
+    named = [base for base in LOCAL_JUDGE.bases if base.lower() in source.lower()]
+    base = (named or list(LOCAL_JUDGE.bases))[0]
+    return base, read_object(LOCAL_JUDGE.bases[base])
+
+
 def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """Read the configs of a judge or its base: `model` and `processor` (image options)."""
     folder = _vision_language_folder(source)
     if folder is None:
         absence = _absence(key, source, "a transformers checkpoint")
-        return Checkpoint(JUDGE_PARTS, (absence,), _replaced(key.partition(" ")[0], LOCAL_JUDGE.base))
+        base, configs = published_judge(source)
+        return Checkpoint(configs, (absence,), _replaced(key.partition(" ")[0], base))
     configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
     return Checkpoint(configs, absences, folder=folder)
