@@ -18,6 +18,7 @@ import torch
 from benchmarks.gpu_day import kernels, measuring, page, product, runner
 from benchmarks.gpu_day.parts import PARTS, SkipPart
 from benchmarks.gpu_day.results import Results
+from torch.profiler import ProfilerActivity, profile
 
 import pacorl
 
@@ -158,6 +159,20 @@ def test_kernels_have_classes() -> None:
         "aten::_fused_rms_norm": 128.0,
     }
     assert kernels.classified(seconds) == {"attention": 4.0, "gemm": 99.0, "copy": 8.0, "norm and elementwise": 144.0}
+
+
+def test_annotations_are_no_kernels() -> None:
+    """On a card torch gives the optimizer's step all seconds of its kernels, which have rows of their own."""
+    weights = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(weights.parameters())
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        weights(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    events = profiler.key_averages()
+    assert any(event.key.startswith("Optimizer.step") for event in events)
+    seconds = kernels.kernel_seconds(events, CPU)
+    assert "aten::addmm" in seconds
+    assert not [name for name in seconds if name.startswith("Optimizer.step")]
 
 
 def test_two_depths_give_the_whole() -> None:

@@ -61,7 +61,12 @@ def kernel_seconds(events: Any, device: torch.device) -> dict[str, float]:
     on_card = device.type == "cuda"
     kind = DeviceType.CUDA if on_card else DeviceType.CPU
     microseconds = "self_device_time_total" if on_card else "self_cpu_time_total"
-    return {event.key: getattr(event, microseconds) / 1e6 for event in events if event.device_type == kind}
+    seconds = {}
+    for event in events:
+        # An annotation, such as the optimizer's step, is the time of its kernels once more.
+        if event.device_type == kind and not event.is_user_annotation:
+            seconds[event.key] = getattr(event, microseconds) / 1e6
+    return seconds
 
 
 def classified(kernels: Mapping[str, float]) -> dict[str, float]:
