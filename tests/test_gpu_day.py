@@ -165,7 +165,7 @@ def test_annotations_are_no_kernels() -> None:
     """On a card torch gives the optimizer's step all seconds of its kernels, which have rows of their own."""
     weights = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(weights.parameters())
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         weights(torch.ones(2, 8)).sum().backward()
         optimizer.step()
     events = profiler.key_averages()

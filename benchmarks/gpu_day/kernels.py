@@ -46,7 +46,7 @@ def by_class(work: Work, device: torch.device) -> dict[str, float]:
     """Seconds of one call per class of kernel, and those in which the device is idle."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     seconds = min(timed(work, device) for _ in range(STEPS))
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:  # torch 2.11 warns without
         for _ in range(STEPS):
             work()
     kernels = kernel_seconds(profiler.key_averages(), device)
