@@ -129,6 +129,8 @@ def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
     options = runner.arguments([])
     assert not runner.fits(PARTS["product"], 439, options)
     assert runner.fits(PARTS["product"], 440, options)
+    assert runner.time_limit(PARTS["product"], options) == 60 + 2.5 * 440
+    assert runner.time_limit(PARTS["rates"], runner.arguments(["--tiny", "--slice", "20"])) == 20 * 60
 
 
 def test_carried_wheels_are_unpacked_once(tmp_path: Path) -> None:

@@ -147,7 +147,9 @@ def left_over(options: argparse.Namespace, results: Results) -> list[Part]:
 
 
 def time_limit(part: Part, options: argparse.Namespace) -> float:
-    return min(part.limit, options.limit or part.limit)
+    """Seconds after which a part is killed; a CPU compiles for longer than a card."""
+    longest = 60 * options.slice if options.tiny else part.limit
+    return min(longest, options.limit or longest)
 
 
 def fits(part: Part, left: float, options: argparse.Namespace) -> bool:

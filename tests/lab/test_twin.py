@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.gpu_day import product
 from safetensors.torch import load_file
+from tiny_runs import metrics
+from typer.testing import CliRunner
 
+from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.local import LocalJudge
 from pacorl.lab import twin
@@ -42,6 +50,19 @@ def test_a_judges_twin_answers(tmp_path: Path) -> None:
     images = policy.decode(policy.noise([0, 1], size), size)
     (verdict,) = LocalJudge.from_pretrained(folder).verdicts([Question(tuple(images), "Do they look alike?")])
     assert 0 < verdict.p_yes < 1
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_on_shallow_twins(tmp_path: Path) -> None:
+    """As gpu_day's part `product` does, whose commands are processes."""
+    for kind in ("flux", "judge"):
+        done = CliRunner().invoke(app, ["twin", kind, str(tmp_path / kind), "--width", "tiny", "--depth", "1"])
+        assert done.exit_code == 0, done.output
+    folders = [f"model.checkpoint={tmp_path / 'flux'}", f"judge.checkpoint={tmp_path / 'judge'}"]
+    settings = [*product.SETTINGS, *product.TINY_SETTINGS, *folders, f"out={tmp_path / 'run'}"]
+    run = train_policy(load(PolicyConfig, product.RECIPE, settings))
+    (epoch,) = metrics(run, "epoch")
+    assert {value for key, value in epoch.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
 @FEW_KINDS

@@ -1,7 +1,7 @@
 """What an adapted layer computes in: the model's own type, from weights that are learned in fp32."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -47,6 +47,14 @@ def adapt(transformer: nn.Module) -> nn.Module:
         for value in adapter_state(transformer).values():
             value.copy_(torch.randn_like(value) * 0.05)
     return transformer
+
+
+@pytest.fixture
+def one_kernel() -> Iterator[None]:
+    """Products of all shapes by one kernel: oneDNN's, on a CPU with AMX, round by the number of rows."""
+    torch.backends.mkldnn.set_flags(False)
+    yield
+    torch.backends.mkldnn.set_flags(True)
 
 
 @pytest.fixture
@@ -232,6 +240,7 @@ def stacked(transformer: nn.Module) -> FusedLora:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
 def test_in_bf16_base_and_adapter_are_one_product_to_the_bit(flux16: FluxPolicy) -> None:
     cache, transformer = ConditioningCache(flux16), flux16.transformer
@@ -267,6 +276,7 @@ def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
 def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
     """A stack that replaced a weight on a card would leave memory there that fits nothing."""
@@ -291,6 +301,7 @@ def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPol
     assert fused_form(layer) is MergedLayer
 
 
+@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
 def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     """As quantised ones are; the others are fused."""
