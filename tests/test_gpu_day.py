@@ -202,6 +202,18 @@ def test_torch_finds_the_allocator_configured() -> None:
     assert done.stdout == "expandable_segments:True False\n", done.stderr
 
 
+def test_the_source_tree_comes_before_an_installation(tmp_path: Path) -> None:
+    """The package is installed here; that of another tree is imported all the same."""
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    package = tmp_path / "src" / "pacorl" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    line = "from benchmarks.gpu_day import runner; runner.use_sources(runner.arguments([])); import pacorl; "
+    command = [sys.executable, "-c", line + "print(pacorl.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(package), done.stderr
+
+
 TITLES = {
     "rates": "Rates",
     "full": "Full depth",
