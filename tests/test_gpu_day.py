@@ -98,6 +98,18 @@ def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) 
     assert (refused.returncode, "go on with --resume" in refused.stderr) == (2, True)
 
 
+def test_a_killed_part_leaves_nothing_in_the_compiler_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a file there would fail the part each time it is run again."""
+    line = "import os, pathlib; half = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'], 'half.so'); half.touch(); "
+    line += f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(str(half)); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(runner, "command", lambda *_: [sys.executable, "-c", line])
+    options = runner.arguments(["--tiny"])
+    record = runner.outcome(PARTS["rates"], options, Results(tmp_path / "day.jsonl"), limit=60)
+    assert record["reason"] == "ended by signal 9"
+    half = Path((tmp_path / "seen").read_text())
+    assert not half.parent.exists()
+
+
 def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
     assert runner.arguments([]).slice == 9
     out = tmp_path / "day.jsonl"
