@@ -14,12 +14,13 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from pacorl.io import decoder
 from pacorl.io.children import start_confined
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.images import ImageError, open_image
+from pacorl.types import Size
 
 
 def png(side: int) -> bytes:
@@ -31,7 +32,8 @@ def png(side: int) -> bytes:
 def scans(count: int, side: int) -> bytes:
     """A progressive JPEG whose last scan is repeated; each repetition is a few bytes that cost the whole image."""
     buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((side, side)).save(buffer, format="JPEG", progressive=True)
+    picture = Image.linear_gradient("L").resize((side, side)).convert("RGB")
+    picture.save(buffer, format="JPEG", progressive=True, subsampling=0)
     data = buffer.getvalue()
     last = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + last * count + data[-2:]
@@ -62,6 +64,19 @@ def test_an_upload_is_the_image_that_a_file_is() -> None:
     assert open_upload(data, name="d").size == (40, 40)
 
 
+@pytest.mark.parametrize("quarter_turns", [False, True])
+def test_an_image_is_resized_where_it_is_decoded(quarter_turns: bool) -> None:
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6 if quarter_turns else 1
+    Image.linear_gradient("L").resize((60, 40)).save(buffer, format="PNG", exif=exif)
+    whole = open_image(buffer.getvalue())
+
+    small = submit_upload(buffer.getvalue(), name="a", resized=Size(height=20, width=30)).result(timeout=60)
+    assert small.size == ((20, 30) if quarter_turns else (30, 20))
+    assert small.tobytes() == whole.resize(small.size, Image.Resampling.BICUBIC).tobytes()
+
+
 def test_the_process_is_another_one_and_a_dead_one_is_replaced() -> None:
     first = child()
     assert first.pid != os.getpid()
@@ -77,7 +92,7 @@ def test_an_image_that_takes_too_much_cpu_time_is_refused_and_the_next_one_read(
 ) -> None:
     monkeypatch.setattr(decoder, "MAX_CPU_SECONDS", 0)  # up to the process' next whole second
     with pytest.raises(ImageError, match=r"^slow: decoding it takes too much time or memory"):
-        open_upload(scans(90, 6000), name="slow")
+        open_upload(scans(80, 8000), name="slow")
     monkeypatch.undo()
     assert open_upload(png(8), name="a").size == (8, 8)
 
@@ -139,7 +154,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Images are "decoded" as soon as it is set, those called "fast" at once."""
     held = threading.Event()
 
-    def opened(self: decoder._Process, data: bytes, *, name: str, max_pixels: int) -> Image.Image:
+    def opened(self: decoder._Process, data: bytes, *, name: str, max_pixels: int, resized: Size | None) -> Image.Image:
         if name != "fast":
             held.wait(20)
         return Image.new("RGB", (8, 8))
@@ -167,6 +182,17 @@ def test_callers_take_turns(hold: threading.Event) -> None:
     hold.set()
     wait([image for _, image in later], timeout=20)
     assert done.index("c") < 4
+
+
+def test_a_callers_small_image_waits_for_one_large_one(hold: threading.Event) -> None:
+    done: list[int] = []
+    submit_upload(b"", name="first", caller="a")
+    for pixels in (900, 800, 100, 700):
+        image = submit_upload(b"", name="fast", max_pixels=pixels, caller="a")
+        image.add_done_callback(lambda _, pixels=pixels: done.append(pixels))
+    hold.set()
+    wait([submit_upload(b"", name="fast", max_pixels=1000, caller="a")], timeout=20)
+    assert done == [100, 700, 800, 900]
 
 
 def test_an_image_that_is_cancelled_is_not_decoded(hold: threading.Event) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -24,6 +24,8 @@ import jsonschema
 import pytest
 from judges import serving
 from PIL import Image
+from torch import Tensor
+from transformers.image_utils import SizeDict
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -40,11 +42,12 @@ from pacorl.judge.http.messages import encode
 from pacorl.judge.judge import JudgeRefusedError
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
+from pacorl.judge.prompting import ChatPrompt
 from pacorl.serve.builtin import load_judges
 from pacorl.serve.request_images import data_of
 from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
 from pacorl.tiny.characters import all_panels, draw, set_of, with_another
-from pacorl.types import Question
+from pacorl.types import Question, Size
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
 QUESTIONS = [
@@ -323,7 +326,9 @@ class Decoder:
         self.pixels: list[int] = []
         monkeypatch.setattr("pacorl.serve.request_images.submit_upload", self._submit)
 
-    def _submit(self, data: bytes, *, name: str, max_pixels: int, caller: str) -> Future[Image.Image]:
+    def _submit(
+        self, data: bytes, *, name: str, max_pixels: int, caller: str, resized: Size | None
+    ) -> Future[Image.Image]:
         self.callers.append(caller)
         self.pixels.append(max_pixels)
         self.decoding.append(Future())
@@ -422,6 +427,45 @@ def test_requests_wait_until_there_is_room_for_their_images(
         for decoding in decoder.decoding[1:]:
             decoding.set_result(PANELS[0])
         assert sorted(answer.result()[0] for answer in answers) == [200, 200, 400]
+
+
+@pytest.mark.parametrize(
+    ("longest_edge", "held", "exact"),
+    [
+        pytest.param(4 * 1024, (80, 48), True, id="the size that the judge reads"),
+        pytest.param(1024, (95, 57), False, id="in its proportions, for a judge with one size"),
+    ],
+)
+def test_a_large_image_is_held_in_a_small_size(
+    local_judge: LocalJudge,
+    monkeypatch: pytest.MonkeyPatch,
+    longest_edge: int,
+    held: tuple[int, int],
+    exact: bool,
+) -> None:
+    bounds = {"shortest_edge": 1024, "longest_edge": longest_edge}
+    monkeypatch.setattr(local_judge.processor.image_processor, "size", SizeDict(**bounds))
+    local_judge.prompting._grid.cache_clear()
+    monkeypatch.setattr("pacorl.serve.request_images.LARGE", 90 * 60)
+    draw = random.Random(1)
+    wide, tall = (Image.frombytes("RGB", size, draw.randbytes(3 * 100 * 60)) for size in ((100, 60), (60, 100)))
+    limits = Limits(pixels=2 * 100 * 60, held_pixels=2 * 100 * 60)
+    shapes = []
+
+    def seen(prompts: Sequence[ChatPrompt]) -> list[Tensor]:
+        for prompt in prompts:
+            shapes.extend(distinct.image.size for distinct in prompt.images)
+        return LocalJudge.log_probs(local_judge, prompts)
+
+    monkeypatch.setattr(local_judge, "log_probs", seen)
+    with serving({"judge": local_judge}, limits=limits) as url, HttpJudge.connect(url, model="judge") as judge:
+        (served,) = judge.verdicts([Question((wide, tall), consistent())])
+        shown = list(shapes)
+        pair = (wide, tall) if exact else (wide.resize(held), tall.resize(held[::-1]))
+        (local,) = local_judge.verdicts([Question(pair, consistent())])
+    local_judge.prompting._grid.cache_clear()
+    assert shown == [held, held[::-1]]
+    assert served.p_yes == pytest.approx(local.p_yes, abs=1e-6)
 
 
 def test_base64_is_strict_across_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

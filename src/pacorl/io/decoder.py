@@ -4,7 +4,8 @@
 
 There are DECODERS processes (`io.decoder_process`), each with one image at a time. Images are refused if they take too
 much CPU time or memory, and dead processes are replaced. Callers take turns, and a caller has one decoder at most, so a
-caller's slow images delay no other caller's.
+caller's slow images delay no other caller's. Of a caller's images the smallest is next: many people can have one
+address, and a small image waits for at most one large one.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import atexit
 import os
 import subprocess
 import threading
-from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import LifoQueue, SimpleQueue
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from PIL import Image
 
 from pacorl.io.children import INHERITED, start_confined
 from pacorl.io.decoder_process import receive, send
 from pacorl.io.images import MAX_PIXELS, ImageError
+from pacorl.types import Size
 
 DECODERS = 2
 MAX_CPU_SECONDS = 10
@@ -42,16 +43,19 @@ def open_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, caller:
     return submit_upload(data, name=name, max_pixels=max_pixels, caller=caller).result()
 
 
-def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, caller: str = "") -> Future[Image.Image]:
+def submit_upload(
+    data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, caller: str = "", resized: Size | None = None
+) -> Future[Image.Image]:
     """Queue the content of a file for decoding, and return at once.
 
     Args:
         caller: Who sent it, for instance an address. Images of one caller are decoded one after the other.
+        resized: Return the image in this size, by bicubic resampling; its sides are exchanged for an upright image.
 
     Returns:
         The image, or the error of `open_upload`. Cancelling before its turn skips the decoding.
     """
-    job = _Job(name, max_pixels, data)
+    job = _Job(name, max_pixels, data, resized)
     _DECODERS.submit(caller, job)
     return job.future
 
@@ -61,7 +65,7 @@ class _Decoders:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[_Job]] = {}
+        self._waiting: dict[str, list[_Job]] = {}
         """Images of each caller with a turn or a decoder."""
         self._turns: SimpleQueue[str] = SimpleQueue()
         """Callers with a waiting image and no decoder, each once."""
@@ -80,15 +84,17 @@ class _Decoders:
                     threading.Thread(target=self._work, name="decoder", daemon=True).start()
             if caller not in self._waiting:
                 self._turns.put(caller)
-            self._waiting.setdefault(caller, deque()).append(job)
+            self._waiting.setdefault(caller, []).append(job)
 
     def _work(self) -> None:
-        """Decode the next image of each caller in turn, for ever."""
+        """Decode the smallest image of each caller in turn, for ever."""
         while True:
             caller = self._turns.get()
             with self._lock:
                 waiting = self._waiting[caller]
-                job = waiting.popleft() if waiting else None
+                job = min(waiting, key=lambda job: job.max_pixels, default=None)
+                if job is not None:
+                    waiting.remove(job)
             process = self._idle.get()
             if job is not None:
                 job.run(process)
@@ -113,20 +119,21 @@ class _Decoders:
             self._idle.get().close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """A waiting image."""
 
     name: str
     max_pixels: int
     data: bytes
+    resized: Size | None
     future: Future[Image.Image] = field(default_factory=Future)
 
     def run(self, process: _Process) -> None:
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            image = process.open(self.data, name=self.name, max_pixels=self.max_pixels)
+            image = process.open(self.data, name=self.name, max_pixels=self.max_pixels, resized=self.resized)
         except Exception as error:
             self.future.set_exception(error)
         else:
@@ -139,10 +146,12 @@ class _Process:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def open(self, data: bytes, *, name: str, max_pixels: int) -> Image.Image:
+    def open(self, data: bytes, *, name: str, max_pixels: int, resized: Size | None) -> Image.Image:
         """Decode one image; raises ImageError."""
         process = self._running(name)
-        question = {"name": name, "max_pixels": max_pixels, "cpu_seconds": MAX_CPU_SECONDS}
+        question: dict[str, Any] = {"name": name, "max_pixels": max_pixels, "cpu_seconds": MAX_CPU_SECONDS}
+        if resized is not None:
+            question["resized"] = (resized.width, resized.height)
         alarm = threading.Timer(MAX_SECONDS, process.kill)
         alarm.start()
         try:

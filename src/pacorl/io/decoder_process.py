@@ -12,6 +12,8 @@ import sys
 import time
 from typing import IO, Any
 
+from PIL.Image import Image, Resampling
+
 from pacorl.io.children import limit
 from pacorl.io.images import ImageError, open_image
 
@@ -40,7 +42,15 @@ def serve() -> None:
         except ImageError as error:
             send(answers, {"fault": str(error)})
         else:
+            if "resized" in question:
+                image = _resized(image, *question["resized"])
             send(answers, {"size": image.size}, image.tobytes())
+
+
+def _resized(image: Image, width: int, height: int) -> Image:
+    # The size was computed from the file's header, and the image may have been turned since.
+    is_turned = (image.width > image.height) != (width > height)
+    return image.resize((height, width) if is_turned else (width, height), Resampling.BICUBIC)
 
 
 def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:

@@ -141,6 +141,12 @@ class Prompting:
         # The template writes one token per image.
         return len(self._ids(text)) + sum(self._tokens(size.width, size.height) - 1 for size in sizes)
 
+    def resized(self, size: Size) -> Size:
+        """Return the size to which the image processor resizes an image; of that size, an image keeps its pixels."""
+        _, rows, columns = self._grid(size.width, size.height)
+        side = int(self._processor.image_processor.patch_size)
+        return Size(height=rows * side, width=columns * side)
+
     def _tokenize(self, text: str) -> NDArray[np.int64]:
         return np.asarray(self._processor.tokenizer(text).input_ids, dtype=np.int64)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from pacorl.web.budget import PixelBudget
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+LARGE = 2**20
+"""Pixels above which an image is decoded to the size in which the judge reads it."""
 PIECE = 2**20
 """Letters of base64 that one call decodes; a multiple of four."""
 FETCHES = 8
@@ -66,18 +69,28 @@ class RequestImages:
         return received
 
     @asynccontextmanager
-    async def decoded(self, received: Sequence[ReceivedImage], *, caller: str) -> AsyncIterator[list[Image]]:
+    async def decoded(
+        self, received: Sequence[ReceivedImage], *, resized: Callable[[Size], Size], caller: str
+    ) -> AsyncIterator[list[Image]]:
         """Decode images, whose pixels count as held until the block ends.
+
+        Args:
+            received: image files.
+            resized: size in which the judge reads an image. Large images arrive in it, since the judge's one thread
+                would resize them while other callers wait, and they would take the memory of hundreds of small ones.
+            caller: address of the client.
 
         Raises:
             ImageError: if they have too many pixels together, or one cannot be decoded.
         """
-        async with self._budget.reserve([file.size for file in received]):
+        self._budget.check([file.size for file in received])
+        targets = [_target(file.size, resized) for file in received]
+        async with self._budget.reserve([target or file.size for file, target in zip(received, targets, strict=True)]):
             images = []
-            for file in received:
-                # A header can be false: no more pixels are decoded than were reserved.
+            for file, target in zip(received, targets, strict=True):
+                # A header can be false: no more pixels are decoded than it states.
                 pixels = file.size.height * file.size.width
-                decoding = submit_upload(file.content, name=file.name, max_pixels=pixels, caller=caller)
+                decoding = submit_upload(file.content, name=file.name, max_pixels=pixels, caller=caller, resized=target)
                 images.append(await asyncio.wrap_future(decoding))
             yield images
 
@@ -92,6 +105,22 @@ class RequestImages:
             raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._fetches, lambda: remote.fetch_bytes(url, max_bytes=most))
+
+
+def _target(size: Size, resized: Callable[[Size], Size]) -> Size | None:
+    """Return the size to decode a large image to, or None for an image that is kept as it is."""
+    pixels = size.height * size.width
+    read = resized(size)
+    most = max(LARGE, read.height * read.width)
+    if pixels <= most:
+        return None
+    if resized(read) == read:
+        return read
+
+    # This judge would enlarge `read` again: its bounds are closer together than its patches, as the tiny judge's. Its
+    # image is resized twice, here in its own proportions.
+    scale = math.sqrt(most / pixels)
+    return Size(height=max(1, round(size.height * scale)), width=max(1, round(size.width * scale)))
 
 
 def data_of(url: str, *, name: str) -> bytes:

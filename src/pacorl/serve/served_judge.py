@@ -174,6 +174,10 @@ class ServedModel:
             raise ValueError(f"the request is {tokens:,} tokens long; at most {most_tokens:,} are taken")
         return text
 
+    def resized(self, size: Size) -> Size:
+        """Return the size in which the judge reads an image of `size`."""
+        return self.judge.prompting.resized(size)
+
     @staticmethod
     def prompt(text: str, images: Sequence[Image]) -> ChatPrompt:
         """Join a conversation of `text` with its images."""

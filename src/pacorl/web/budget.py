@@ -28,17 +28,22 @@ class PixelBudget:
         Raises:
             ImageError: They have more than `per_request` pixels together.
         """
-        pixels = sum(size.height * size.width for size in sizes)
-        if pixels > self.per_request:
-            raise ImageError(
-                f"the images of this request have {pixels:,} pixels together; send at most {self.per_request:,}"
-            )
+        pixels = self.check(sizes)
         await self._take(pixels)
         try:
             yield
         finally:
             self.free += pixels
             self._admit()
+
+    def check(self, sizes: Sequence[Size]) -> int:
+        """Return the pixels of a request's images. Raises ImageError for more than `per_request`."""
+        pixels = sum(size.height * size.width for size in sizes)
+        if pixels > self.per_request:
+            raise ImageError(
+                f"the images of this request have {pixels:,} pixels together; send at most {self.per_request:,}"
+            )
+        return pixels
 
     async def _take(self, pixels: int) -> None:
         turn = asyncio.get_running_loop().create_future()

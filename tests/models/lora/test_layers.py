@@ -1,7 +1,7 @@
 """What an adapted layer computes in: the model's own type, from weights that are learned in fp32."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -38,6 +38,8 @@ SIZE = Size(32, 32)
 RANK, ALPHA = 4, 8
 MATRICES = 2 * (2 * 12 + 4 * 3)
 """Of the adapter: two double blocks of 12 modules and four single ones of 3."""
+ROUNDING = 0.01
+"""Bound on `distance` for bf16 products by two kernels."""
 
 
 def adapt(transformer: nn.Module) -> nn.Module:
@@ -47,14 +49,6 @@ def adapt(transformer: nn.Module) -> nn.Module:
         for value in adapter_state(transformer).values():
             value.copy_(torch.randn_like(value) * 0.05)
     return transformer
-
-
-@pytest.fixture
-def one_kernel() -> Iterator[None]:
-    """Products of all shapes by one kernel: oneDNN's, on a CPU with AMX, round by the number of rows."""
-    torch.backends.mkldnn.set_flags(False)
-    yield
-    torch.backends.mkldnn.set_flags(True)
 
 
 @pytest.fixture
@@ -69,6 +63,11 @@ def flux16() -> FluxPolicy:
 def velocity(policy: FluxPolicy, cache: ConditioningCache) -> Tensor:
     conditioning = cache.batch(character_prompts("dev", 1), SIZE)
     return policy.velocity(policy.noise([0], SIZE), torch.tensor([0.75]), conditioning, SIZE)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Relative distance. On some processors a product of more columns has another kernel, which rounds by 0.003."""
+    return float((found - expected).float().norm() / expected.float().norm())
 
 
 class Operations(TorchDispatchMode):
@@ -240,9 +239,8 @@ def stacked(transformer: nn.Module) -> FusedLora:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
-def test_in_bf16_base_and_adapter_are_one_product_to_the_bit(flux16: FluxPolicy) -> None:
+def test_in_bf16_base_and_adapter_are_one_product(flux16: FluxPolicy) -> None:
     cache, transformer = ConditioningCache(flux16), flux16.transformer
     velocity(flux16, cache)  # encodes
     before = {name: value.clone() for name, value in transformer.state_dict().items()}
@@ -255,12 +253,12 @@ def test_in_bf16_base_and_adapter_are_one_product_to_the_bit(flux16: FluxPolicy)
         assert fused
         assert {type(layer) for layer in fused.layers} == {StackedLayer}
         with fused.swapped_in(), Operations() as together:
-            assert torch.equal(velocity(flux16, cache), plain)
+            assert distance(velocity(flux16, cache), plain) < ROUNDING
         products = [operations.of("mm", "addmm", "bmm", dtype=torch.bfloat16) for operations in (apart, together)]
         assert products[0] - products[1] == MATRICES // 2
         assert torch.equal(velocity(flux16, cache), plain)
     with adapter_off(transformer):
-        assert not torch.equal(velocity(flux16, cache), plain), "the adapter changes nothing here"
+        assert distance(velocity(flux16, cache), plain) > 5 * ROUNDING, "the adapter changes nothing here"
     bases = {name: value for name, value in transformer.state_dict().items() if "lora_" not in name}
     assert all(torch.equal(before[name], value) for name, value in bases.items())
 
@@ -276,7 +274,6 @@ def test_the_stack_takes_no_memory_of_its_own(flux16: FluxPolicy) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
 def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
     """A stack that replaced a weight on a card would leave memory there that fits nothing."""
@@ -288,7 +285,7 @@ def test_weights_are_placed_in_their_stacks(flux16: FluxPolicy) -> None:
     fused = FusedLora(transformer)
     assert all(layer.base_layer.stack is stack for layer, stack in zip(lora_layers(transformer), stacks, strict=True))
     with fused.swapped_in():
-        assert torch.equal(velocity(flux16, cache), plain)
+        assert distance(velocity(flux16, cache), plain) < ROUNDING
 
 
 def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPolicy) -> None:
@@ -301,7 +298,6 @@ def test_a_young_adapter_would_be_lost_in_merged_weights_of_bf16(flux16: FluxPol
     assert fused_form(layer) is MergedLayer
 
 
-@pytest.mark.usefixtures("one_kernel")
 @torch.no_grad()
 def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     """As quantised ones are; the others are fused."""
@@ -315,7 +311,7 @@ def test_a_base_layer_of_another_kind_is_left_alone(flux16: FluxPolicy) -> None:
     fused = FusedLora(flux16.transformer)
     assert len(fused.layers) == len(layers) - 1
     with fused.swapped_in():
-        assert torch.equal(velocity(flux16, cache), plain)
+        assert distance(velocity(flux16, cache), plain) < ROUNDING
     layers[1].base_layer.weight.data = layers[1].base_layer.weight.data.to(torch.float8_e4m3fn)
     assert fused_form(layers[1]) is None
 
