@@ -1,6 +1,6 @@
 """The loop on a card: streams, packed weights, launchers and a killed run. `make test-gpu` runs it in minutes.
 
-Each test also runs on the CPU, in fewer variants. The long ones run there with the campaign.
+`make test` runs each of them on the CPU too, but for the forms that compile, which the campaign runs there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
-DEVICES = ["cpu", pytest.param("cuda", marks=CARD)]
-LONG = [pytest.param("cpu", marks=pytest.mark.campaign), pytest.param("cuda", marks=CARD)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CARD)]
 SMALL = [
     "epochs=3", "prompts_per_epoch=2", "group_size=2", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2",
@@ -159,7 +158,7 @@ def output_and_gradient(model: nn.Module, order: Sequence[int], device: str) -> 
     return x.detach(), leaf.grad
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CARD)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_streamed_weights_are_resident_ones_bit_for_bit(device: str, judges: dict[str, LocalJudge]) -> None:
     resident, streamed = stack(device, stream=False), stack(device, stream=True)
     draw = random.Random(0)
@@ -188,7 +187,7 @@ def epochs(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("device", LONG)
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
     config = ROOT / "configs" / "launch" / f"{engine}.yaml"
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
@@ -198,13 +197,7 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     assert len(epochs(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param("model.dtype=bfloat16", marks=pytest.mark.campaign),
-        pytest.param("memory=low", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "memory=low"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])
@@ -214,7 +207,7 @@ def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_pat
     assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
-@pytest.mark.parametrize("device", LONG)
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(device, out)
