@@ -161,6 +161,21 @@ def test_memory_that_does_not_suffice_is_a_record() -> None:
     assert record == {"error": "out of memory: CUDA out of memory. Tried to allocate 2 GiB"}
 
 
+def test_a_card_s_memory_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks, and the allocator's retries since the warm-up."""
+    calls = {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None}
+    for name, value in {**calls, "max_memory_allocated": 3, "max_memory_reserved": 5}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    retries = iter((2, 9))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": next(retries)})
+    record = measuring.measured(lambda: None, torch.device("cuda"), repeats=1)
+    assert {name: record[name] for name in ("allocated", "reserved", "retries")} == {
+        "allocated": 3,
+        "reserved": 5,
+        "retries": 7,
+    }
+
+
 def test_kernels_have_classes() -> None:
     seconds = {
         "sm90_xmma_gemm_bf16bf16_bf16f32": 1.0,
