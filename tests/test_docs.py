@@ -64,6 +64,8 @@ OTHERS_OPTIONS = {
     "--no-deps",
     "--needs",
     "--tiny",
+    "--slice",
+    "--minutes",
     "--build-arg",
 }
 """Of accelerate, torchrun, hf, mypy, vLLM, pip, docker and `benchmarks.gpu_day`."""

@@ -18,6 +18,7 @@ import torch
 from benchmarks.gpu_day import kernels, measuring, page, product, runner
 from benchmarks.gpu_day.parts import PARTS, SkipPart
 from benchmarks.gpu_day.results import Results
+from torch.profiler import ProfilerActivity, profile
 
 import pacorl
 
@@ -97,6 +98,18 @@ def test_a_resumed_day_runs_what_is_left_and_then_what_was_lost(tmp_path: Path) 
     assert (refused.returncode, "go on with --resume" in refused.stderr) == (2, True)
 
 
+def test_a_killed_part_leaves_nothing_in_the_compiler_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a file there would fail the part each time it is run again."""
+    line = "import os, pathlib; half = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'], 'half.so'); half.touch(); "
+    line += f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(str(half)); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(runner, "command", lambda *_: [sys.executable, "-c", line])
+    options = runner.arguments(["--tiny"])
+    record = runner.outcome(PARTS["rates"], options, Results(tmp_path / "day.jsonl"), limit=60)
+    assert record["reason"] == "ended by signal 9"
+    half = Path((tmp_path / "seen").read_text())
+    assert not half.parent.exists()
+
+
 def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
     assert runner.arguments([]).slice == 9
     out = tmp_path / "day.jsonl"
@@ -128,6 +141,8 @@ def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
     options = runner.arguments([])
     assert not runner.fits(PARTS["product"], 439, options)
     assert runner.fits(PARTS["product"], 440, options)
+    assert runner.time_limit(PARTS["product"], options) == 60 + 2.5 * 440
+    assert runner.time_limit(PARTS["rates"], runner.arguments(["--tiny", "--slice", "20"])) == 20 * 60
 
 
 def test_carried_wheels_are_unpacked_once(tmp_path: Path) -> None:
@@ -146,6 +161,21 @@ def test_memory_that_does_not_suffice_is_a_record() -> None:
     assert record == {"error": "out of memory: CUDA out of memory. Tried to allocate 2 GiB"}
 
 
+def test_a_card_s_memory_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks, and the allocator's retries since the warm-up."""
+    calls = {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None}
+    for name, value in {**calls, "max_memory_allocated": 3, "max_memory_reserved": 5}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    retries = iter((2, 9))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": next(retries)})
+    record = measuring.measured(lambda: None, torch.device("cuda"), repeats=1)
+    assert {name: record[name] for name in ("allocated", "reserved", "retries")} == {
+        "allocated": 3,
+        "reserved": 5,
+        "retries": 7,
+    }
+
+
 def test_kernels_have_classes() -> None:
     seconds = {
         "sm90_xmma_gemm_bf16bf16_bf16f32": 1.0,
@@ -158,6 +188,20 @@ def test_kernels_have_classes() -> None:
         "aten::_fused_rms_norm": 128.0,
     }
     assert kernels.classified(seconds) == {"attention": 4.0, "gemm": 99.0, "copy": 8.0, "norm and elementwise": 144.0}
+
+
+def test_annotations_are_no_kernels() -> None:
+    """On a card torch gives the optimizer's step all seconds of its kernels, which have rows of their own."""
+    weights = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(weights.parameters())
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        weights(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    events = profiler.key_averages()
+    assert any(event.key.startswith("Optimizer.step") for event in events)
+    seconds = kernels.kernel_seconds(events, CPU)
+    assert "aten::addmm" in seconds
+    assert not [name for name in seconds if name.startswith("Optimizer.step")]
 
 
 def test_two_depths_give_the_whole() -> None:
@@ -183,6 +227,18 @@ def test_torch_finds_the_allocator_configured() -> None:
     command = [sys.executable, "-c", line]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "expandable_segments:True False\n", done.stderr
+
+
+def test_the_source_tree_comes_before_an_installation(tmp_path: Path) -> None:
+    """The package is installed here; that of another tree is imported all the same."""
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    package = tmp_path / "src" / "pacorl" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    line = "from benchmarks.gpu_day import runner; runner.use_sources(runner.arguments([])); import pacorl; "
+    command = [sys.executable, "-c", line + "print(pacorl.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(package), done.stderr
 
 
 TITLES = {

@@ -46,7 +46,7 @@ def by_class(work: Work, device: torch.device) -> dict[str, float]:
     """Seconds of one call per class of kernel, and those in which the device is idle."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     seconds = min(timed(work, device) for _ in range(STEPS))
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:  # torch 2.11 warns without
         for _ in range(STEPS):
             work()
     kernels = kernel_seconds(profiler.key_averages(), device)
@@ -61,7 +61,12 @@ def kernel_seconds(events: Any, device: torch.device) -> dict[str, float]:
     on_card = device.type == "cuda"
     kind = DeviceType.CUDA if on_card else DeviceType.CPU
     microseconds = "self_device_time_total" if on_card else "self_cpu_time_total"
-    return {event.key: getattr(event, microseconds) / 1e6 for event in events if event.device_type == kind}
+    seconds = {}
+    for event in events:
+        # An annotation, such as the optimizer's step, is the time of its kernels once more.
+        if event.device_type == kind and not event.is_user_annotation:
+            seconds[event.key] = getattr(event, microseconds) / 1e6
+    return seconds
 
 
 def classified(kernels: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from .parts import PARTS, Part, Record, SkipPart
 from .results import FINISHED, Results
@@ -147,7 +147,9 @@ def left_over(options: argparse.Namespace, results: Results) -> list[Part]:
 
 
 def time_limit(part: Part, options: argparse.Namespace) -> float:
-    return min(part.limit, options.limit or part.limit)
+    """Seconds after which a part is killed; a CPU compiles for longer than a card."""
+    longest = 60 * options.slice if options.tiny else part.limit
+    return min(longest, options.limit or longest)
 
 
 def fits(part: Part, left: float, options: argparse.Namespace) -> bool:
@@ -159,10 +161,15 @@ def fits(part: Part, left: float, options: argparse.Namespace) -> bool:
 def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit: float) -> Record:
     """Run a part in a process of its own; its outcome, with the last line of its errors as the reason."""
     started = time.monotonic()
-    with NamedTemporaryFile("w+", prefix="gpu-day-", suffix=".log") as log:
+    with (
+        NamedTemporaryFile("w+", prefix="gpu-day-", suffix=".log") as log,
+        # A killed compiler leaves half a file in torch's cache, which would fail this part in every later slice.
+        TemporaryDirectory(prefix="gpu-day-", ignore_cleanup_errors=True) as cache,
+    ):
         process = subprocess.Popen(
-            [sys.executable, "-m", __package__, *child_line(part, options, results)],
+            command(part, options, results),
             cwd=ROOT,
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
             stdout=log,
             stderr=log,
             process_group=0,
@@ -192,9 +199,9 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def child_line(part: Part, options: argparse.Namespace, results: Results) -> list[str]:
+def command(part: Part, options: argparse.Namespace, results: Results) -> list[str]:
     """The command line of a part's process."""
-    line = ["--run", part.name, "--out", str(results.path.resolve())]
+    line = [sys.executable, "-m", __package__, "--run", part.name, "--out", str(results.path.resolve())]
     line += ["--steps", str(options.steps), "--repeats", str(options.repeats), "--rank", str(options.rank)]
     line += ["--batches", *map(str, options.batches)]
     line += ["--tiny"] if options.tiny else []

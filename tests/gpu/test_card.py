@@ -1,6 +1,6 @@
 """The loop on a card: streams, packed weights, launchers and a killed run. `make test-gpu` runs it in minutes.
 
-Each test also runs on the CPU, in fewer variants. The long ones run there with the campaign.
+`make test` runs each of them on the CPU too, but for the forms that compile, which the campaign runs there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,7 @@ CARD = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
-DEVICES = ["cpu", pytest.param("cuda", marks=CARD)]
-LONG = [pytest.param("cpu", marks=pytest.mark.campaign), pytest.param("cuda", marks=CARD)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CARD)]
 SMALL = [
     "epochs=3", "prompts_per_epoch=2", "group_size=2", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2",
@@ -116,32 +115,25 @@ def test_samples_are_drawn_scored_and_trained_on(device: str, dtype: str, judges
 
 
 def ratio_cases() -> Iterator[Any]:
-    """Every form, batch and judge on a card; on the CPU each of them once, and nothing that has to compile."""
-    for form, batch, concurrent in product(FORMS, (1, 3, 8), (False, True)):
-        yield pytest.param("cuda", form, batch, concurrent, marks=CARD)
-    yield pytest.param("cpu", "streamed", 3, False)  # int8, and what moves
-    for form in ("bf16", "fused", "int8", "w8a8", "fp8", "nf4"):
-        yield pytest.param("cpu", form, 3, False, marks=pytest.mark.slow)
-    yield pytest.param("cpu", "bf16", 1, True, marks=pytest.mark.slow)
-    yield pytest.param("cpu", "streamed", 8, True, marks=pytest.mark.campaign)
+    """Every form; those that have to compile take minutes on the CPU."""
+    for form, settings in FORMS.items():
+        yield pytest.param("cuda", form, marks=CARD)
+        yield pytest.param("cpu", form, marks=pytest.mark.slow if settings.compile == "none" else pytest.mark.campaign)
 
 
-@pytest.mark.slow
 @pytest.mark.compiles
-@pytest.mark.parametrize(("device", "form", "batch", "concurrent"), list(ratio_cases()))
-def test_the_ratio_is_one_before_an_update(
-    device: str, form: str, batch: int, concurrent: bool, judges: dict[str, LocalJudge]
-) -> None:
+@pytest.mark.parametrize(("device", "form"), list(ratio_cases()))
+def test_the_ratio_is_one_before_an_update(device: str, form: str, judges: dict[str, LocalJudge]) -> None:
+    """In batches of each size, alone and with the judge at work."""
     try:
         check_quantization(FORMS[form].quantize)
     except ValueError as error:
         pytest.skip(str(error))
-    here = bench(device, form=form, dtype="bfloat16")
-    if not concurrent:
-        assert here.ratio_deviation(SIDE, batch) == 0.0
-        return
-    with judging(judge_on(device, judges)):
-        assert here.ratio_deviation(SIDE, batch) == 0.0
+    here, judge, deviations = bench(device, form=form, dtype="bfloat16"), judge_on(device, judges), {}
+    for batch, concurrent in product((1, 3, 8), (False, True)):
+        with judging(judge) if concurrent else nullcontext():
+            deviations[batch, concurrent] = here.ratio_deviation(SIDE, batch)
+    assert set(deviations.values()) == {0.0}, deviations
 
 
 WIDTH, BLOCKS = 256, 12
@@ -171,7 +163,7 @@ def test_streamed_weights_are_resident_ones_bit_for_bit(device: str, judges: dic
     resident, streamed = stack(device, stream=False), stack(device, stream=True)
     draw = random.Random(0)
     with judging(judge_on(device, judges)):
-        for _ in range(200 if device == "cuda" else 10):
+        for _ in range(200):
             order = [draw.randrange(BLOCKS) for _ in range(draw.randint(1, 2 * BLOCKS))]
             expected, actual = (output_and_gradient(model, order, device) for model in (resident, streamed))
             assert all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True)), order
@@ -195,7 +187,7 @@ def epochs(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("device", LONG)
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
     config = ROOT / "configs" / "launch" / f"{engine}.yaml"
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
@@ -205,13 +197,7 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     assert len(epochs(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param("model.dtype=bfloat16", marks=pytest.mark.campaign),
-        pytest.param("memory=low", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "memory=low"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])
@@ -221,7 +207,7 @@ def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_pat
     assert {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
-@pytest.mark.parametrize("device", LONG)
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_killed_run_is_resumed(device: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(device, out)

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.gpu_day import product
 from safetensors.torch import load_file
+from tiny_runs import metrics
+from typer.testing import CliRunner
 
+from pacorl.cli import app
+from pacorl.config.base import load
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.trainer import train_policy
 from pacorl.judge import JUDGES
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.prompting import chat_text
@@ -56,6 +64,19 @@ def test_the_answer_of_a_judge_that_could_think_begins_after_an_empty_thought() 
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Same?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_on_shallow_twins(tmp_path: Path) -> None:
+    """As gpu_day's part `product` does, whose commands are processes."""
+    for kind in ("flux", "judge"):
+        done = CliRunner().invoke(app, ["twin", kind, str(tmp_path / kind), "--width", "tiny", "--depth", "1"])
+        assert done.exit_code == 0, done.output
+    folders = [f"model.checkpoint={tmp_path / 'flux'}", f"judge.checkpoint={tmp_path / 'judge'}"]
+    settings = [*product.SETTINGS, *product.TINY_SETTINGS, *folders, f"out={tmp_path / 'run'}"]
+    run = train_policy(load(PolicyConfig, product.RECIPE, settings))
+    (epoch,) = metrics(run, "epoch")
+    assert {value for key, value in epoch.items() if key.startswith(RATIO_DEVIATION)} == {0.0}
 
 
 @FEW_KINDS
