@@ -98,9 +98,9 @@ def test_a_run_that_is_about_to_start_has_the_machine_and_can_be_stopped(tmp_pat
     runs.announce("mine")
     assert runs.state("mine")["status"] == "starting"
     with pytest.raises(RefusedError, match="mine is being taught and has the machine") as refused:
-        runs.check_idle()
+        runs.trainer.check_idle()
     assert refused.value.status == 409
-    runs.stop()
+    runs.trainer.stop()
     runs.launch("mine")  # the studio's queue comes to it too late
     assert runs.state("mine")["status"] == "stopped"
 
@@ -164,7 +164,7 @@ def test_bad_requests_are_one_line(server):
     sets = {"theme": "red round hero, crown, night", "panels": ["waving, flag"] * 4}
     assert client.post("/api/sets", json=sets).status_code == 409
     assert client.post("/api/taste", json=form(name="other")).status_code == 409
-    studio.taste.stop()
+    studio.trainer.stop()
 
 
 def until(look: Callable[[], dict[str, Any]], wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

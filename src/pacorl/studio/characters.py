@@ -150,7 +150,9 @@ class Characters:
 
         folder = free_name(self.loras / safe_name(name))
         overrides = [f"character={self._check(name)}", f"out={folder / 'run'}"]
-        overrides += [f"steps={steps}"] if steps else []
+        if steps:
+            # The page shows progress by evaluations.
+            overrides += [f"steps={steps}", f"evaluate_every={max(1, steps // 8)}"]
         config = training_config(self.names, overrides, card_bytes=device()[1])
         plan = plan_character(config)
         if plan.absences:

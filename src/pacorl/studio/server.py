@@ -741,14 +741,14 @@ def make_sheet(name: str, form: SheetForm, state: State, browser: Browser) -> di
     prompts = {number: models.edit_prompt(state.names, scene) for number, scene in enumerate(form.scenes)}
     sampling = form.sampling(state.names.strengths)
     sources = state.characters.find(name).images
-    # The other pictures of an earlier sheet stay.
+    # All that was drawn for an earlier sheet stays, to choose from.
     earlier: list[dict[str, Any]] = []
     if form.again:
         sheet = state.history.read(form.again)
         if sheet is None or sheet["kind"] != "sheet" or form.picture not in prompts:
             raise RefusedError(f"there is no picture {form.picture} of a sheet {form.again[:20]!r}", status=404)
         prompts = {form.picture: prompts[form.picture]}
-        earlier = [candidate for candidate in sheet["candidates"] if candidate["picture"] != form.picture]
+        earlier = sheet["candidates"]
         sampling = replace(sampling, seed=max(candidate["seed"] for candidate in sheet["candidates"]) + 1)
 
     def make(job: Job) -> dict[str, Any]:

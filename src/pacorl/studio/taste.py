@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.config.options import StudioModels
+from pacorl.config.options import AUTO, StudioModels
 from pacorl.config.recipes import recipe as tiny_recipe
 from pacorl.config.reward_section import RewardConfig
 from pacorl.generate.compose import prompt_from
@@ -30,6 +30,7 @@ from pacorl.judge import JUDGES, backend_of
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
+from pacorl.studio.model_choice import with_memory
 from pacorl.studio.trainer_process import TrainerProcess, sample_image
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
@@ -141,7 +142,8 @@ def _models(names: StudioModels) -> list[str]:
     model: dict[str, Any] = {"kind": names.kind or kind_of(names.model), "checkpoint": names.model}
     if names.model == TINY:
         model |= {"dtype": "float32", "gradient_checkpointing": False, **POLICIES[model["kind"]].committed.options}
-    return [f"memory={names.memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
+    memory = "normal" if names.memory == AUTO else names.memory
+    return [f"memory={memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
 
 
 class TasteRuns:
@@ -177,7 +179,8 @@ class TasteRuns:
         if not POLICIES.named(kind).sets:
             raise ValueError(f"{self.names.model} ({kind}) changes pictures; a taste is taught to a generator of sets")
         prompts = parse_prompts(self.names.model, request.prompts)
-        config = run_config(request, self.names, folder, self.recipe)
+        names = self.names if self.recipe else with_memory(self.names, self.names.model, kind)
+        config = run_config(request, names, folder, self.recipe)
         config.check_prompts(prompts)
         save_prompts(prompts, folder / "prompts.jsonl")
         described = {"rounds": request.rounds, "groups": request.groups}

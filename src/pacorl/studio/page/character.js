@@ -129,11 +129,11 @@ async function findSheet() {
 
 function showSheet(result) {
   if (!result || result.theme !== who) return;
-  // Pictures that were drawn again show their best; the choice among the others stays.
+  // Of a picture that was drawn again the best new one is shown; the choice among the others stays.
   const had = new Set((sheet?.candidates || []).map((one) => one.image));
-  for (const one of result.candidates) if (sheet && !had.has(one.image)) delete picked[one.picture];
+  const fresh = result.candidates.filter((one) => !had.has(one.image));
+  for (const one of [...fresh].sort((a, b) => b.rank - a.rank)) picked[one.picture] = one.image;
   sheet = result;
-  for (const one of [...result.candidates].sort((a, b) => a.rank - b.rank)) picked[one.picture] ??= one.image;
   fillRows("sheetScenes", result.asked.scenes, "Picture");
   drawSheet();
 }
@@ -149,7 +149,7 @@ function drawSheet() {
 function sheetPicture(scene, i) {
   const all = sheet.candidates.filter((one) => one.picture === i), best = all.find((one) => one.image === picked[i]) || all[0];
   const url = (one) => `${sheet.images}/${one.image}.png`;
-  const keep = make("input", { type: "checkbox", checked: true, ariaLabel: `Keep picture ${i + 1}` });
+  const keep = make("input", { type: "checkbox", checked: best.score >= 0.5, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
   const again = make("button", { type: "button", className: "quiet small", textContent: "This panel again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {

@@ -2,7 +2,7 @@
 "use strict";
 
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GB`;
-const plain = (name) => (name === "tiny" ? "practice model (built in)" : name);
+const plain = (name) => (name === "tiny" ? "practice model, built in" : name);
 const OTHER = "another of the hub …";
 let catalogue = null;   // what can be chosen, as the server says it
 let following = false;
@@ -72,7 +72,7 @@ function fitLine(fit) {
   if (!fit.needed) return "The practice models fit every machine.";
   const missing = fit.absent.length ? ` Not here yet: ${fit.absent.join(", ")}, about ${gib(fit.disk)} on the disk, of which ${gib(catalogue.free)} are free.` : "";
   const slow = { normal: "", low: ", with little memory", lowest: ", with the least memory, which is slow" }[fit.memory];
-  return (fit.fits ? `It fits: ${gib(fit.needed)} of ${gib(fit.room)}${slow}.` : `It does not fit: it needs ${gib(fit.needed)} even with the least memory, and ${fit.device} has ${gib(fit.room)}. Choose a smaller model.`) + missing;
+  return (fit.fits ? `It fits: ${gib(fit.needed)} of ${gib(fit.room)}${slow}.` : `It does not fit: it needs ${gib(fit.needed)} even with the least memory, and this machine has ${gib(fit.room)}. Choose a smaller model.`) + missing;
 }
 
 async function loadModels() {

@@ -95,7 +95,8 @@ async function start() {
 
 function drawNames() {
   $("note").textContent = state.tiny.model ? "Drawn by a small practice model, which knows one drawn world and its words only. Choose a real one under Models." : "";
-  $("models").textContent = ["drawn by", plain(state.model), state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", plain(state.judge)].filter(Boolean).join(" ");
+  const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
+  $("models").textContent = [...names, state.adapter && `+ ${shortName(state.adapter)}`].filter(Boolean).join(" ");
   $("compareField").hidden = $("strengthField").hidden = !state.adapter;
 }
 
@@ -645,6 +646,7 @@ function open(tab) {
     $(name).setAttribute("aria-selected", String(name === tab));
     $(name).tabIndex = name === tab ? 0 : -1;
   }
+  scrollTo(0, 0);
   if (tab === "tabHistory") drawHistory();
   if (tab === "tabTeach") openTeaching();
   if (tab === "tabCharacter") openCharacters();
