@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from pacorl.config.options import StudioModels
+from pacorl.config.recipes import recipe_names
 from pacorl.io.documents import read_yaml
 from pacorl.io.images import png_bytes
-from pacorl.studio.characters import Characters, training_config
+from pacorl.studio.characters import RECIPES, Characters, training_config
 from pacorl.studio.trainer_process import TrainerProcess
 from pacorl.tiny.characters import Panel, draw
 
@@ -126,7 +127,7 @@ def test_what_cannot_be_done_is_one_line(server):
         ("POST", "/api/characters/hero/sheet", {"scenes": SCENES * 9}, 422, "at most 8 items"),
         ("POST", "/api/characters/hero/train", {"resume": "x"}, 404, "there is no LoRA called 'x'"),
         ("POST", "/api/characters/hero/train", {"steps": 0}, 422, "greater than or equal to 1"),
-        ("GET", "/loras/x/before-0.png", None, 404, "there is no LoRA called 'x'"),
+        ("GET", "/loras/loras/x/before-0.png", None, 404, "there is no such image"),
     ]:
         answer = client.request(method, path, json=body)
         assert (answer.status_code, fault in answer.text) == (status, True), f"{path}: {answer.text}"
@@ -188,6 +189,8 @@ def test_the_recipe_is_the_largest_for_the_model_that_fits_the_card(tmp_path):
     base = "black-forest-labs/FLUX.2-klein-base-4B"
     assert config_of("black-forest-labs/FLUX.2-klein-4B", None)[0] == base
     assert config_of("tiny", None)[1] == (64, 64)
+    named = {f"character/{name}" for recipes in RECIPES.values() for name in recipes.values()}
+    assert named == {name for name in recipe_names() if name.startswith("character/")}
     with pytest.raises(ValueError, match="cannot be taught to Qwen/Qwen-Image; choose FLUX"):
         config_of("Qwen/Qwen-Image", 80)
 
@@ -246,7 +249,7 @@ def test_a_character_is_drawn_taught_stopped_and_used(tmp_path):
         assert client.post("/api/characters/hero/stop").json()["training"]["status"] in ("stopped", "done")
         client.post("/api/characters/hero/train", json={"resume": "hero"})
         training = until("done")
-        before, after = (client.get(f"/loras/hero/{when}-0.png").content for when in ("before", "after"))
+        before, after = (client.get(f"/loras/loras/hero/{when}-0.png").content for when in ("before", "after"))
         assert (len(before) > 500, before != after, training["pictures"]) == (True, True, 8)
 
         client.post("/api/models", json={"model": "tiny", "loras": {"loras/hero": 0.8}})

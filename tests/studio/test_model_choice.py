@@ -42,7 +42,9 @@ def server(monkeypatch, tmp_path):
 
 def test_the_list_has_what_each_model_does_and_its_licence():
     listed = {offer.name: offer for offer in offers(StudioModels())}
-    assert (listed["tiny"].sets, listed["tiny"].edits, listed["tiny"].licence) == (True, True, "")
+    embedded = listed["tiny"]
+    assert (embedded.sets, embedded.edits, embedded.judges, embedded.licence) == (True, True, True, "")
+    assert (listed[model_choice.JUDGE].judges, listed[model_choice.JUDGE].sets) == (True, False)
     assert (listed[FLUX].gated, listed[FLUX].licence) == (True, "flux-1-dev-non-commercial-license")
     klein = listed["black-forest-labs/FLUX.2-klein-base-4B"]
     assert (klein.sets, klein.edits, klein.gated) == (True, True, False)
@@ -137,7 +139,7 @@ def test_a_choice_is_checked_and_loaded(server, tmp_path):
 def test_the_memory_check_is_a_job(server, monkeypatch):
     client, _ = server
     monkeypatch.setattr(model_choice, "_planned", lambda *_: Fit("low", 9 * 2**30, 12 * 2**30, "a card", 34))
-    job = client.post("/api/models/check", json={"model": FLUX}).json()
+    job = client.post("/api/models", json={"model": FLUX, "check": True}).json()
     deadline = time.monotonic() + 30
     while (now := client.get(f"/api/jobs/{job['id']}").json())["status"] != "done":
         assert time.monotonic() < deadline, now

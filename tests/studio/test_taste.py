@@ -153,13 +153,12 @@ def test_bad_requests_are_one_line(server):
     studio.taste.create(REQUEST)
     for path, body, status, fault in [
         ("/api/taste/mine/ranks", {"group": "x", "ranks": [1]}, 422, "is not of this round any more"),
-        ("/api/taste/mine/use", {}, 409, "has no LoRA yet; stop it, or rank five rounds"),
         ("/api/taste/yours/continue", {}, 404, "there is no LoRA called 'yours'"),
     ]:
         answer = client.post(path, json=body)
         assert (answer.status_code, fault in answer.json()["error"]) == (status, True), answer.text
     assert client.get("/taste/mine/x/0.png").status_code == 404
-    assert client.get("/taste/mine/pictures/before-0.png").status_code == 404
+    assert client.get("/loras/taste/mine/before-0.png").status_code == 404
     studio.taste.announce("mine")
     sets = {"theme": "red round hero, crown, night", "panels": ["waving, flag"] * 4}
     assert client.post("/api/sets", json=sets).status_code == 409
@@ -200,13 +199,14 @@ def test_a_person_teaches_stops_and_goes_on(server, tmp_path):
     while (state := until(look, lambda state: state["task"] or state["status"] == "done"))["status"] != "done":
         rank(state)
     assert (state["done"], state["ranked"]) == (2, 4)
-    before, after = (client.get(f"/taste/mine/pictures/{when}-0.png").content for when in ("before", "after"))
+    before, after = (client.get(f"/loras/taste/mine/{when}-0.png").content for when in ("before", "after"))
     assert before != after
     lines = map(json.loads, (tmp_path / "sets/taste/mine/run/metrics.jsonl").read_text().splitlines())
     means = [line["reward/human_ranking/mean"] for line in lines if line["kind"] == "epoch"]
     assert means == pytest.approx([0.5, 0.5])
-    used = client.post("/api/taste/mine/use").json()["adapter"]
-    assert client.get("/api/state").json()["adapter"] == used
+    assert client.get("/api/models").json()["loras"] == ["taste/mine"]
+    client.post("/api/models", json={"model": "tiny", "loras": {"taste/mine": 1}})
+    assert client.get("/api/state").json()["adapter"] == "taste/mine"
     assert human.asked_groups(tmp_path / "sets/taste/mine/rankings")
 
 

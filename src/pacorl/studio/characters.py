@@ -16,18 +16,24 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import LEAST
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
-from pacorl.config.recipes import recipe, recipe_names
+from pacorl.config.recipes import recipe
 from pacorl.io.documents import blamed_on, dump_yaml, read_json, read_jsonl, read_text, read_yaml, typed, write_json
 from pacorl.io.files import PRIVATE, free_name, read_bytes, remove_made, safe_name, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
-from pacorl.studio.trainer_process import TrainerProcess, sample_image
+from pacorl.studio.trainer_process import TrainerProcess, lora_of
 from pacorl.types import TINY, Character
 from pacorl.web.guard import RefusedError
 
 LORAS = "loras"
 MOST = 60
 """Most pictures of a character."""
+RECIPES: dict[str, dict[int, str]] = {
+    TINY: {0: "tiny"},
+    "flux": {12: "flux_12gb", 16: "flux_16gb", 24: "flux_24gb"},
+    "klein": {12: "klein_12gb"},
+}
+"""Kind of generator → gigabytes of a card → recipe, the smallest first."""
 MADE = ("[0-9][0-9].png", "[0-9][0-9].txt", CARD)
 """Files of a character that the studio writes, and may delete."""
 
@@ -205,30 +211,10 @@ class Characters:
             "done": done,
             "status": status,
             "losses": losses,
-            "lora": self._lora(folder) is not None,
+            "lora": lora_of(folder / "run") is not None,
             "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
             "error": self.trainer.fault(folder),
         }
-
-    def loras_here(self) -> dict[str, str]:
-        """Map the name of each finished LoRA to its folder."""
-        found = {}
-        for request in sorted(self.loras.glob("*/request.json")):
-            lora = self._lora(request.parent)
-            if lora:
-                found[f"{LORAS}/{request.parent.name}"] = str(lora)
-        return found
-
-    def _lora(self, folder: Path) -> Path | None:
-        # The one with the lowest held-out loss, which a training without held-out pictures lacks.
-        for name in ("best", "adapter"):
-            if (folder / "run" / name).is_dir():
-                return folder / "run" / name
-        return None
-
-    def sample(self, training: str, when: str, number: int) -> bytes | None:
-        """Read an image of the gallery, by the base or by the LoRA."""
-        return sample_image(self._run(training) / "run", when, number)
 
 
 def training_config(names: StudioModels, overrides: list[str], *, card_bytes: int | None = None) -> CharacterConfig:
@@ -243,20 +229,14 @@ def training_config(names: StudioModels, overrides: list[str], *, card_bytes: in
     bases = {name.casefold(): base for name, base in spec.distilled.items()}
     model = bases.get(Path(names.model).name.casefold(), names.model)
 
-    found = []
-    for name in recipe_names():
-        gigabytes = re.search(r"_(\d+)gb$", name)
-        # A recipe for a card is of the published checkpoint's size.
-        suits = name.startswith("character/") and (gigabytes is None) == (model == TINY)
-        if suits and configs.load(CharacterConfig, recipe(name)).model.kind == kind:
-            found.append((int(gigabytes[1]) if gigabytes else 0, name))
-    if not found:
+    recipes = RECIPES.get(TINY if model == TINY else kind)
+    if not recipes:
         raise ValueError(
             f"a character cannot be taught to {names.model}; choose FLUX.1-dev or FLUX.2-klein under Models"
         )
-    found.sort()
-    fitting = [name for size, name in found if size * 10**9 <= (card_bytes or 0)] or [found[0][1]]
-    return configs.load(CharacterConfig, recipe(fitting[-1]), [*overrides, f"model.checkpoint={model}"])
+    fitting = [name for gigabytes, name in recipes.items() if gigabytes * 10**9 <= (card_bytes or 0)]
+    name = fitting[-1] if fitting else next(iter(recipes.values()))
+    return configs.load(CharacterConfig, recipe(f"character/{name}"), [*overrides, f"model.checkpoint={model}"])
 
 
 def _card(folder: Path) -> Card:

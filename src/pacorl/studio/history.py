@@ -236,21 +236,14 @@ def _entry(path: Path) -> Entry:
         document = _document(path)
         best = document["candidates"][0]
         summary = {key: document[key] for key in ("kind", "theme", "made")}
-        summary["words"] = " ".join(_texts(document["asked"]))[:WORDS]
+        # Texts and lists of texts; numbers, such as the seed, are no words.
+        words = [str(value) for value in document["asked"].values() if isinstance(value, str | list | dict)]
+        summary["words"] = " ".join(words)[:WORDS]
         summary |= {"image": best["image"], "score": best["score"], "count": len(document["candidates"])}
     except ValueError as fault:
         logger.warning("%s; this set is not shown", fault)
         summary = {}
     return Entry(path, path.lstat().st_size, summary)
-
-
-def _texts(asked: Any) -> Iterator[str]:
-    """Yield the texts of a request, at any depth."""
-    if isinstance(asked, str):
-        yield asked
-    elif isinstance(asked, dict | list):
-        for inner in asked.values() if isinstance(asked, dict) else asked:
-            yield from _texts(inner)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,11 +35,12 @@ class Offer:
     """A model that can be chosen or downloaded."""
 
     name: str
-    kind: str
     sets: bool
     """Whether it draws from words."""
     edits: bool
     """Whether it changes pictures."""
+    judges: bool
+    """Whether it judges pictures."""
     bytes: int
     """Size on this disk; 0 if it is not here."""
     gated: bool = False
@@ -63,12 +64,14 @@ def offers(names: StudioModels) -> list[Offer]:
     listed = []
     for name, kind in kinds.items():
         spec = POLICIES[kind]
-        both = name == TINY  # one embedded model draws, another edits
-        published = name == spec.published
-        offer = Offer(name, kind, spec.sets, spec.edits or both, here.get(name, 0))
-        if published:
+        embedded = name == TINY  # one model draws, others edit and judge
+        offer = Offer(name, spec.sets, spec.edits or embedded, embedded, here.get(name, 0))
+        if name == spec.published:
             offer = replace(offer, gated=spec.gated, licence=spec.licence[1] or spec.licence[0])
         listed.append(offer)
+    for judge in dict.fromkeys([JUDGE, names.judge]):
+        if judge != TINY:
+            listed.append(Offer(judge, False, False, True, here.get(judge, 0)))
     return listed
 
 
@@ -82,7 +85,7 @@ def cached_bytes() -> dict[str, int]:
         return {}
 
 
-def check_name(name: str, known: Sequence[str] = ()) -> str:
+def check_name(name: str, known: Collection[str] = ()) -> str:
     """Return a name of the hub, or one of the `known` names.
 
     Raises:
@@ -214,8 +217,6 @@ class Downloads:
         Raises:
             RefusedError: another download runs, or the hub must not be asked.
         """
-        from huggingface_hub import constants
-
         if self._runs:
             raise RefusedError(f"{self.name} is being downloaded; stop that first, it can go on later", status=409)
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
@@ -223,7 +224,6 @@ class Downloads:
         environment = dict(os.environ)
         if token:
             environment["HF_TOKEN"] = token
-        constants.HF_HUB_OFFLINE = False  # or a later load would not look for the rest
         self.name = name
         with open(self.log, "wb") as log:
             pipes: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "env": environment}
@@ -266,7 +266,5 @@ def free_bytes() -> int:
     """Return the free space of the disk with the hub's cache."""
     from huggingface_hub import constants
 
-    folder = Path(constants.HF_HUB_CACHE)
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    cache = Path(constants.HF_HUB_CACHE)
+    return shutil.disk_usage(cache if cache.exists() else Path.home()).free

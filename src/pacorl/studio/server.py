@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import Field
 
-from pacorl.config.options import AUTO, MEMORY, TEMPLATE, StudioModels
+from pacorl.config.options import TEMPLATE, StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.generate.panels import write_panels
-from pacorl.io.hub import local_file
+from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
@@ -34,7 +34,7 @@ from pacorl.studio.jobs import Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
 from pacorl.studio.taste import TasteRequest, TasteRuns
-from pacorl.studio.trainer_process import TrainerProcess
+from pacorl.studio.trainer_process import TrainerProcess, loras_in, sample_image
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import forms
 from pacorl.web.connections import run
@@ -127,8 +127,8 @@ class AppState:
         return self.loading
 
     def loras(self) -> dict[str, str]:
-        """Map the name of each LoRA that was trained here to its folder."""
-        return self.characters.loras_here() | self.taste.loras_here()
+        """Map the names of the LoRAs that were trained here, or that the command named, to their sources."""
+        return loras_in(self.history.folder) | {source: source for source in self.started_with.strengths}
 
     def is_owner(self, token: str) -> bool:
         """Compare a token with the owner's, in constant time: a shorter time would show how much of it is right."""
@@ -229,7 +229,7 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
 
 def _shown_loras(state: AppState) -> dict[str, float]:
     """Map each LoRA in use, by its name on the page, to its strength."""
-    names = {folder: name for name, folder in state.loras().items()}
+    names = {source: name for name, source in state.loras().items()}
     return {names.get(source, source): strength for source, strength in state.names.strengths.items()}
 
 
@@ -542,27 +542,6 @@ def rank(name: str, form: RanksForm, state: State) -> dict[str, Any]:
     return state.taste.state(name)
 
 
-@router.post("/api/taste/{name}/use")
-def use_taught(name: str, state: State) -> dict[str, Any]:
-    """Load a taught LoRA in place of the studio's adapter."""
-    state.trainer.check_idle()
-    adapter = state.taste.state(name)["adapter"]
-    if not adapter:
-        raise RefusedError(f"{name} has no LoRA yet; stop it, or rank five rounds", status=409)
-
-    state.choose(replace(state.names, adapter="", loras={adapter: 1.0}))
-    return {"adapter": adapter}
-
-
-# Before `taste_image`, whose wider path would match these images too.
-@router.get("/taste/{name}/pictures/{when}-{number}.png")
-def taste_picture(name: str, when: Literal["before", "after"], number: int, state: State) -> Response:
-    """Return an image of a run's first or newest evaluation."""
-    response = _png(state.taste.picture(name, when, number))
-    response.headers["Cache-Control"] = "no-store"  # the newest evaluation changes
-    return response
-
-
 @router.get("/taste/{name}/{group}/{number}.png")
 def taste_image(name: str, group: str, number: int, state: State) -> Response:
     """Return an image to be ranked."""
@@ -576,23 +555,12 @@ def taste_image(name: str, group: str, number: int, state: State) -> Response:
 def list_models(state: State) -> dict[str, Any]:
     """List the models that can be chosen, the choice of now, and the download."""
     names = state.names
-    started = state.started_with
-    judges = dict.fromkeys([TINY, model_choice.JUDGE, started.judge, names.judge])
+    chosen = {name: getattr(names, name) for name in ("model", "judge", "memory", "writer")}
     return {
-        "offers": [asdict(offer) for offer in model_choice.offers(started)],
-        "judges": list(judges),
-        "judges_here": [name for name in judges if name == TINY or local_file(name, "config.json")],
-        "writers": list(dict.fromkeys([TEMPLATE, started.writer, names.writer])),
-        "loras": [*state.loras(), *[source for source in started.strengths if source not in state.loras().values()]],
-        "memory": [AUTO, *MEMORY],
-        "chosen": {
-            "model": names.model,
-            "editor": models.editor_of(names),
-            "judge": names.judge,
-            "memory": names.memory,
-            "writer": names.writer,
-            "loras": _shown_loras(state),
-        },
+        "offers": [asdict(offer) for offer in model_choice.offers(state.started_with)],
+        "writers": list(dict.fromkeys([TEMPLATE, state.started_with.writer])),
+        "loras": list(state.loras()),
+        "chosen": chosen | {"editor": models.editor_of(names), "loras": _shown_loras(state)},
         "download": state.downloads.state(),
         "free": model_choice.free_bytes(),
     }
@@ -605,18 +573,13 @@ class ModelsForm(Form):
     memory: Literal["auto", "normal", "low", "lowest"] = "auto"
     writer: Name = TEMPLATE
     loras: dict[Name, Strength] = Field({}, max_length=MAX_LORAS)
+    check: bool = False
+    """Whether the choice is only checked."""
 
 
 @router.post("/api/models")
 def choose_models(form: ModelsForm, state: State, browser: Browser) -> dict[str, Any]:
-    """Load other models in place of the former ones, if the memory suffices."""
-    state.trainer.check_idle()
-    return state.choose(_named(form, state)).to_dict()
-
-
-@router.post("/api/models/check")
-def check_models(form: ModelsForm, state: State, browser: Browser) -> dict[str, Any]:
-    """Queue the memory check of a choice: what it needs, and what has to be downloaded."""
+    """Queue the memory check of a choice, or load it in place of the former one if the memory suffices."""
     names = _named(form, state)
 
     def check(job: Job) -> dict[str, Any]:
@@ -624,26 +587,22 @@ def check_models(form: ModelsForm, state: State, browser: Browser) -> dict[str, 
         fit = model_choice.fit_of(names, names.model)
         return asdict(fit) | {"fits": fit.fits}
 
-    return state.jobs.submit("fit", check, owner=browser).to_dict()
+    if form.check:
+        return state.jobs.submit("fit", check, owner=browser).to_dict()
+    state.trainer.check_idle()
+    return state.choose(names).to_dict()
 
 
 def _named(form: ModelsForm, state: AppState) -> StudioModels:
     """Check the names of a choice: the page names no path of this machine."""
     started = state.started_with
-    for name, known in (
-        (form.model, (TINY, started.model)),
-        (form.editor, ("", TINY, started.editor, started.model)),
-        (form.judge, (TINY, started.judge)),
-        (form.writer, (TEMPLATE, started.writer)),
-    ):
+    known = {"", TINY, TEMPLATE, started.model, started.editor, started.judge, started.writer}
+    for name in (form.model, form.editor, form.judge, form.writer):
         model_choice.check_name(name, known)
     trained = state.loras()
-    loras = {}
-    for name, strength in form.loras.items():
-        source = trained.get(name) or model_choice.check_name(name, tuple(started.strengths))
-        loras[source] = strength
+    loras = {trained.get(name) or model_choice.check_name(name): strength for name, strength in form.loras.items()}
     kind = started.kind if form.model == started.model else ""
-    changes = form.model_dump(exclude={"loras"}) | {"kind": kind, "adapter": "", "loras": loras}
+    changes = form.model_dump(exclude={"loras", "check"}) | {"kind": kind, "adapter": "", "loras": loras}
     return replace(state.names, **changes)
 
 
@@ -792,10 +751,12 @@ def stop_training(name: str, state: State) -> dict[str, Any]:
     return state.characters.describe(name)
 
 
-@router.get("/loras/{training}/{when}-{number}.png")
-def gallery_picture(training: str, when: Literal["before", "after"], number: int, state: State) -> Response:
-    """Return an image of a training's gallery, without the LoRA or with it."""
-    response = _png(state.characters.sample(training, when, number))
+@router.get("/loras/{folder}/{name}/{when}-{number}.png")
+def lora_sample(
+    folder: Literal["taste", "loras"], name: str, when: Literal["before", "after"], number: int, state: State
+) -> Response:
+    """Return an image of a training's first or newest evaluation."""
+    response = _png(sample_image(state.history.folder / folder / safe_name(name) / "run", when, number))
     response.headers["Cache-Control"] = "no-store"  # the newest evaluation changes
     return response
 

@@ -31,7 +31,7 @@ from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
 from pacorl.studio.model_choice import with_memory
-from pacorl.studio.trainer_process import TrainerProcess, sample_image
+from pacorl.studio.trainer_process import TrainerProcess
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
 
@@ -196,14 +196,6 @@ class TasteRuns:
     def names_of_runs(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob("*/request.json"))
 
-    def loras_here(self) -> dict[str, str]:
-        """Map the name of each taught LoRA to its folder."""
-        found = {}
-        for name in self.names_of_runs():
-            if (self.folder / name / "run" / "adapter").is_dir():
-                found[f"taste/{name}"] = str(self.folder / name / "run" / "adapter")
-        return found
-
     def rank(self, name: str, group: str, ranks: Sequence[int]) -> None:
         """Keep a ranking; raises ValueError if it does not fit the group."""
         human.write_ranks(self._folder(name) / "rankings", group, ranks)
@@ -260,10 +252,6 @@ class TasteRuns:
         if path.is_file():
             return path.read_bytes()
         return None
-
-    def picture(self, name: str, when: str, number: int) -> bytes | None:
-        """Read a prompt's image by the base, or by the newest evaluation; None if it is missing."""
-        return sample_image(self._folder(name) / "run", when, number)
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / safe_name(name)

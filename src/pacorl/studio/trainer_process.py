@@ -98,3 +98,18 @@ def sample_image(run: Path, when: str, number: int) -> bytes | None:
     folders = sorted((run / "samples").glob("evaluation-*/"))
     path = folders[0 if when == "before" else -1] / f"{number:04d}.png" if folders else None
     return path.read_bytes() if path and path.is_file() else None
+
+
+def lora_of(run: Path) -> Path | None:
+    """Return the folder of a run's LoRA, the one with the lowest held-out loss if there is one; None without a LoRA."""
+    return next((run / name for name in ("best", "adapter") if (run / name).is_dir()), None)
+
+
+def loras_in(folder: Path) -> dict[str, str]:
+    """Map the names of the LoRAs that were trained in the studio's folder to their folders."""
+    found = {}
+    for run in sorted(folder.glob("*/*/run")):
+        lora = lora_of(run)
+        if lora:
+            found[run.parent.relative_to(folder).as_posix()] = str(lora)
+    return found

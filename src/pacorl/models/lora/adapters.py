@@ -183,20 +183,16 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
 
 def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:
     """Stack adapters to one whose change is Σ strength · α/rank · B·A: their matrices joined along the rank."""
-    rows: dict[str, list[Tensor]] = {}
-    columns: dict[str, list[Tensor]] = {}
+    state: dict[str, Tensor] = {}
+    alphas: dict[str, float] = {}
     for lora, strength in loras:
         for module, rank in lora.ranks.items():
-            scale = strength * lora.alphas[module] / rank
-            rows.setdefault(module, []).append(lora.state[f"{module}.lora_A.weight"])
-            columns.setdefault(module, []).append(scale * lora.state[f"{module}.lora_B.weight"])
-
-    state = {}
-    alphas = {}
-    for module, matrices in rows.items():
-        state[f"{module}.lora_A.weight"] = torch.cat(matrices)
-        state[f"{module}.lora_B.weight"] = torch.cat(columns[module], dim=1)
-        alphas[module] = float(len(state[f"{module}.lora_A.weight"]))
+            scales = {"A": 1.0, "B": strength * lora.alphas[module] / rank}
+            for side, scale in scales.items():
+                name = f"{module}.lora_{side}.weight"
+                value = scale * lora.state[name]
+                state[name] = torch.cat([state[name], value], dim=int(side == "B")) if name in state else value
+            alphas[module] = alphas.get(module, 0.0) + rank
     return Lora(state, alphas)
 
 

@@ -236,7 +236,7 @@ function drawTraining(one) {
   if ($("galleryPictures").dataset.drawn === drawn) return;
   $("galleryPictures").dataset.drawn = drawn;
   $("galleryPictures").replaceChildren(...Array.from({ length: training.pictures }, (_, i) => make("figure", {}, ...["before", "after"].map((when) =>
-    pixelated(make("img", { src: `/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when}, picture ${i + 1}` }))), make("figcaption", { textContent: "before · after" }))));
+    pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when}, picture ${i + 1}` }))), make("figcaption", { textContent: "before · after" }))));
 }
 
 async function train(resume = "") {
@@ -260,13 +260,12 @@ async function stopTraining() {
 
 async function useLora() {
   const one = person();
-  const chosen = (await ask("GET", "/api/models"))?.chosen;
-  if (!chosen || !await ask("POST", "/api/models", { ...chosen, loras: { ...chosen.loras, [`loras/${one.training.name}`]: 1 } })) return;
+  // The practice model learns single pictures, and draws pages of four: at full strength it forgets pages.
+  if (!await useTrained(`loras/${one.training.name}`, state.tiny.model ? 0.5 : 1)) return;
   open("tabMake");
   setMode("set");
   $("who").value = one.name;
   chooseWho();
-  refreshModels();
 }
 
 // --- characters in Make

@@ -20,7 +20,7 @@ function drawChoice() {
   const named = (one) => [one.name, plain(one.name) + (here(one) ? "" : " – not here yet")];
   options("chooseModel", catalogue.offers.filter((one) => one.sets).map(named), chosen.model);
   options("chooseEditor", [["", "none"], ...catalogue.offers.filter((one) => one.edits).map(named)], chosen.editor);
-  options("chooseJudge", catalogue.judges.map((name) => [name, plain(name) + (catalogue.judges_here.includes(name) ? "" : " – not here yet")]), chosen.judge);
+  options("chooseJudge", catalogue.offers.filter((one) => one.judges).map(named), chosen.judge);
   options("chooseMemory", [["auto", "by the card"], ["normal", "all of it"], ["low", "less, and slower"], ["lowest", "least, and slowest"]], chosen.memory);
   options("chooseWriter", catalogue.writers.map((name) => [name, name === "template" ? "built in, without a model" : name]), chosen.writer);
   $("loras").replaceChildren();
@@ -56,7 +56,7 @@ async function checkMemory() {
   say("modelsError", "");
   say("fit", "Checking …");
   try {
-    const job = await call("POST", "/api/models/check", choice());
+    const job = await call("POST", "/api/models", { ...choice(), check: true });
     follow("fit", job.id, {
       update(now) { say("fit", `${phaseOf(now)} …`); },
       done(now) { say("fit", fitLine(now.result)); },
@@ -85,6 +85,14 @@ async function loadModels() {
   }
 }
 
+// A LoRA that was trained here is added to the ones in use.
+async function useTrained(name, strength = 1) {
+  const chosen = (await ask("GET", "/api/models"))?.chosen;
+  if (!chosen || !await ask("POST", "/api/models", { ...chosen, loras: { ...chosen.loras, [name]: strength } })) return false;
+  refreshModels();
+  return true;
+}
+
 async function refreshModels() {
   state = await call("GET", "/api/state");
   $("panels").classList.toggle("fixed", Object.keys(state.words).length > 0);
@@ -98,14 +106,12 @@ async function refreshModels() {
 
 function drawOffers() {
   $("freeDisk").textContent = `${gib(catalogue.free)} are free on the disk. Models are fetched from huggingface.co, and stay here.`;
-  const judge = { name: catalogue.judges.find((name) => name !== "tiny"), judges: true, bytes: catalogue.judges_here.length > 1 ? 1 : 0, licence: "its own" };
-  const all = [...catalogue.offers.filter((one) => one.name !== "tiny"), ...(judge.name ? [judge] : [])];
-  $("offers").replaceChildren(...all.map(offer));
+  $("offers").replaceChildren(...catalogue.offers.filter((one) => one.name !== "tiny").map(offer));
 }
 
 function offer(one) {
   const does = [one.sets && "draws pages from words", one.edits && "changes pictures", one.judges && "judges which pictures belong together"].filter(Boolean).join(", ");
-  const size = one.bytes > 1 ? `${gib(one.bytes)} on the disk` : one.bytes ? "on the disk" : "not here yet";
+  const size = one.bytes ? `${gib(one.bytes)} on the disk` : "not here yet";
   const licence = one.licence ? ` · licence ${one.licence}` : "";
   const item = make("li", {}, make("b", { textContent: one.name }), make("span", { className: "hint", textContent: `${does} · ${size}${licence}` }));
   if (!one.bytes) {
