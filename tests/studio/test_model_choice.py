@@ -173,6 +173,8 @@ def test_the_generator_and_the_editor_are_both_embedded_and_options_are_set():
     assert (generator.true_cfg_scale, generator.policy.options.negative_text) == (2.0, "night")
     generator.set_options()
     assert generator.true_cfg_scale is None
+    with pytest.raises(ValueError, match="no effect without guidance; set true_cfg_scale above 1"):
+        generator.set_options(negative_prompt="night")
     with pytest.raises(ValueError, match="takes no contrast"):
         generator.set_options(contrast=1)
     host.choose(Job("3", "load"), StudioModels(kind="kontext"))

@@ -174,11 +174,13 @@ class Generator:
         """Set the kind's options, such as guidance_scale; None is the checkpoint's default.
 
         Raises:
-            ValueError: if the kind has no such option, or a value is out of range.
+            ValueError: if the kind has no such option, a value is out of range, or a negative prompt has no effect.
         """
         current = self.policy.options
         weights = {name: getattr(current, name) for name in ("dtype", "quantize", "stream")}
         changed = POLICIES[self.kind].options_for(current.checkpoint, **weights, **options)
+        if options.get("negative_prompt") and changed.negative_text is None:
+            raise ValueError(f"a negative prompt has no effect without guidance; set {changed.cfg_scale} above 1")
         if changed != current:
             self.policy.options = changed
             # Encoded prompts contain the negative prompt.

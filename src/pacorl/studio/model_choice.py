@@ -17,6 +17,7 @@ from typing import Any
 from pacorl.config.options import AUTO, MEMORY, StudioModels
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_object, read_text
+from pacorl.io.files import open_regular
 from pacorl.io.hub import local_file
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
@@ -225,7 +226,7 @@ class Downloads:
         if token:
             environment["HF_TOKEN"] = token
         self.name = name
-        with open(self.log, "wb") as log:
+        with open(open_regular(self.log, os.O_WRONLY | os.O_TRUNC), "wb") as log:
             pipes: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "env": environment}
             self._process = start_python("-m", "pacorl.studio.download_process", name, **pipes)
 
