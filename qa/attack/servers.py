@@ -57,6 +57,9 @@ SET = SAMPLING | {"theme": "red round hero, crown, night", "panels": PANELS, "la
 BOARD = SAMPLING | {"title": "t", "style": "night", "scenes": [f"{{hero}}, {panel}" for panel in PANELS]}
 BOARD |= {"layout": "2x2", "characters": {"hero": "red round hero, crown"}}
 EDIT = SAMPLING | {"instruction": EDITS["colour"].format("blue"), "sources": ["UPLOAD"]}
+MODELS = {"model": "tiny", "editor": "tiny", "judge": "tiny", "memory": "auto", "writer": "template", "loras": {}}
+CHARACTER = {"description": "red round hero", "uploads": [], "sheet": [], "of": "", "captions": {}, "removed": []}
+SHEET = SAMPLING | {"scenes": [EDIT["instruction"]], "again": "", "picture": 0}
 JUDGEMENT = {"uploads": ["UPLOAD"], "layout": "1x2", "theme": "t", "criteria": ["c"], "symmetric": True}
 
 
@@ -90,6 +93,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/api/history"),
         Asked("GET", "/api/history/000001"),
         Asked("DELETE", "/api/history/000002"),
+        Asked("POST", "/api/history/000001", {"favourite": True}),
         Asked("GET", "/sets/000001/0.png"),
         Asked("GET", "/sets/000001/0.zip"),
         Asked("POST", "/api/judgements", JUDGEMENT),
@@ -106,7 +110,19 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/taste/x/ranks", {"group": "g", "ranks": [1, 2, 3]}, status=404),
         Asked("POST", "/api/taste/x/continue", status=404),
         Asked("POST", "/api/taste/x/stop", status=404),
-        Asked("POST", "/api/taste/x/use", status=404),
+        Asked("GET", "/api/models"),
+        Asked("POST", "/api/models", MODELS),
+        Asked("POST", "/api/models", MODELS | {"check": True}),
+        Asked("POST", "/api/downloads", {"model": "owner/name", "accepted": False, "token": "x"}, status=409),
+        Asked("DELETE", "/api/downloads"),
+        Asked("GET", "/api/characters"),
+        Asked("POST", "/api/characters/hero", CHARACTER),
+        Asked("POST", "/api/characters/hero/sheet", SHEET, status=422),
+        Asked("POST", "/api/characters/hero/train", {"steps": 3, "resume": ""}, status=422),
+        Asked("POST", "/api/characters/hero/stop"),
+        Asked("DELETE", "/api/characters/nobody", status=404),
+        Asked("GET", "/characters/hero/01.png", status=404),
+        Asked("GET", "/loras/loras/hero/before-0.png", status=404),
         Asked("POST", "/api/panels", {"text": "Generate four images of the same dentist: a, b, c and d."}),
         Asked("DELETE", "/api/jobs/1"),
         Asked("POST", "/join", {"token": TOKEN}),

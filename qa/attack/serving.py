@@ -40,7 +40,7 @@ def studio() -> FastAPI:
     def nothing(self: ModelHost, job: Any, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
-    for name in ("load", "make_set", "make_storyboard", "judge"):
+    for name in ("load", "make_set", "make_sheet", "make_storyboard", "judge"):
         setattr(ModelHost, name, nothing)
     state = server.AppState(TOKEN)
     prepare_set(state.history)

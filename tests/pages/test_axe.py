@@ -21,6 +21,9 @@ from PIL import Image
 from run_folder import finished_run
 from toy_world import ToyJudge
 
+from pacorl.io.images import png_bytes
+from pacorl.tiny.characters import Panel, draw
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -67,8 +70,12 @@ def follow_link(page: Any) -> None:
     playwright.expect(page.locator("button")).to_contain_text("Open")
 
 
-def generate_in_studio(page: Any) -> None:
+def first_screen(page: Any) -> None:
     playwright.expect(page.locator("#theme")).not_to_have_value("", timeout=PATIENCE)
+
+
+def generate_in_studio(page: Any) -> None:
+    first_screen(page)
     page.keyboard.press("Control+Enter")
     playwright.expect(page.locator("#ranks .card").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
@@ -83,6 +90,39 @@ def repair_in_studio(page: Any) -> None:
     page.locator("#repairNow").click()
     playwright.expect(page.locator("#tryStrip img").first).to_be_visible(timeout=PATIENCE)
     playwright.expect(page.locator("#judgeProgress")).to_be_hidden(timeout=PATIENCE)
+
+
+def character_in_studio(page: Any) -> None:
+    first_screen(page)
+    page.locator("#tabCharacter").click()
+    if not page.locator("#personPictures img").count():
+        hero = Panel("red", "round", "crown", "night", "waving", "flag")
+        file = {"name": "hero.png", "mimeType": "image/png", "buffer": png_bytes(draw(hero, 64))}
+        page.locator("#personFiles").set_input_files([file])
+        playwright.expect(page.locator("#dropped li")).to_have_count(1, timeout=PATIENCE)
+        page.locator("#personName").fill("hero")
+        page.locator("#personWords").fill("red round hero, crown, night")
+        page.locator("#savePerson").click()
+    page.locator("#sheetCandidates").fill("1")
+    page.locator("#drawSheet").click()
+    playwright.expect(page.locator("#sheetPictures > li")).to_have_count(4, timeout=PATIENCE)
+
+
+def models_in_studio(page: Any) -> None:
+    first_screen(page)
+    page.locator("#tabModels").click()
+    playwright.expect(page.locator("#offers li").first).to_be_visible(timeout=PATIENCE)
+
+
+def licence_in_studio(page: Any) -> None:
+    models_in_studio(page)
+    page.locator("#offers button").first.click()
+
+
+def history_in_studio(page: Any) -> None:
+    first_screen(page)
+    page.locator("#tabHistory").click()
+    playwright.expect(page.locator("#historyHint")).not_to_have_text("", timeout=PATIENCE)
 
 
 def served(case: Case) -> Any:
@@ -102,9 +142,13 @@ CASES = [
     served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
     served(Case("annotate-admin", "annotation", "admin")),
     served(Case("join", "annotation", "join", follow_link)),
-    served(Case("studio", "studio", "open")),
+    served(Case("studio", "studio", "open", first_screen)),
     served(Case("studio-made", "studio", "open", generate_in_studio)),
     served(Case("studio-repaired", "studio", "open", repair_in_studio)),
+    served(Case("studio-character", "studio", "open", character_in_studio)),
+    served(Case("studio-history", "studio", "open", history_in_studio)),
+    served(Case("studio-models", "studio", "open", models_in_studio)),
+    served(Case("studio-licence", "studio", "open", licence_in_studio)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
 ]
@@ -211,7 +255,7 @@ def annotation(
 @pytest.fixture(scope="module")
 def studio() -> Iterator[dict[str, str]]:
     """The link of `pacorl studio`."""
-    command = [sys.executable, "-m", "pacorl.cli", "studio", "--port", "0"]
+    command = [sys.executable, "-m", "pacorl.cli", "studio", "--port", "0", "--history", "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         link = process.stdout.readline().strip().removeprefix("studio: ")

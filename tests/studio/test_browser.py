@@ -173,6 +173,15 @@ def test_earlier_sets_are_found_again_by_keys_alone(page):
     with page.expect_response("**/api/history"):
         page.keyboard.press("h")
     playwright.expect(page.locator("#history")).to_be_visible()
+    # A favourite is found, and so are words of a prompt.
+    card.locator(".star").press("Enter")
+    playwright.expect(card.locator(".star")).to_have_text("★")
+    page.locator("#onlyFavourites").check()
+    playwright.expect(page.locator("#sets li")).to_have_count(1)
+    page.locator("#search").fill("words of nobody")
+    playwright.expect(page.locator("#sets li")).to_have_count(0)
+    page.locator("#search").fill("")
+    page.locator("#onlyFavourites").uncheck()
     count, away = page.locator("#sets li").count(), page.locator("#sets li button").last
     away.press("Enter")
     playwright.expect(away).to_have_text("For good?")
@@ -180,12 +189,14 @@ def test_earlier_sets_are_found_again_by_keys_alone(page):
     playwright.expect(page.locator("#sets li")).to_have_count(count - 1)
 
 
-def test_modes_say_what_the_model_cannot_do_and_a_storyboard_is_refused_in_one_line(page):
+def test_a_storyboard_is_refused_in_one_line_and_modes_are_chosen_by_keys(page):
     playwright.expect(page.locator("#ready")).to_have_text("ready", timeout=PATIENCE)
     page.locator("input[value=set]").focus()
     page.keyboard.press("ArrowRight")
-    playwright.expect(page.locator("#cannot")).to_contain_text("makes images from words alone and sees no picture")
-    playwright.expect(page.locator("#generate")).to_be_disabled()
+    playwright.expect(page.locator("#instruction")).to_be_visible()
+    playwright.expect(page.locator("#cannot")).to_be_hidden()
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#formError")).to_contain_text("there is no picture to start from")
     page.keyboard.press("ArrowRight")
     playwright.expect(page.locator("#generate")).to_be_enabled()
     page.locator("#scenes textarea").first.fill("{villain}, waving, flag")
@@ -467,5 +478,74 @@ def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
     page.wait_for_timeout(500)
     shot(page, "studio-taught")
     page.locator("#useTaught").press("Enter")
-    playwright.expect(page.locator("#models")).to_contain_text("+ run/adapter", timeout=PATIENCE)
+    playwright.expect(page.locator("#models")).to_contain_text("+ taste/warm", timeout=PATIENCE)
     playwright.expect(page.locator("#strengthField")).to_be_visible()
+
+
+def test_a_character_is_drawn_taught_and_used_by_keys(teaching):
+    """The illustrator's task: five pictures, a sheet, a LoRA, a page of four panels with it."""
+    page = teaching
+    playwright.expect(page.locator("#theme")).not_to_have_value("", timeout=PATIENCE)
+    shot(page, "studio-first")
+    page.locator("#startCharacter").press("Enter")
+    scenes = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp"), ("jumping", "house")]
+    shown = [Panel("red", "round", "crown", "night", pose, prop) for pose, prop in scenes]
+    page.locator("#personFiles").set_input_files(
+        [{"name": f"{i}.png", "mimeType": "image/png", "buffer": png(panel)} for i, panel in enumerate(shown)]
+    )
+    playwright.expect(page.locator("#dropped li")).to_have_count(5, timeout=PATIENCE)
+    page.locator("#savePerson").press("Enter")
+    playwright.expect(page.locator("#personError")).to_have_text("give the character a name, such as hero")
+    page.locator("#personWords").fill("red round hero, crown, night")
+    page.locator("#personName").fill("hero")
+    page.locator("#personName").press("Enter")
+    playwright.expect(page.locator("#personPictures img")).to_have_count(5, timeout=PATIENCE)
+
+    # The sheet, of which one picture is drawn again, and two are kept.
+    page.locator("#sheetCandidates").fill("2")
+    page.locator("#drawSheet").press("Enter")
+    playwright.expect(page.locator("#sheetPictures > li")).to_have_count(4, timeout=2 * PATIENCE)
+    second = page.locator("#sheetPictures > li").nth(1)
+    second.get_by_role("button", name="Picture 2 again").press("Enter")
+    playwright.expect(second.locator(".thumb")).to_have_count(4, timeout=PATIENCE)
+    second.locator(".thumb").last.press("Enter")
+    playwright.expect(second.locator(".thumb").last).to_have_attribute("aria-pressed", "true")
+    for number, box in enumerate(page.locator("#sheetPictures input").all()):
+        box.set_checked(number < 2)
+    page.locator("#keepSheet").press("Enter")
+    playwright.expect(page.locator("#personPictures img")).to_have_count(7, timeout=PATIENCE)
+    page.reload()
+    page.keyboard.press("c")
+    playwright.expect(page.locator("#personPictures img")).to_have_count(7, timeout=PATIENCE)
+    playwright.expect(page.locator("#sheetPictures > li")).to_have_count(4, timeout=PATIENCE)
+    shot(page, "studio-character")
+
+    # The teaching, stopped and gone on with; the gallery; a page with the LoRA.
+    page.locator("#trainSteps").fill("4")
+    page.locator("#train").press("Enter")
+    playwright.expect(page.locator("#trainPhase")).to_contain_text("Learning", timeout=2 * PATIENCE)
+    page.locator("#stopTraining").press("Enter")
+    playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
+    page.locator("#resumeTraining").press("Enter")
+    playwright.expect(page.locator("#galleryPictures img")).to_have_count(16, timeout=3 * PATIENCE)
+    page.locator("#useLora").press("Enter")
+    playwright.expect(page.locator("#models")).to_contain_text("loras/hero", timeout=PATIENCE)
+    playwright.expect(page.locator("#theme")).to_have_value("red round hero, crown, night")
+    page.keyboard.press("Control+Enter")
+    made(page)
+    page.keyboard.press("o")
+    playwright.expect(page.locator("#loras li")).to_contain_text("loras/hero", timeout=PATIENCE)
+
+
+def test_models_are_chosen_and_a_licence_is_accepted_before_a_download(page):
+    page.keyboard.press("o")
+    playwright.expect(page.locator("#loras li")).to_have_count(1, timeout=PATIENCE)
+    page.locator("#offers button").first.press("Enter")
+    playwright.expect(page.locator("#startDownload")).to_be_disabled()
+    page.locator("#accepted").check()
+    playwright.expect(page.locator("#startDownload")).to_be_enabled()
+    shot(page, "studio-licence")
+    page.keyboard.press("Escape")
+    page.locator("#checkMemory").press("Enter")
+    playwright.expect(page.locator("#fit")).to_have_text("The practice models fit every machine.", timeout=PATIENCE)
+    shot(page, "studio-models")

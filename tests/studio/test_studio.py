@@ -36,7 +36,6 @@ from pacorl.studio.models import (
     board_for,
     edit_prompt,
     example,
-    load_models,
     panel_prompts,
     prompt_for,
     words,
@@ -244,7 +243,7 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     uploads, texts = broken_set
     host = ModelHost(StudioModels())
     checked = host.check(Job("1", "judgement"), uploads, least=0.5)
-    by_command = check_set(host._loaded[1].judge, [one.open() for one in uploads], least=0.5, names=list("1234"))
+    by_command = check_set(host._reward.judge, [one.open() for one in uploads], least=0.5, names=list("1234"))
     assert [panel["score"] for panel in checked["panels"]] == [panel.score for panel in by_command.panels]
     assert (checked["odd"], checked["calibrated"], checked["tries"]) == (3, False, [])
     assert checked["panels"][3]["lowest_question"] == "consistent"
@@ -283,7 +282,6 @@ def test_a_stopped_repair_keeps_what_it_drew(broken_set):
 
 def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     host = ModelHost(StudioModels(kind="kontext"))
-    assert host.modes is None
     hero = draw(all_panels()[0], 32)
     upload = asyncio.run(Uploads().add(png_bytes(hero), "me.png"))
     prompt = edit_prompt(host.names, "Paint the hero green.")
@@ -294,9 +292,8 @@ def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     assert result["sources"] == ["source-1"]
     assert Image.open(io.BytesIO(job.images["source-1"])).size == hero.size
     assert set(host.modes) == {"set", "storyboard"}
-    assert "makes no sets from words" in host.modes["set"]
+    assert "choose a model that draws under Models" in host.modes["set"]
     host.close()
-    assert host.modes is None
 
 
 @dataclass
@@ -319,7 +316,7 @@ class WatchedTurns:
 
 def test_on_a_small_card_generator_and_judge_take_turns():
     host = ModelHost(StudioModels(memory="low"))
-    generator, reward = host._loaded = load_models(host.names)
+    generator, reward = host._models(Job("0", "load"))
     generator.turns = watched = WatchedTurns(generator.turns)
     assert watched.scorers == reward.judge.models()
     verdicts, answered = reward.judge.verdicts, []
@@ -457,7 +454,7 @@ def test_a_set_is_queued_or_refused_at_once(server):
         ({"theme": "a dragon"}, "'dragon'"),
         ({"panels": ["waving, flag"]}, "two panels or more"),
         ({"candidates": 51}, "candidates: Input should be less than or equal to 50"),
-        ({"lora_scale": 0.5}, "lora_scale has no LoRA to act on; start the studio with --adapter"),
+        ({"lora_scale": 0.5}, "LoRA strength has no LoRA to act on; choose one under Models"),
         ({"lora_scale": 2.5}, "lora_scale: Input should be less than or equal to 2"),
         ({"seed": -1}, "seed: "),
         ({"size": "9000x64"}, "too large"),

@@ -98,9 +98,9 @@ def test_a_run_that_is_about_to_start_has_the_machine_and_can_be_stopped(tmp_pat
     runs.announce("mine")
     assert runs.state("mine")["status"] == "starting"
     with pytest.raises(RefusedError, match="mine is being taught and has the machine") as refused:
-        runs.check_idle()
+        runs.trainer.check_idle()
     assert refused.value.status == 409
-    runs.stop()
+    runs.trainer.stop()
     runs.launch("mine")  # the studio's queue comes to it too late
     assert runs.state("mine")["status"] == "stopped"
 
@@ -153,18 +153,17 @@ def test_bad_requests_are_one_line(server):
     studio.taste.create(REQUEST)
     for path, body, status, fault in [
         ("/api/taste/mine/ranks", {"group": "x", "ranks": [1]}, 422, "is not of this round any more"),
-        ("/api/taste/mine/use", {}, 409, "has no LoRA yet; stop it, or rank five rounds"),
         ("/api/taste/yours/continue", {}, 404, "there is no LoRA called 'yours'"),
     ]:
         answer = client.post(path, json=body)
         assert (answer.status_code, fault in answer.json()["error"]) == (status, True), answer.text
     assert client.get("/taste/mine/x/0.png").status_code == 404
-    assert client.get("/taste/mine/pictures/before-0.png").status_code == 404
+    assert client.get("/loras/taste/mine/before-0.png").status_code == 404
     studio.taste.announce("mine")
     sets = {"theme": "red round hero, crown, night", "panels": ["waving, flag"] * 4}
     assert client.post("/api/sets", json=sets).status_code == 409
     assert client.post("/api/taste", json=form(name="other")).status_code == 409
-    studio.taste.stop()
+    studio.trainer.stop()
 
 
 def until(look: Callable[[], dict[str, Any]], wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -200,13 +199,14 @@ def test_a_person_teaches_stops_and_goes_on(server, tmp_path):
     while (state := until(look, lambda state: state["task"] or state["status"] == "done"))["status"] != "done":
         rank(state)
     assert (state["done"], state["ranked"]) == (2, 4)
-    before, after = (client.get(f"/taste/mine/pictures/{when}-0.png").content for when in ("before", "after"))
+    before, after = (client.get(f"/loras/taste/mine/{when}-0.png").content for when in ("before", "after"))
     assert before != after
     lines = map(json.loads, (tmp_path / "sets/taste/mine/run/metrics.jsonl").read_text().splitlines())
     means = [line["reward/human_ranking/mean"] for line in lines if line["kind"] == "epoch"]
     assert means == pytest.approx([0.5, 0.5])
-    used = client.post("/api/taste/mine/use").json()["adapter"]
-    assert client.get("/api/state").json()["adapter"] == used
+    assert client.get("/api/models").json()["loras"] == ["taste/mine"]
+    client.post("/api/models", json={"model": "tiny", "loras": {"taste/mine": 1}})
+    assert client.get("/api/state").json()["adapter"] == "taste/mine"
     assert human.asked_groups(tmp_path / "sets/taste/mine/rankings")
 
 

@@ -464,9 +464,7 @@ def dry_run(
         as_json: Print JSON.
     """
     from pacorl.io.documents import parse_json
-    from pacorl.judge import JUDGES, backend_of
-    from pacorl.judge.judge import BackendOptions
-    from pacorl.lab.plan.plan import plan_generation, print_plan
+    from pacorl.lab.plan.plan import judge_options, plan_generation, print_plan
 
     # The generator.
     spec = _checked_spec(options, prompts)
@@ -480,12 +478,7 @@ def dry_run(
         **options.policy_options,
     )
 
-    # The judge, if it runs in this process.
-    judge: BackendOptions | None = None
-    if source and JUDGES[backend_of(source)].in_process:
-        settings = {"checkpoint": source, "adapter": choice.judge_adapter, **weights}
-        dtype = "float32" if source == TINY else "bfloat16"
-        judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
+    judge = judge_options(source, choice.judge_adapter, weights)
 
     # Both on the device, together or in turns.
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge, images=images)

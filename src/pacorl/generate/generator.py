@@ -7,7 +7,7 @@ noise of a diffusers pipeline with `torch.Generator().manual_seed(seed)`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from pacorl.generate.compose import prompt_from
 from pacorl.generate.panels import read_request
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
-from pacorl.models.lora.adapters import adapter_off, load_lora, lora_scaled
+from pacorl.models.lora.adapters import adapter_names, adapter_off, load_lora, lora_scaled
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of, model_section
 from pacorl.records.prompts import text_prompt
 from pacorl.runtime.turns import Turns
@@ -102,7 +102,7 @@ class Generator:
         model: str = TINY,
         *,
         kind: str = "",
-        adapter: str = "",
+        adapter: str | Mapping[str, float] = "",
         dtype: str = "auto",
         device: str = "",
         memory: str = "normal",
@@ -113,7 +113,7 @@ class Generator:
         Args:
             model: a diffusers folder, a hub name or "tiny".
             kind: name in `POLICIES`; the checkpoint's own by default.
-            adapter: PEFT or diffusers form: a folder, file or hub name.
+            adapter: PEFT or diffusers form: a folder, file or hub name; or several with their strengths.
             dtype: type of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
             device: a GPU by default, if there is one.
             memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work;
@@ -125,7 +125,9 @@ class Generator:
         """
         # Checks, and the options of the policy.
         spec = POLICIES.named(kind or kind_of(model))
-        spec.check_source(model, adapter=adapter)
+        strengths = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
+        for source in strengths or [""]:
+            spec.check_source(model, adapter=source)
 
         device = device or available_device()
         if dtype == "auto":
@@ -139,13 +141,13 @@ class Generator:
             policy.place_vae(device)
             policy.place_transformer(device)
         # After the weights are in place: the adapter's layers wrap the placed layers.
-        if adapter:
-            load_lora(policy.transformer, adapter)
+        if strengths:
+            load_lora(policy.transformer, strengths)
             policy.transformer.to(device)
         if policy.options.warning:
             logger.warning(policy.options.warning)
 
-        generator = cls(policy, model=model, kind=spec.kind, adapter=adapter)
+        generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_names(strengths))
         generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
         return generator
 
@@ -167,6 +169,22 @@ class Generator:
         adapter = ", ".join(getattr(pipeline.transformer, "peft_config", {}))
         policy = spec.take(pipeline, policy_options)
         return cls(policy, model=section["checkpoint"], kind=spec.kind, adapter=adapter)
+
+    def set_options(self, **options: Any) -> None:
+        """Set the kind's options, such as guidance_scale; None is the checkpoint's default.
+
+        Raises:
+            ValueError: if the kind has no such option, a value is out of range, or a negative prompt has no effect.
+        """
+        current = self.policy.options
+        weights = {name: getattr(current, name) for name in ("dtype", "quantize", "stream")}
+        changed = POLICIES[self.kind].options_for(current.checkpoint, **weights, **options)
+        if options.get("negative_prompt") and changed.negative_text is None:
+            raise ValueError(f"a negative prompt has no effect without guidance; set {changed.cfg_scale} above 1")
+        if changed != current:
+            self.policy.options = changed
+            # Encoded prompts contain the negative prompt.
+            self._cache = ConditioningCache(self.policy)
 
     def judged_by(self, judge: object) -> None:
         """Add a judge of this process, loaded within `judging`, to the turns on the device."""

@@ -1,7 +1,7 @@
 """The studio's sets, each in one file on the disk.
 
 `set-000012.zip` contains `set.json`, the result as the page shows it, and its images. Entries are written atomically,
-and the oldest are removed when there are too many.
+and the oldest are removed when there are too many. `favourites.json` lists the entries that stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.documents import parse_object, typed
+from pacorl.io.documents import parse_object, read_json, typed, write_json
 from pacorl.io.files import PRIVATE, LockedError, make_folder, replacing, sole_holder, sweep
 from pacorl.io.images import open_image, png_bytes
 
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_SETS = 200
 MAX_BYTES = 4 * 2**30
 """Size of all entries: 50 candidates of 1024², each with its base, are about 150 MB."""
+FAVOURITES = "favourites.json"
+WORDS = 2000
+"""Letters of a set's words that the page searches."""
 DOCUMENT = "set.json"
 DOCUMENT_BYTES = 16 * 2**20
 """Largest unpacked document of a set. Documents of 50 candidates have a tenth of it."""
@@ -97,6 +100,10 @@ class History:
         except LockedError:
             raise ValueError(f"{folder} is another studio's history; name another folder with --history") from None
 
+        favourites = folder / FAVOURITES
+        self._favourites: set[str] = set()
+        if favourites.is_file():
+            self._favourites.update(typed(read_json(favourites), list[str]))
         # The sets of earlier studios.
         sweep(folder)
         self._entries: dict[str, Entry] = {}
@@ -109,9 +116,19 @@ class History:
         self._held.close()
 
     def summaries(self) -> list[dict[str, Any]]:
-        """List all sets, the newest first: id, time, theme, best score and image."""
-        entries = list(self._entries.items())
-        return [{"id": name, **entry.summary} for name, entry in reversed(entries) if entry.summary]
+        """List all sets, the newest first: id, time, theme, words, best score and image, and the favourites' mark."""
+        listed = []
+        for name, entry in reversed(list(self._entries.items())):
+            if entry.summary:
+                listed.append({"id": name, "favourite": name in self._favourites, **entry.summary})
+        return listed
+
+    def mark(self, name: str, *, favourite: bool) -> None:
+        """Make a set a favourite, which stays when older sets are forgotten, or a usual one again."""
+        with self._lock:
+            marked = self._favourites | {name} if favourite else self._favourites - {name}
+            self._favourites = marked & self._entries.keys()
+            write_json(self.folder / FAVOURITES, sorted(self._favourites), mode=PRIVATE)
 
     def add(self, document: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
         """Write a set to the disk.
@@ -140,11 +157,13 @@ class History:
         return name
 
     def _forget_oldest(self) -> None:
-        while len(self._entries) > 1:
+        newest = max(self._entries, key=int)
+        usual = sorted(self._entries.keys() - self._favourites - {newest}, key=int)
+        for name in usual:
             size = sum(entry.bytes for entry in self._entries.values())
             if len(self._entries) <= self.max_sets and size <= self.max_bytes:
                 return
-            self._remove(min(self._entries, key=int))
+            self._remove(name)
 
     def remove(self, name: str) -> None:
         """Delete a set, if there is one of this name."""
@@ -217,6 +236,9 @@ def _entry(path: Path) -> Entry:
         document = _document(path)
         best = document["candidates"][0]
         summary = {key: document[key] for key in ("kind", "theme", "made")}
+        # Texts and lists of texts; numbers, such as the seed, are no words.
+        words = [str(value) for value in document["asked"].values() if isinstance(value, str | list | dict)]
+        summary["words"] = " ".join(words)[:WORDS]
         summary |= {"image": best["image"], "score": best["score"], "count": len(document["candidates"])}
     except ValueError as fault:
         logger.warning("%s; this set is not shown", fault)

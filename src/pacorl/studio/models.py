@@ -7,8 +7,9 @@ import random
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from pacorl.generate.storyboard import Storyboard, pages, parse_storyboard
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.models.policies import DEFAULT_KIND, POLICIES, tiny_spec
+from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.studio.jobs import Job
+from pacorl.studio.model_choice import with_memory
 from pacorl.tiny.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
 from pacorl.tiny.characters import VALUES, character_prompts
 from pacorl.types import TINY, Grid, Prompt, Size
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pacorl.generate.repair import Try
     from pacorl.judge.check import Check
     from pacorl.judge.paco_reward import PacoReward
+    from pacorl.models.policies.spec import PolicySpec
 
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
@@ -120,6 +123,8 @@ class Sampling:
     lora_scale: float = 1.0
     compare: bool = False
     """Whether each candidate has the base model's image of the same seed, if there is an adapter."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Guidance and negative prompt; None for the checkpoint's default."""
 
 
 class ModelHost:
@@ -127,7 +132,9 @@ class ModelHost:
 
     def __init__(self, names: StudioModels) -> None:
         self.names = names
-        self._loaded: tuple[Generator, PacoReward] | None = None
+        self._generators: dict[str, Generator] = {}
+        """Checkpoint and kind → the generator. Embedded models stay together, of others one at a time."""
+        self._reward: PacoReward | None = None
         self._sources = TemporaryDirectory(prefix="pacorl-studio-")
 
     def load(self, job: Job) -> dict[str, Any]:
@@ -135,42 +142,77 @@ class ModelHost:
         self._models(job)
         return {}
 
+    def choose(self, job: Job, names: StudioModels) -> dict[str, Any]:
+        """Load other models in place of the former ones."""
+        if (names.judge, names.memory) == (self.names.judge, self.names.memory):
+            self._generators.clear()
+        else:
+            self.unload()
+        self.names = names
+        return self.load(job)
+
     def close(self) -> None:
         self.unload()
         self._sources.cleanup()
 
     def unload(self) -> None:
         """Release the models; the next job loads them again."""
-        if self._loaded:
-            self._loaded[1].close()
-        self._loaded = None
+        self._generators.clear()
+        if self._reward:
+            self._reward.close()
+        self._reward = None
 
     @property
-    def modes(self) -> dict[str, str] | None:
-        """Unsupported mode → reason and fix; None until the generator is loaded."""
-        if self._loaded is None:
-            return None
-        generator = self._loaded[0]
+    def modes(self) -> dict[str, str]:
+        """Unsupported mode → reason and fix."""
+        names = self.names
         modes = {}
-        if not generator.sets:
+        if not spec_of(names).sets:
             modes["set"] = modes["storyboard"] = (
-                f"{generator.model} ({generator.kind}) changes pictures and makes no sets from words. Start from a "
-                f"picture, or start the studio with another model, e.g. --model {POLICIES[DEFAULT_KIND].published}."
+                f"{names.model} changes pictures and makes no sets from words. Start from a picture, or choose a model "
+                "that draws under Models."
             )
-        if not generator.edits:
-            editor = next(spec for spec in POLICIES.values() if spec.edits)
-            flag = f"--kind {tiny_spec(edits=True).kind}" if generator.model == TINY else f"--model {editor.published}"
-            modes["edit"] = (
-                f"{generator.model} ({generator.kind}) makes images from words alone and sees no picture. "
-                f"Start the studio with an editor, e.g. {flag}."
-            )
+        if not editor_of(names):
+            modes["edit"] = f"{names.model} draws from words alone and sees no picture. Choose an editor under Models."
         return modes
 
-    def _models(self, job: Job) -> tuple[Generator, PacoReward]:
-        if self._loaded is None:
+    def _models(self, job: Job, *, edits: bool = False) -> tuple[Generator, PacoReward]:
+        names = self.names
+        model = names.model
+        kind = spec_of(names).kind
+        strengths = names.strengths
+        if edits and not POLICIES[kind].edits:
+            model = editor_of(names)
+            if not model:
+                raise ValueError(self.modes["edit"])
+            kind = kind_of(model, edits=True)
+            strengths = {}  # they belong to the generator
+
+        key = f"{kind} {model}"
+        if key not in self._generators:
             job.enter("Loading the models")
-            self._loaded = load_models(self.names)
-        return self._loaded
+            if model != TINY:
+                self._generators.clear()
+            self._generators[key] = self._load(with_memory(names, model, kind), model, kind, strengths)
+        assert self._reward
+        return self._generators[key], self._reward
+
+    def _load(self, names: StudioModels, model: str, kind: str, strengths: Mapping[str, float]) -> Generator:
+        from pacorl.generate.generator import Generator
+        from pacorl.io.quiet import quiet_loading
+        from pacorl.judge.paco_reward import PacoReward
+        from pacorl.runtime.cores import use_cores
+
+        use_cores()
+        quiet_loading()
+        generator = Generator.from_pretrained(model, kind=kind, adapter=strengths, memory=names.memory)
+        if self._reward is None:
+            with generator.judging():
+                self._reward = PacoReward.from_pretrained(
+                    names.judge, **names.judge_access, calibration=names.calibration or ""
+                )
+        generator.judged_by(self._reward.judge)
+        return generator
 
     def make_set(
         self, job: Job, prompt: Prompt, sampling: Sampling, *, sources: Sequence[Upload] = ()
@@ -178,7 +220,7 @@ class ModelHost:
         """Generate and rank candidates of a set, or of an edit of `sources`."""
         from pacorl.generate.sets import generate_sets
 
-        generator, reward = self._models(job)
+        generator, reward = self._models(job, edits=bool(sources))
 
         # The sources of an edit.
         if sources:
@@ -191,7 +233,6 @@ class ModelHost:
 
         def generate(phase: str, *, base: bool) -> list[dict[str, Any]]:
             job.enter(phase, total=(sampling.steps or generator.default_steps) * sampling.candidates)
-            options["lora_scale"] = 1.0 if base else sampling.lora_scale
             images = generate_sets(generator, [prompt], **options, keep_all=True, base=base)
             return [_candidate_dict(job, image, reward.name) for image in images]
 
@@ -203,7 +244,8 @@ class ModelHost:
         # The base model's images of the same seeds; the page shows the ranking meanwhile.
         if sampling.compare and generator.adapter:
             job.result = result
-            base_of = {image["seed"]: image for image in generate("Generating with the base", base=True)}
+            options["lora_scale"] = 1.0
+            base_of = {image["seed"]: image for image in generate("Generating without LoRA", base=True)}
             compared = [{**candidate, "base": base_of[candidate["seed"]]} for candidate in ranked]
             result = {**result, "candidates": compared}
         return result
@@ -222,6 +264,41 @@ class ModelHost:
         result["candidates"] = []
         for page, image in enumerate(images, 1):
             result["candidates"].append({**_candidate_dict(job, image, reward.name), "rank": page})
+        return result
+
+    def make_sheet(
+        self,
+        job: Job,
+        prompts: Mapping[int, Prompt],
+        sampling: Sampling,
+        *,
+        sources: Sequence[Path],
+        earlier: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Draw pictures of a character by edits of its own, each with ranked candidates.
+
+        Args:
+            prompts: picture of the sheet → its instruction.
+            sampling: settings; the seeds of all pictures follow each other.
+            sources: the character's images, of which the editor takes as many as it can.
+            earlier: candidates of the other pictures, whose images the job has.
+        """
+        from pacorl.generate.sets import generate_sets
+
+        generator, reward = self._models(job, edits=True)
+        sources = tuple(sources[: generator.policy.max_sources])
+        job.images["source-1"] = sources[0].read_bytes()
+        steps = sampling.steps or generator.default_steps
+        job.enter("Drawing the sheet", total=steps * sampling.candidates * len(prompts))
+        edits = [replace(prompt, sources=sources) for prompt in prompts.values()]
+        images = generate_sets(generator, edits, **_options(job, generator, reward, sampling), keep_all=True)
+
+        drawn = []
+        for index, image in enumerate(images):
+            position = list(prompts)[index // sampling.candidates]
+            drawn.append({**_candidate_dict(job, image, reward.name), "picture": position})
+        result = _result(job, "sheet", generator, reward, sampling)
+        result["candidates"] = sorted([*drawn, *earlier], key=itemgetter("picture"))
         return result
 
     def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
@@ -354,30 +431,16 @@ def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ..
     return panels_of(names[0], images[0], grid) if grid else (names, images)
 
 
-def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
-    from pacorl.generate.generator import Generator
-    from pacorl.io.quiet import quiet_loading
-    from pacorl.judge.paco_reward import PacoReward
-    from pacorl.runtime.cores import use_cores
-
-    use_cores()
-    quiet_loading()
-    generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=names.adapter, memory=names.memory)
-    with generator.judging():
-        reward = PacoReward.from_pretrained(names.judge, **names.judge_access, calibration=names.calibration or "")
-        generator.judged_by(reward.judge)
-    return generator, reward
-
-
 def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
-    """Collect the options that sets and storyboards share."""
+    """Collect the options that sets and storyboards share, and set those of the generator's kind."""
+    generator.set_options(**sampling.options)
     return {
         "seed": sampling.seed,
         "best_of": sampling.candidates,
         "judge": reward.judge,
         "size": sampling.size,
         "steps": sampling.steps,
-        "lora_scale": sampling.lora_scale,
+        "lora_scale": sampling.lora_scale if generator.adapter else 1.0,
         "on_step": job.advance,
     }
 
@@ -420,6 +483,18 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
     }
 
 
+def spec_of(names: StudioModels) -> PolicySpec:
+    """Return the kind of the model that draws."""
+    return POLICIES.named(names.kind or kind_of(names.model))
+
+
+def editor_of(names: StudioModels) -> str:
+    """Return the model that changes pictures, which may be the one that draws; empty if there is none."""
+    if spec_of(names).edits:
+        return names.model
+    return names.editor or (TINY if names.model == TINY else "")
+
+
 # --- requests of the page ----------------------------------------------------------------------------------------
 
 
@@ -454,7 +529,7 @@ def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
     if not instruction.strip():
         raise ValueError("the instruction is empty; describe the change of the image")
     prompt = Prompt(id=0, text=instruction.strip())
-    if names.model == TINY:
+    if editor_of(names) == TINY:
         tiny_spec(edits=True).committed.check(prompt)
     return prompt
 
@@ -515,6 +590,24 @@ def taste_example(names: StudioModels, count: int = 12) -> list[str]:
     return [" | ".join([prompt.theme, *_panel_texts(prompt)]) for prompt in character_prompts("train", count)]
 
 
+def sheet_example(names: StudioModels) -> list[str]:
+    """Return instructions for the pictures of a character's sheet."""
+    if editor_of(names) == TINY:
+        return [
+            "Change the scene to sunset.",
+            "Put a boat beside the hero.",
+            "Put a tree beside the hero.",
+            "Change the scene to day.",
+        ]
+    return list(SHEET)
+
+
+SHEET = (
+    "the same character from the front, full body, plain background",
+    "the same character from the side, walking",
+    "the same character from behind, looking back",
+    "the same character, close-up of the face, smiling",
+)
 INSTRUCTIONS = ("make it a rainy evening", "give the person a red scarf", "draw it in soft watercolour")
 STORYBOARDS = (
     {

@@ -20,16 +20,21 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import Field
 
-from pacorl.config.options import StudioModels
+from pacorl.config.options import TEMPLATE, StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.generate.panels import write_panels
+from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
+from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
-from pacorl.studio import models
+from pacorl.studio import model_choice, models
+from pacorl.studio.characters import Characters
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
+from pacorl.studio.model_choice import Downloads
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
 from pacorl.studio.taste import TasteRequest, TasteRuns
+from pacorl.studio.trainer_process import TrainerProcess, loras_in, sample_image
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import forms
 from pacorl.web.connections import run
@@ -41,6 +46,9 @@ PAGE = Path(__file__).parent / "page"
 MAX_CANDIDATES = 50
 MAX_SIDE = 4096
 MAX_SCENES = 64
+MAX_LORAS = 4
+MAX_SHEET = 8
+"""Most pictures of a character's sheet."""
 MAX_TRIES = 20
 """Most redrawn panels of a repair; their images stay in memory."""
 
@@ -56,7 +64,13 @@ LIMITS = {
 BODIES = {"/api/uploads": BodyLimit(MAX_BYTES, marks=None)}
 """Limits of bodies; images are uploaded one at a time."""
 
+GUIDANCE = ("guidance_scale", "true_cfg_scale", "negative_prompt")
+"""Options of a kind that a request may set."""
+
 Text = Annotated[forms.Text, Field(max_length=4000)]
+Name = Annotated[forms.Text, Field(min_length=1, max_length=200)]
+Strength = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Guidance = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None
 Layout = Annotated[forms.Text, Field(max_length=9)]
 
 
@@ -84,7 +98,12 @@ class AppState:
         folder = folder or Path(self.temporary.name)  # type: ignore[union-attr]
 
         self.history = History(folder)
-        self.taste = TasteRuns(folder / "taste", self.names, recipe=recipe)
+        self.trainer = TrainerProcess()
+        self.taste = TasteRuns(folder / "taste", self.names, recipe=recipe, trainer=self.trainer)
+        self.characters = Characters(folder, self.names, trainer=self.trainer)
+        self.downloads = Downloads(folder / "download.txt")
+        self.started_with = self.names
+        """Models of the command, which may be paths."""
         self.uploads = Uploads()
         self.jobs = JobQueue()
         self.host = ModelHost(self.names)
@@ -93,12 +112,23 @@ class AppState:
 
     def close(self) -> None:
         """End the jobs and the taught run, and delete a temporary history."""
-        self.taste.stop()
+        self.trainer.stop()
+        self.downloads.stop()
         self.jobs.close()
         self.host.close()
         self.history.close()
         if self.temporary:
             self.temporary.cleanup()
+
+    def choose(self, names: StudioModels) -> Job:
+        """Take other models from now on, and queue their loading."""
+        self.names = self.taste.names = self.characters.names = names
+        self.loading = self.jobs.submit("load", lambda job: self.host.choose(job, names))
+        return self.loading
+
+    def loras(self) -> dict[str, str]:
+        """Map the names of the LoRAs that were trained here, or that the command named, to their sources."""
+        return loras_in(self.history.folder) | {source: source for source in self.started_with.strengths}
 
     def is_owner(self, token: str) -> bool:
         """Compare a token with the owner's, in constant time: a shorter time would show how much of it is right."""
@@ -177,12 +207,16 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
     latest = {kind: state.jobs.latest(kind, owner=browser) for kind in ("set", "judgement")}
     return {
         "model": names.model,
-        "adapter": names.adapter,
+        "editor": models.editor_of(names),
+        "adapter": " + ".join(_shown_loras(state)),
+        "options": _option_names(names, edits=False),
+        "edit_options": _option_names(names, edits=True),
         "judge": names.judge_model or names.judge,
         "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
         "calibrated": state.calibration is not None,
         "words": models.words(names),
         "example": models.example(names, 0),
+        "sheet": models.sheet_example(names),
         # While a LoRA is taught the models are unloaded; the next job loads them again.
         "ready": state.loading.status == "done",
         "cannot": state.host.modes,
@@ -191,6 +225,20 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
         "uploads": _upload_dicts(state, browser),
         "limits": LIMITS,
     }
+
+
+def _shown_loras(state: AppState) -> dict[str, float]:
+    """Map each LoRA in use, by its name on the page, to its strength."""
+    names = {source: name for name, source in state.loras().items()}
+    return {names.get(source, source): strength for source, strength in state.names.strengths.items()}
+
+
+def _option_names(names: StudioModels, *, edits: bool) -> list[str]:
+    """List the guidance options of the generator, or of the editor."""
+    spec = models.spec_of(names)
+    if edits and not spec.edits:
+        spec = models.spec_of(replace(names, model=models.editor_of(names), kind=""))
+    return [name for name in GUIDANCE if name in spec.options.model_fields]
 
 
 @router.get("/api/example")
@@ -257,14 +305,18 @@ class SamplingForm(Form):
     size: Annotated[forms.Text, Field(max_length=11)] = ""
     lora_scale: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     compare: bool = True
+    guidance_scale: Guidance = None
+    true_cfg_scale: Guidance = None
+    negative_prompt: Text = ""
 
-    def sampling(self, adapter: str) -> Sampling:
+    def sampling(self, adapter: object) -> Sampling:
         """Check and convert the fields. Raises ValueError for a malformed or large size, or a strength without LoRA."""
         size = Size.parse(self.size) if self.size.strip() else None
         if size and max(size.height, size.width) > MAX_SIDE:
             raise ValueError(f"an image of {self.size} pixels is too large; each side may have {MAX_SIDE}")
         if self.lora_scale != 1 and not adapter:
-            raise ValueError("lora_scale has no LoRA to act on; start the studio with --adapter")
+            raise ValueError("LoRA strength has no LoRA to act on; choose one under Models")
+        options = {name: getattr(self, name) for name in GUIDANCE}
         return Sampling(
             candidates=self.candidates,
             seed=self.seed,
@@ -272,6 +324,7 @@ class SamplingForm(Form):
             steps=self.steps,
             lora_scale=self.lora_scale,
             compare=self.compare and bool(adapter),
+            options={name: value for name, value in options.items() if value not in (None, "")},
         )
 
 
@@ -279,13 +332,20 @@ class SetForm(SamplingForm):
     theme: Text
     panels: Annotated[list[Text], Field(max_length=16)]
     layout: Layout = ""
+    character: Text = ""
+    """Name of a character of the studio, whose pictures a generator with references reads."""
 
 
 @router.post("/api/sets")
 def make_set(form: SetForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a set. Words that the model does not know are refused at once."""
+    _check_mode(state, "set")
     prompt = models.prompt_for(state.names, form.theme, form.panels, _grid(form.layout))
-    sampling = form.sampling(state.names.adapter)
+    most = models.spec_of(state.names).policy.max_references
+    if form.character and most:
+        character = state.characters.find(form.character)
+        prompt = replace(prompt, characters=(character,), references=character.images[:most])
+    sampling = form.sampling(state.names.strengths)
     return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling))
 
 
@@ -296,12 +356,10 @@ class EditForm(SamplingForm):
 
 @router.post("/api/edits")
 def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
-    """Queue an edit of uploads. A generator that is not loaded yet is checked for editing by the job."""
+    """Queue an edit of uploads."""
+    _check_mode(state, "edit")
     prompt = models.edit_prompt(state.names, form.instruction)
-    sampling = form.sampling(state.names.adapter)
-    reason = (state.host.modes or {}).get("edit")
-    if reason:
-        raise ValueError(reason)
+    sampling = form.sampling(state.names.strengths)
     sources = []
     for name in form.sources:
         sources.append(_upload(state, name, browser))
@@ -319,15 +377,21 @@ class StoryboardForm(SamplingForm):
 @router.post("/api/storyboards")
 def make_storyboard(form: StoryboardForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue the pages of a storyboard."""
-    sampling = form.sampling(state.names.adapter)
+    sampling = form.sampling(state.names.strengths)
     document = form.model_dump(include={"title", "style", "layout", "characters", "scenes"})
     board = models.board_for(state.names, document)
     return _make(state, browser, form, lambda job: state.host.make_storyboard(job, board, sampling))
 
 
+def _check_mode(state: AppState, mode: str) -> None:
+    reason = state.host.modes.get(mode)
+    if reason:
+        raise ValueError(reason)
+
+
 def _make(state: AppState, browser: str, form: SamplingForm, work: Work) -> dict[str, Any]:
     """Queue work whose result is a set, which is added to the history."""
-    state.taste.check_idle()
+    state.trainer.check_idle()
 
     def make(job: Job) -> dict[str, Any]:
         document = {**work(job), "asked": form.model_dump()}
@@ -367,6 +431,17 @@ def _with_address(document: dict[str, Any], name: str) -> dict[str, Any]:
 def forget_set(name: str, state: State) -> list[dict[str, Any]]:
     """Remove a set, and list the remaining sets."""
     state.history.remove(name)
+    return state.history.summaries()
+
+
+class FavouriteForm(Form):
+    favourite: bool
+
+
+@router.post("/api/history/{name}")
+def mark_set(name: str, form: FavouriteForm, state: State) -> list[dict[str, Any]]:
+    """Make a set a favourite, or a usual one again, and list all sets."""
+    state.history.mark(name, favourite=form.favourite)
     return state.history.summaries()
 
 
@@ -425,7 +500,7 @@ class TasteForm(Form):
 @router.post("/api/taste")
 def teach(form: TasteForm, state: State) -> dict[str, Any]:
     """Start a run. An invalid run is refused before anything is written."""
-    state.taste.check_idle()
+    state.trainer.check_idle()
     request = TasteRequest(**{**form.model_dump(), "prompts": tuple(form.prompts)})
     return _launch(state, state.taste.create(request))
 
@@ -433,7 +508,7 @@ def teach(form: TasteForm, state: State) -> dict[str, Any]:
 @router.post("/api/taste/{name}/continue")
 def teach_on(name: str, state: State) -> dict[str, Any]:
     """Resume a run."""
-    state.taste.check_idle()
+    state.trainer.check_idle()
     return _launch(state, name)
 
 
@@ -451,7 +526,7 @@ def _launch(state: AppState, name: str) -> dict[str, Any]:
 @router.post("/api/taste/{name}/stop")
 def stop_teaching(name: str, state: State) -> dict[str, Any]:
     """Stop the run that is under way."""
-    state.taste.stop()
+    state.trainer.stop()
     return state.taste.state(name)
 
 
@@ -467,36 +542,223 @@ def rank(name: str, form: RanksForm, state: State) -> dict[str, Any]:
     return state.taste.state(name)
 
 
-@router.post("/api/taste/{name}/use")
-def use_taught(name: str, state: State) -> dict[str, Any]:
-    """Load a taught LoRA in place of the studio's adapter."""
-    state.taste.check_idle()
-    adapter = state.taste.state(name)["adapter"]
-    if not adapter:
-        raise RefusedError(f"{name} has no LoRA yet; stop it, or rank five rounds", status=409)
-
-    def load(job: Job) -> dict[str, Any]:
-        state.host.unload()
-        return state.host.load(job)
-
-    state.names = state.host.names = replace(state.names, adapter=adapter)
-    state.loading = state.jobs.submit("load", load)
-    return {"adapter": adapter}
-
-
-# Before `taste_image`, whose wider path would match these images too.
-@router.get("/taste/{name}/pictures/{when}-{number}.png")
-def taste_picture(name: str, when: Literal["before", "after"], number: int, state: State) -> Response:
-    """Return an image of a run's first or newest evaluation."""
-    response = _png(state.taste.picture(name, when, number))
-    response.headers["Cache-Control"] = "no-store"  # the newest evaluation changes
-    return response
-
-
 @router.get("/taste/{name}/{group}/{number}.png")
 def taste_image(name: str, group: str, number: int, state: State) -> Response:
     """Return an image to be ranked."""
     return _png(state.taste.image(name, group, number))
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+@router.get("/api/models")
+def list_models(state: State) -> dict[str, Any]:
+    """List the models that can be chosen, the choice of now, and the download."""
+    names = state.names
+    chosen = {name: getattr(names, name) for name in ("model", "judge", "memory", "writer")}
+    return {
+        "offers": [asdict(offer) for offer in model_choice.offers(state.started_with)],
+        "writers": list(dict.fromkeys([TEMPLATE, state.started_with.writer])),
+        "loras": list(state.loras()),
+        "chosen": chosen | {"editor": models.editor_of(names), "loras": _shown_loras(state)},
+        "download": state.downloads.state(),
+        "free": model_choice.free_bytes(),
+    }
+
+
+class ModelsForm(Form):
+    model: Name
+    editor: Text = ""
+    judge: Name = TINY
+    memory: Literal["auto", "normal", "low", "lowest"] = "auto"
+    writer: Name = TEMPLATE
+    loras: dict[Name, Strength] = Field({}, max_length=MAX_LORAS)
+    check: bool = False
+    """Whether the choice is only checked."""
+
+
+@router.post("/api/models")
+def choose_models(form: ModelsForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue the memory check of a choice, or load it in place of the former one if the memory suffices."""
+    names = _named(form, state)
+
+    def check(job: Job) -> dict[str, Any]:
+        job.enter("Checking the memory")
+        fit = model_choice.fit_of(names, names.model)
+        return asdict(fit) | {"fits": fit.fits}
+
+    if form.check:
+        return state.jobs.submit("fit", check, owner=browser).to_dict()
+    state.trainer.check_idle()
+    return state.choose(names).to_dict()
+
+
+def _named(form: ModelsForm, state: AppState) -> StudioModels:
+    """Check the names of a choice: the page names no path of this machine."""
+    started = state.started_with
+    known = {"", TINY, TEMPLATE, started.model, started.editor, started.judge, started.writer}
+    for name in (form.model, form.editor, form.judge, form.writer):
+        model_choice.check_name(name, known)
+    trained = state.loras()
+    loras = {trained.get(name) or model_choice.check_name(name): strength for name, strength in form.loras.items()}
+    kind = started.kind if form.model == started.model else ""
+    changes = form.model_dump(exclude={"loras", "check"}) | {"kind": kind, "adapter": "", "loras": loras}
+    return replace(state.names, **changes)
+
+
+class DownloadForm(Form):
+    model: Name
+    accepted: bool = False
+    """Whether the person has accepted the model's licence."""
+    token: Annotated[forms.Text, Field(max_length=200, pattern=r"^[A-Za-z0-9_-]*$")] = ""
+    """Access token of the hub, for this download only."""
+
+
+@router.post("/api/downloads")
+def download(form: DownloadForm, state: State) -> dict[str, Any]:
+    """Start a download; a published model's licence must be accepted first."""
+    name = model_choice.check_name(form.model)
+    licences = {offer.name: offer.licence for offer in model_choice.offers(state.started_with)}
+    if not form.accepted:
+        licence = licences.get(name) or "its own"
+        raise RefusedError(
+            f"{name} has the licence {licence}; read it at huggingface.co/{name}, and accept it", status=409
+        )
+    state.downloads.start(name, token=form.token)
+    return {"download": state.downloads.state()}
+
+
+@router.delete("/api/downloads")
+def stop_download(state: State) -> dict[str, Any]:
+    """Stop the download; it goes on later where it stopped."""
+    state.downloads.stop()
+    return {"download": state.downloads.state()}
+
+
+# --- characters ------------------------------------------------------------------------------------------------
+
+
+@router.get("/api/characters")
+def list_characters(state: State) -> list[dict[str, Any]]:
+    """Describe all characters with their pictures and trainings."""
+    return state.characters.summaries()
+
+
+class CharacterForm(Form):
+    description: Text
+    uploads: list[Text] = Field([], max_length=MAX_IMAGES)
+    sheet: list[Text] = Field([], max_length=MAX_SHEET)
+    """Images of the set `of`, to become pictures of the character."""
+    of: Text = ""
+    captions: dict[Text, Text] = Field({}, max_length=99)
+    removed: list[Text] = Field([], max_length=99)
+
+
+@router.post("/api/characters/{name}")
+def save_character(name: str, form: CharacterForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Create a character, or change its description, captions and pictures."""
+    added = []
+    for upload in form.uploads:
+        # Written again from its pixels: no foreign file reaches the folder.
+        added.append(png_bytes(_upload(state, upload, browser).open()))
+    for image in form.sheet:
+        content = state.history.image(form.of, image)
+        if content is None:
+            raise RefusedError(f"there is no picture {image[:20]!r} of a set {form.of[:20]!r}", status=404)
+        added.append(content)
+    state.characters.save(name, form.description, added=added, captions=form.captions, removed=form.removed)
+    for upload in form.uploads:
+        state.uploads.remove(upload, owner=browser)
+    return state.characters.describe(name)
+
+
+@router.delete("/api/characters/{name}")
+def remove_character(name: str, state: State) -> list[dict[str, Any]]:
+    """Delete a character's pictures; its LoRAs stay."""
+    state.characters.remove(name)
+    return state.characters.summaries()
+
+
+@router.get("/characters/{name}/{picture}")
+def character_picture(name: str, picture: str, state: State) -> Response:
+    """Return a picture of a character."""
+    return _png(state.characters.image(name, picture))
+
+
+class SheetForm(SamplingForm):
+    scenes: Annotated[list[Text], Field(min_length=1, max_length=MAX_SHEET)]
+    again: Text = ""
+    """The sheet of which one picture is drawn again, with new seeds."""
+    picture: Annotated[int, Field(ge=0, lt=MAX_SHEET)] = 0
+    """Position of that picture."""
+
+
+@router.post("/api/characters/{name}/sheet")
+def make_sheet(name: str, form: SheetForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue a sheet: pictures of a character by the editor, or one picture of a sheet again."""
+    _check_mode(state, "edit")
+    prompts = {number: models.edit_prompt(state.names, scene) for number, scene in enumerate(form.scenes)}
+    sampling = form.sampling(state.names.strengths)
+    sources = state.characters.find(name).images
+    # All that was drawn for an earlier sheet stays, to choose from.
+    earlier: list[dict[str, Any]] = []
+    if form.again:
+        sheet = state.history.read(form.again)
+        if sheet is None or sheet["kind"] != "sheet" or form.picture not in prompts:
+            raise RefusedError(f"there is no picture {form.picture} of a sheet {form.again[:20]!r}", status=404)
+        prompts = {form.picture: prompts[form.picture]}
+        earlier = sheet["candidates"]
+        sampling = replace(sampling, seed=max(candidate["seed"] for candidate in sheet["candidates"]) + 1)
+
+    def make(job: Job) -> dict[str, Any]:
+        for candidate in earlier:
+            job.images[candidate["image"]] = state.history.image(form.again, candidate["image"]) or b""
+        result = state.host.make_sheet(job, prompts, sampling, sources=sources, earlier=earlier)
+        return {**result, "theme": name}
+
+    return _make(state, browser, form, make)
+
+
+class TrainForm(Form):
+    steps: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    resume: Text = ""
+    """A training that goes on, in place of a new one."""
+
+
+@router.post("/api/characters/{name}/train")
+def train(name: str, form: TrainForm, state: State) -> dict[str, Any]:
+    """Start the training of a character's LoRA, or let one go on."""
+    state.trainer.check_idle()
+    training = form.resume
+    if training:
+        state.characters.resume(training)
+    else:
+        training = state.characters.prepare(name, steps=form.steps)
+
+    def launch(job: Job) -> dict[str, Any]:
+        state.host.unload()
+        state.characters.launch(training)
+        return {}
+
+    state.jobs.submit("train", launch)
+    return state.characters.describe(name)
+
+
+@router.post("/api/characters/{name}/stop")
+def stop_training(name: str, state: State) -> dict[str, Any]:
+    """Stop the training that is under way."""
+    state.trainer.stop()
+    return state.characters.describe(name)
+
+
+@router.get("/loras/{folder}/{name}/{when}-{number}.png")
+def lora_sample(
+    folder: Literal["taste", "loras"], name: str, when: Literal["before", "after"], number: int, state: State
+) -> Response:
+    """Return an image of a training's first or newest evaluation."""
+    response = _png(sample_image(state.history.folder / folder / safe_name(name) / "run", when, number))
+    response.headers["Cache-Control"] = "no-store"  # the newest evaluation changes
+    return response
 
 
 # --- judging ---------------------------------------------------------------------------------------------------
@@ -573,10 +835,8 @@ class RepairForm(CheckForm):
 
 @router.post("/api/repairs")
 def repair(form: RepairForm, state: State, browser: Browser) -> dict[str, Any]:
-    """Queue the repair of a set. A generator that is not loaded yet is checked for sets by the job."""
-    reason = (state.host.modes or {}).get("set")
-    if reason:
-        raise ValueError(reason)
+    """Queue the repair of a set."""
+    _check_mode(state, "set")
     prompts = models.panel_prompts(state.names, form.texts)
     return _check(form, state, browser, prompts=prompts, tries=form.tries)
 
@@ -594,7 +854,7 @@ def _check(form: CheckForm, state: AppState, browser: str, **repair: Any) -> dic
 
 def _asked(form: JudgeForm, state: AppState, browser: str) -> tuple[list[Upload], dict[str, Any]]:
     """Check a form, and return its images and the arguments that `judge` and `check` of the models share."""
-    state.taste.check_idle()
+    state.trainer.check_idle()
     grid = _grid(form.layout)
     count = len(form.uploads)
     if grid and count != 1:

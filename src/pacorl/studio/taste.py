@@ -13,33 +13,28 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.config.options import StudioModels
+from pacorl.config.options import AUTO, StudioModels
 from pacorl.config.recipes import recipe as tiny_recipe
 from pacorl.config.reward_section import RewardConfig
 from pacorl.generate.compose import prompt_from
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.children import start_python
 from pacorl.io.documents import read_json, read_jsonl, write_json
-from pacorl.io.files import PRIVATE, open_regular, read_bytes, safe_name, write_atomic
+from pacorl.io.files import PRIVATE, safe_name, write_atomic
 from pacorl.judge import JUDGES, backend_of
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.prompts import save_prompts
 from pacorl.rewards import human
-from pacorl.runtime.stopping import Interrupted
+from pacorl.studio.model_choice import with_memory
+from pacorl.studio.trainer_process import TrainerProcess
 from pacorl.types import TINY, Prompt
 from pacorl.web.guard import RefusedError
 
-PATIENCE = 10.0
-"""Seconds for a stopping trainer to save; a kill afterwards loses no work."""
 SHOWN = 4
 """Prompts of the pictures before and after."""
 
@@ -147,27 +142,29 @@ def _models(names: StudioModels) -> list[str]:
     model: dict[str, Any] = {"kind": names.kind or kind_of(names.model), "checkpoint": names.model}
     if names.model == TINY:
         model |= {"dtype": "float32", "gradient_checkpointing": False, **POLICIES[model["kind"]].committed.options}
-    return [f"memory={names.memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
+    memory = "normal" if names.memory == AUTO else names.memory
+    return [f"memory={memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
 
 
 class TasteRuns:
     """The runs of a folder; at most one has a process."""
 
-    def __init__(self, folder: Path, names: StudioModels, *, recipe: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, names: StudioModels, *, recipe: Path | None = None, trainer: TrainerProcess | None = None
+    ) -> None:
         self.folder = folder
         self.names = names
         self.recipe = recipe
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._name = ""
-        self._announced = ""
+        self.trainer = trainer or TrainerProcess()
         self.newest = ""
         """The run started or continued last."""
 
     def announce(self, name: str) -> None:
         """Announce the launch of a run, and forget an earlier process' open groups."""
-        human.prepare(self._folder(name) / "rankings")
-        self.newest = self._announced = name
+        folder = self._folder(name)
+        human.prepare(folder / "rankings")
+        self.trainer.announce(folder)
+        self.newest = name
 
     def create(self, request: TasteRequest) -> str:
         """Check a request and write its files; `launch` starts it.
@@ -182,7 +179,8 @@ class TasteRuns:
         if not POLICIES.named(kind).sets:
             raise ValueError(f"{self.names.model} ({kind}) changes pictures; a taste is taught to a generator of sets")
         prompts = parse_prompts(self.names.model, request.prompts)
-        config = run_config(request, self.names, folder, self.recipe)
+        names = self.names if self.recipe else with_memory(self.names, self.names.model, kind)
+        config = run_config(request, names, folder, self.recipe)
         config.check_prompts(prompts)
         save_prompts(prompts, folder / "prompts.jsonl")
         described = {"rounds": request.rounds, "groups": request.groups}
@@ -193,50 +191,7 @@ class TasteRuns:
     def launch(self, name: str) -> None:
         """Start a run's trainer, or let it go on from its last round."""
         folder = self._folder(name)
-        command = ["-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
-        command.append("--stop-with-stdin")  # a killed studio cannot end it
-        flags = os.O_WRONLY | os.O_TRUNC
-        with self._lock, open(open_regular(folder / "log.txt", flags), "wb") as log:
-            if self._announced == name:  # else it was stopped while it waited for the studio's jobs
-                self._let_go()
-                pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-                process = start_python(*command, **pipes)
-                self._name = name
-                self._process = process
-                self._announced = ""  # last: a run that is neither announced nor running seems to be stopped
-
-    def check_idle(self) -> None:
-        """Raise RefusedError while a trainer runs, or is about to."""
-        if self.is_running or self._announced:
-            name = self._announced or self._name
-            raise RefusedError(f"{name} is being taught and has the machine; stop it, it can go on later", status=409)
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def _failed(self, name: str) -> bool:
-        # A negative code is a signal's, and ours.
-        code = self._process.poll() if self._process and self._name == name else None
-        return code is not None and code > 0 and code != Interrupted.exit_code
-
-    def stop(self) -> None:
-        """End the trainer; its run can go on later."""
-        with self._lock:
-            self._announced = ""
-            if self._process and self.is_running:
-                self._process.terminate()
-                try:
-                    self._process.wait(PATIENCE)
-                except subprocess.TimeoutExpired:  # it still loads, or learns
-                    self._process.kill()
-                    self._process.wait()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Close the pipe of an ended trainer."""
-        if self._process and self._process.stdin:
-            self._process.stdin.close()
+        self.trainer.launch(folder, "train-policy", str(folder / "config.yaml"))
 
     def names_of_runs(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob("*/request.json"))
@@ -253,8 +208,7 @@ class TasteRuns:
         rankings = folder / "rankings"
 
         # The groups of this round.
-        alive = self.is_running and self._name == name
-        groups = human.asked_groups(rankings) if alive else []
+        groups = human.asked_groups(rankings) if self.trainer.runs(folder) else []
         waiting = []
         for label in groups:
             if not human.read_ranks(rankings, label):
@@ -271,20 +225,20 @@ class TasteRuns:
             "name": name,
             **request,
             "done": done,
-            "status": self._status(name, len(groups), len(waiting), groups=request["groups"], finished=finished),
+            "status": self._status(folder, len(groups), len(waiting), groups=request["groups"], finished=finished),
             "ranked": len(list(rankings.glob("*/ranks.json"))),
             "asked": groups,
             "task": _task(name, rankings, shown) if shown else None,
             "adapter": str(folder / "run" / "adapter") if (folder / "run" / "adapter").exists() else "",
             "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
-            "error": _last_line(folder / "log.txt") if self._failed(name) else "",
+            "error": self.trainer.fault(folder),
         }
 
-    def _status(self, name: str, sampled: int, waiting: int, *, groups: int, finished: bool) -> str:
-        if self._announced == name:
+    def _status(self, folder: Path, sampled: int, waiting: int, *, groups: int, finished: bool) -> str:
+        if self.trainer.waits(folder):
             return "starting"
-        if not (self.is_running and self._name == name):
-            if self._failed(name):
+        if not self.trainer.runs(folder):
+            if self.trainer.fault(folder):
                 return "failed"
             return "done" if finished else "stopped"
         if waiting:
@@ -296,14 +250,6 @@ class TasteRuns:
     def image(self, name: str, group: str, number: int) -> bytes | None:
         path = self._folder(name) / "rankings" / safe_name(group) / f"{number}.png"
         if path.is_file():
-            return path.read_bytes()
-        return None
-
-    def picture(self, name: str, when: str, number: int) -> bytes | None:
-        """Read a prompt's image by the base, or by the newest evaluation; None if it is missing."""
-        folders = sorted((self._folder(name) / "run" / "samples").glob("evaluation-*/"))
-        path = folders[0 if when == "before" else -1] / f"{number:04d}.png" if folders else None
-        if path and path.is_file():
             return path.read_bytes()
         return None
 
@@ -326,10 +272,3 @@ def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:
     for number in range(shown["images"]):
         images.append(f"/taste/{name}/{group}/{number}.png")
     return {**shown, "group": group, "images": images, "ranks": human.read_ranks(rankings, group)}
-
-
-def _last_line(log: Path) -> str:
-    lines = read_bytes(log).decode(errors="replace").strip().splitlines()
-    if lines:
-        return lines[-1].removeprefix("pacorl: ")
-    return "the trainer ended without a word"

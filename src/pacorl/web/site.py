@@ -35,7 +35,7 @@ from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedErr
 SHARED_FILES = Path(__file__).parent / "page"
 OPEN = ("/join", "/leave")
 """Paths that accept a post without a token."""
-FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
+FILE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {
     # No content from other servers and no inline scripts: markup in a theme or a reason cannot run.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",

@@ -16,6 +16,7 @@ from pacorl.grpo.rollout import sample_images
 from pacorl.models.lora.adapters import (
     MovingAverage,
     OldPolicy,
+    adapter_names,
     adapter_off,
     adapter_state,
     add_lora,
@@ -322,6 +323,31 @@ def test_modules_of_several_ranks_have_their_own_scale(tmp_path: Path) -> None:
         change = state[f"{name}.lora_B.weight"].double() @ state[f"{name}.lora_A.weight"].double()
         expected.get_submodule(name).weight += alpha / rank * change
     torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_several_adapters_add_up_with_their_strengths(tmp_path: Path) -> None:
+    """Against W + Σ strength · α/rank·B·A in float64; one of them changes one layer alone."""
+    layers = {"into": (3, 5), "out": (5, 3)}
+    expected, x = Two().double(), torch.randn(4, 3)
+    model = Two()
+    model.load_state_dict(expected.state_dict())
+    strengths = {}
+    for folder, rank, alpha, strength, names in (("a", 2, 6.0, 0.5, ["into", "out"]), ("b", 3, 1.0, -1.5, ["out"])):
+        state = {}
+        for name in names:
+            width, height = layers[name]
+            state[f"{name}.lora_A.weight"] = torch.randn(rank, width)
+            state[f"{name}.lora_B.weight"] = torch.randn(height, rank)
+            change = state[f"{name}.lora_B.weight"].double() @ state[f"{name}.lora_A.weight"].double()
+            expected.get_submodule(name).weight.data += strength * alpha / rank * change
+        write_lora(tmp_path / folder, Lora(state, dict.fromkeys(names, alpha)))
+        strengths[str(tmp_path / folder)] = strength
+
+    load_lora(model, strengths)
+    torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
+    assert adapter_names(strengths) == f"{tmp_path / 'a'} × 0.5 + {tmp_path / 'b'} × -1.5"
+    with pytest.raises(ValueError, match=r"b does not fit this model: it has no layer out"):
+        load_lora(torch.nn.Sequential(), {str(tmp_path / "b"): 1.0})
 
 
 def test_a_part_of_a_layers_name_is_no_target_though_others_match() -> None:

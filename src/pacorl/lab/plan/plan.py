@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,7 @@ from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.judge import JUDGES, backend_of
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.lab.plan import sources
 from pacorl.lab.plan.balance import Balance, balance_of
@@ -264,6 +265,21 @@ def plan_generation(
     rows = generation_rows(options, policy, size=policy.nearest_size(size), low=low, judge=scorer)
     notes = tuple(checkpoint.note for checkpoint in (generator, judge_files) if checkpoint.note)
     return Plan(rows, (*generator.absences, *judge_files.absences), notes, *device())
+
+
+def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> BackendOptions | None:
+    """Build the options of a judge of this process; None for a judge behind HTTP, or without one.
+
+    Args:
+        source: the judge's checkpoint; empty for none.
+        adapter: an adapter on it.
+        weights: settings of its weights, as in `MEMORY`.
+    """
+    if not source or not JUDGES[backend_of(source)].in_process:
+        return None
+    dtype = "float32" if source == TINY else "bfloat16"
+    settings = {"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype}
+    return JUDGES[backend_of(source)].options.model_validate(settings)
 
 
 def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:

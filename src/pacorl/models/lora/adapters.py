@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import blamed_on
 from pacorl.io.hub import HUB_NAME
-from pacorl.models.lora.formats import peft_options, read_lora
+from pacorl.models.lora.formats import Lora, peft_options, read_lora
 from pacorl.models.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
 from pacorl.models.lora.sharding import has_sharded, is_sharded
 
@@ -155,20 +155,53 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     set_adapter_state(transformer, lora.state)
 
 
-def load_lora(transformer: nn.Module, source: str | Path) -> None:
-    """Add a saved adapter, in any form as for `adapter_file`, with its own ranks, α and modules.
+def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) -> None:
+    """Add a saved adapter, or several as one, with their own ranks, α and modules.
+
+    Args:
+        transformer: The model.
+        source: An adapter in any form as for `adapter_file`, or adapters with their strengths.
 
     Raises:
         ValueError: There is no adapter, it does not fit, or it is not plain LoRA (DoRA, rank-stabilised).
     """
-    lora = read_lora(source)
+    strengths: Mapping[Any, float] = source if isinstance(source, Mapping) else {source: 1.0}
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    unknown = [name for name in sorted(lora.alphas) if name not in layers]
-    if unknown:
-        raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
-    with blamed_on(source):
+    loras = []
+    for name, strength in strengths.items():
+        lora = read_lora(name)
+        unknown = [module for module in sorted(lora.alphas) if module not in layers]
+        if unknown:
+            raise ValueError(f"{name} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
+        loras.append((lora, strength))
+
+    lora = loras[0][0] if len(loras) == 1 and loras[0][1] == 1 else stacked(loras)
+    with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
+
+
+def stacked(loras: Sequence[tuple[Lora, float]]) -> Lora:
+    """Stack adapters to one whose change is Σ strength · α/rank · B·A: their matrices joined along the rank."""
+    state: dict[str, Tensor] = {}
+    alphas: dict[str, float] = {}
+    for lora, strength in loras:
+        for module, rank in lora.ranks.items():
+            scales = {"A": 1.0, "B": strength * lora.alphas[module] / rank}
+            for side, scale in scales.items():
+                name = f"{module}.lora_{side}.weight"
+                value = scale * lora.state[name]
+                state[name] = torch.cat([state[name], value], dim=int(side == "B")) if name in state else value
+            alphas[module] = alphas.get(module, 0.0) + rank
+    return Lora(state, alphas)
+
+
+def adapter_names(strengths: Mapping[Any, float]) -> str:
+    """Join adapters' names for recipes, with the strengths that are not 1."""
+    names = []
+    for name, strength in strengths.items():
+        names.append(str(name) if strength == 1 else f"{name} × {strength:g}")
+    return " + ".join(names)
 
 
 @contextmanager

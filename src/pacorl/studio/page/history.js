@@ -4,6 +4,7 @@
 const when = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
 let drawn = "";
+let kept = [];          // the sets, as the server lists them
 
 async function drawHistory(sets = null) {
   try {
@@ -11,16 +12,19 @@ async function drawHistory(sets = null) {
   } catch (error) {
     return toast(error.message);
   }
-  const content = JSON.stringify(sets);
+  kept = sets;
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), starred = $("onlyFavourites").checked;
+  const found = sets.filter((one) => (one.favourite || !starred) && words.every((word) => `${one.theme} ${one.words}`.toLowerCase().includes(word)));
+  const content = JSON.stringify(found);
   if (content === drawn) return;  // a card that is made anew would lose the focus and its "For good?"
   drawn = content;
   $("historyHint").textContent = sets.length
-    ? `${sets.length} of at most ${state.limits.sets}, newest first. They stay on this machine, and outlast the studio.`
+    ? `${found.length === sets.length ? "" : `${found.length} found. `}${sets.length} of at most ${state.limits.sets}, newest first. They stay on this machine, and outlast the studio; favourites are never removed for newer ones.`
     : "Nothing yet. Every set that you make is kept here, and outlasts the studio.";
-  $("sets").replaceChildren(...sets.map(setCard));
+  $("sets").replaceChildren(...found.map(setCard));
 }
 
-const COUNTED = { set: "candidate", edit: "candidate", storyboard: "page" };
+const COUNTED = { set: "candidate", edit: "candidate", storyboard: "page", sheet: "picture" };
 
 function setCard(one) {
   const image = make("img", { src: `/sets/${one.id}/${one.image}.png`, alt: "", loading: "lazy" });
@@ -37,7 +41,44 @@ function setCard(one) {
     forget(one.id);
   };
   away.onblur = () => { away.textContent = "Delete"; };
-  return make("li", {}, link, away);
+  const star = starButton(one.favourite, `Favourite: ${one.theme}`, (on) => mark(one.id, on));
+  return make("li", {}, link, make("div", { className: "links" }, star, away));
+}
+
+function starButton(on, name, change) {
+  const button = make("button", { type: "button", className: "quiet small star", textContent: on ? "★" : "☆", onclick: () => change(!on) });
+  button.setAttribute("aria-label", name);
+  button.setAttribute("aria-pressed", String(on));
+  return button;
+}
+
+async function mark(id, favourite) {
+  const sets = await ask("POST", `/api/history/${id}`, { favourite });
+  if (!sets) return;
+  drawHistory(sets);
+  drawFavourite();
+}
+
+async function drawFavourite() {
+  const id = shown?.id, one = kept.find((other) => other.id === id);
+  $("favourite").hidden = !id;
+  $("favourite").setAttribute("aria-pressed", String(Boolean(one?.favourite)));
+  $("favourite").textContent = one?.favourite ? "★ Favourite" : "☆ Favourite";
+}
+
+// Earlier prompts of this mode, each once, newest first.
+async function fillEarlier() {
+  kept = await ask("GET", "/api/history") || kept;
+  const seen = new Set(), of = kept.filter((one) => one.kind === mode() && !seen.has(one.words) && seen.add(one.words)).slice(0, 50);
+  $("earlierField").hidden = of.length === 0;
+  $("earlier").replaceChildren(make("option", { value: "", textContent: "choose one" }), ...of.map((one) => make("option", { value: one.id, textContent: `${one.theme}`.slice(0, 90) })));
+  drawFavourite();
+}
+
+async function takeEarlier() {
+  const result = $("earlier").value && await ask("GET", `/api/history/${$("earlier").value}`);
+  $("earlier").value = "";
+  if (result) fillFrom(result);
 }
 
 async function forget(id) {
@@ -59,3 +100,9 @@ async function openSet(id) {
 }
 
 addEventListener("hashchange", () => { if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5)); });
+
+$("search").addEventListener("input", () => drawHistory(kept));
+$("onlyFavourites").addEventListener("change", () => drawHistory(kept));
+$("favourite").addEventListener("click", () => mark(shown.id, $("favourite").getAttribute("aria-pressed") !== "true"));
+$("earlier").addEventListener("change", takeEarlier);
+for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", fillEarlier);

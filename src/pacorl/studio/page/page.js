@@ -14,7 +14,7 @@ let arriving = 0;       // images that are still being handed in to be judged
 let sources = [];       // to start from
 const SOURCES = "pacorl.sources";
 let examples = 0;
-const running = { set: null, judgement: null };
+const running = { set: null, judgement: null, sheet: null, fit: null };
 
 // --- talking to the server
 
@@ -78,7 +78,6 @@ async function start() {
   drawNames();
   $("candidates").max = $("mostCandidates").textContent = state.limits.candidates;
   $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
-  $("note").textContent = state.tiny.model ? "Generated and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
   if (state.calibrated) $("least").placeholder = "as calibrated";
   showWords();
   fill(state.example);
@@ -87,13 +86,17 @@ async function start() {
   uploads = state.uploads.filter((one) => !chosen.includes(one.id));
   drawUploads();
   watchModels();
+  ask("GET", "/api/characters").then((listed) => { people = listed || []; fillPeople(); });
+  fillEarlier();
   if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5));
   else if (state.latest.set) watchSet(state.latest.set);
   if (state.latest.judgement) watchJudgement(state.latest.judgement);
 }
 
 function drawNames() {
-  $("models").textContent = ["drawn by", state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
+  $("note").textContent = state.tiny.model ? "Drawn by a small practice model, which knows one drawn world and its words only. Choose a real one under Models." : "";
+  const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
+  $("models").textContent = [...names, state.adapter && `+ ${shortName(state.adapter)}`].filter(Boolean).join(" ");
   $("compareField").hidden = $("strengthField").hidden = !state.adapter;
 }
 
@@ -136,6 +139,9 @@ function drawMode() {
   $("layout").closest("label").hidden = now === "edit";
   $("compareField").hidden = !state?.adapter || now === "storyboard";
   if (shown) $("startFrom").hidden = Boolean(cannot.edit);
+  const known = (now === "edit" ? state?.edit_options : state?.options) || [];
+  for (const field of document.querySelectorAll("[data-option]")) field.hidden = !known.includes(field.dataset.option);
+  $("strengthField").hidden = !state?.adapter || (now === "edit" && state.editor !== state.model);
 }
 
 function ready(text, look = "") {
@@ -148,6 +154,7 @@ function showWords() {
   $("words").hidden = names.length === 0;
   $("panels").classList.toggle("fixed", names.length > 0);
   $("addPanel").hidden = names.length > 0;
+  $("words").querySelector("dl").replaceChildren();
   for (const [name, values] of names) {
     const buttons = values.map((value) => make("button", { type: "button", textContent: value, onclick: () => insert(value) }));
     $("words").querySelector("dl").append(make("dt", { textContent: name }), make("dd", {}, ...buttons));
@@ -247,7 +254,7 @@ function addCharacter(name = "", text = "") {
 const rows = (list) => [...$(list).querySelectorAll("textarea")].map((field) => field.value).filter((text) => text.trim());
 
 const REQUESTS = {
-  set: ["/api/sets", () => ({ theme: $("theme").value, panels: rows("panels"), layout: $("layout").value.trim() })],
+  set: ["/api/sets", () => ({ theme: $("theme").value, panels: rows("panels"), layout: $("layout").value.trim(), character: $("who").value })],
   edit: ["/api/edits", () => ({ instruction: $("instruction").value, sources: sources.map((one) => one.id) })],
   storyboard: ["/api/storyboards", () => ({
     title: $("boardTitle").value, style: $("boardStyle").value, layout: $("layout").value.trim() || "2x2", scenes: rows("scenes"),
@@ -262,8 +269,9 @@ function sampling() {
     seed: Number($("seed").value),
     steps: steps ? Number(steps) : null,
     size: $("size").value.trim(),
-    lora_scale: state.adapter ? Number($("strength").value) : 1,
+    lora_scale: $("strengthField").hidden ? 1 : Number($("strength").value),
     compare: $("compare").checked,
+    ...Object.fromEntries([...document.querySelectorAll("[data-option]:not([hidden]) input")].filter((one) => one.value.trim()).map((one) => [one.id, one.type === "number" ? Number(one.value) : one.value])),
   };
 }
 
@@ -278,7 +286,7 @@ async function generate() {
     watchSet(job.id);
   } catch (error) {
     say("formError", error.message);
-    if (/^(candidates|seed|steps|size|layout)\b|pixels|layout/.test(error.message)) $("settings").open = true;
+    if (/^(candidates|seed|steps|size|layout|guidance_scale|true_cfg_scale|negative_prompt)\b|pixels|layout/.test(error.message)) $("settings").open = true;
   }
 }
 
@@ -307,7 +315,7 @@ function watchSet(id) {
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
       if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still generating
     },
-    done(job) { setEnded(); showSet(job, early === id); $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`; },
+    done(job) { setEnded(); showSet(job, early === id); fillEarlier(); $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`; },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
   });
 }
@@ -321,7 +329,7 @@ function setEnded() {
 
 // --- the result of a set
 
-const TITLES = { set: "Candidates, best first", edit: "Candidates, best first", storyboard: "Pages, in order" };
+const TITLES = { set: "Candidates, best first", edit: "Candidates, best first", sheet: "Pictures of the sheet", storyboard: "Pages, in order" };
 
 function showSet(job, again = false) {
   const first = shown === null;
@@ -335,6 +343,7 @@ function showSet(job, again = false) {
   $("ranks").replaceChildren(...shown.candidates.map(card));
   $("rankWords").textContent = summary(job);
   $("keptLine").textContent = shown.note || "";
+  drawFavourite();
   $("startFrom").hidden = Boolean(cannot.edit);
   if (!again) $("wipe").value = 50;
   view();
@@ -354,7 +363,7 @@ function summary(job) {
   return told.join(" ");
 }
 
-const tie = (one) => (shown.kind !== "storyboard" && one.tied > 1 ? ", tie" : "");
+const tie = (one) => (!["storyboard", "sheet"].includes(shown.kind) && one.tied > 1 ? ", tie" : "");
 
 function card(one, index) {
   const image = make("img", { src: file(one.image), alt: "", className: look(one), loading: "lazy" });
@@ -438,28 +447,27 @@ function wipe() {
 
 // --- uploads and their judgement
 
-async function handIn(files, toSources = false) {
-  const faults = [];
-  if (!toSources) {
-    arriving += files.length;
-    say("judgeError", "");  // it was of the images before
-  }
+async function handIn(files, where = "judge") {
+  const faults = [], judged = where === "judge";
+  if (judged) say("judgeError", "");  // it was of the images before
+  arriving += files.length;
   drawUploads();
   for (const file of files) {
     try {
-      (toSources ? sources : uploads).push(await upload(file));
+      ({ judge: uploads, source: sources, person: dropped })[where].push(await upload(file));
     } catch (error) {
       faults.push(error.message);
     }
-    if (!toSources) arriving -= 1;
+    arriving -= 1;
     drawUploads();
   }
-  if (toSources) say("formError", faults.join(" "));
+  if (where === "source") say("formError", faults.join(" "));
+  else if (where === "person") say("personError", faults.join(" "));
   else {
     $("uploadErrors").replaceChildren(...faults.map((text) => make("li", { textContent: text })));
     $("uploadErrors").hidden = faults.length === 0;
   }
-  $("files").value = $("sourceFiles").value = "";
+  $("files").value = $("sourceFiles").value = $("personFiles").value = "";
 }
 
 async function upload(file) {
@@ -476,6 +484,7 @@ function drawUploads() {
   }
   sessionStorage.setItem(SOURCES, JSON.stringify(sources.map((one) => one.id)));
   say("arriving", arriving ? `${arriving} more ${arriving === 1 ? "image is" : "images are"} on the way; Judge waits for all of them.` : "");
+  drawDropped();
   enableJudging(uploads.length > 0 && arriving === 0 && !running.judgement);
 }
 
@@ -497,7 +506,7 @@ async function imageFile(one) {
 async function startFrom() {
   const content = await imageFile(shown.candidates[chosen]);
   setMode("edit");
-  await handIn([content], true);
+  await handIn([content], "source");
   $("instruction").focus();
 }
 
@@ -628,8 +637,8 @@ function pairTable(result) {
 
 // --- tabs, keys, events
 
-const TABS = { tabMake: "make", tabTeach: "teach", tabJudge: "judge", tabHistory: "history" };
-const TAB_KEYS = { m: "tabMake", t: "tabTeach", j: "tabJudge", h: "tabHistory" };
+const TABS = { tabMake: "make", tabCharacter: "character", tabTeach: "teach", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
+const TAB_KEYS = { m: "tabMake", c: "tabCharacter", t: "tabTeach", j: "tabJudge", h: "tabHistory", o: "tabModels" };
 
 function open(tab) {
   for (const [name, panel] of Object.entries(TABS)) {
@@ -637,8 +646,11 @@ function open(tab) {
     $(name).setAttribute("aria-selected", String(name === tab));
     $(name).tabIndex = name === tab ? 0 : -1;
   }
+  scrollTo(0, 0);
   if (tab === "tabHistory") drawHistory();
   if (tab === "tabTeach") openTeaching();
+  if (tab === "tabCharacter") openCharacters();
+  if (tab === "tabModels") openModels();
 }
 
 const tabNow = () => Object.keys(TABS).find((tab) => !$(TABS[tab]).hidden);
@@ -655,15 +667,27 @@ async function another() {
 }
 
 function askAgain() {
-  const asked = shown.asked;
-  setMode(shown.kind);
-  if (shown.kind === "storyboard") fillBoard(asked);
+  if (shown.kind === "sheet") return lookAtSheet();
+  fillFrom(shown);
+  $("form").scrollIntoView({ block: "nearest" });
+}
+
+function fillFrom(result) {
+  const asked = result.asked;
+  setMode(result.kind);
+  if (result.kind === "storyboard") fillBoard(asked);
   else fill(asked);
-  for (const name of ["candidates", "seed", "steps", "size", "layout"]) $(name).value = asked[name] ?? "";
+  for (const name of ["candidates", "seed", "steps", "size", "layout", "guidance_scale", "true_cfg_scale", "negative_prompt"]) $(name).value = asked[name] ?? "";
+  $("who").value = people.some((one) => one.name === asked.character) ? asked.character : "";
   $("strength").value = asked.lora_scale;
   $("compare").checked = asked.compare;
   drawStrength();
-  $("form").scrollIntoView({ block: "nearest" });
+}
+
+function lookAtSheet() {
+  who = shown.theme;
+  open("tabCharacter");
+  showSheet({ ...shown });
 }
 
 const drawStrength = () => { $("strengthValue").textContent = Number($("strength").value).toFixed(2); };
@@ -672,6 +696,7 @@ const MAKING_KEYS = {
   ",": () => pick(chosen - 1),
   ".": () => pick(chosen + 1),
   e: another,
+  f: () => { if (shown?.id) $("favourite").click(); },
   b: () => { if (shown) { against = compared(chosen); view(); } },
 };
 
@@ -685,7 +710,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
   const field = event.target.closest("select, textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])");
-  if (event.key === "Escape") return field ? field.blur() : cancel(tab === "tabMake" ? "set" : "judgement");
+  if (event.key === "Escape") return field ? field.blur() : cancel({ tabMake: "set", tabCharacter: "sheet" }[tab] || "judgement");
   if (field) return;
   if (event.key === "?") $("keys").showModal();
   else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
@@ -719,6 +744,7 @@ $("form").addEventListener("focusin", (event) => { if (event.target.matches("#th
 $("writePanels").addEventListener("click", writePanels);
 $("addPanel").addEventListener("click", () => addRow("panels", "Panel").focus());
 $("addScene").addEventListener("click", () => addRow("scenes", "Scene").focus());
+$("addPeople").addEventListener("click", () => { for (const one of people) addCharacter(one.name, one.description); });
 $("addCharacter").addEventListener("click", () => addCharacter().focus());
 $("example").addEventListener("click", another);
 $("cancel").addEventListener("click", () => cancel("set"));
@@ -742,18 +768,19 @@ $("repairNow").addEventListener("click", () => judge("/api/repairs", repairing()
 $("askAgain").addEventListener("click", askAgain);
 for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", drawMode);
 $("files").addEventListener("change", () => handIn([...$("files").files]));
-$("sourceFiles").addEventListener("change", () => handIn([...$("sourceFiles").files], true));
+$("sourceFiles").addEventListener("change", () => handIn([...$("sourceFiles").files], "source"));
+$("personFiles").addEventListener("change", () => handIn([...$("personFiles").files], "person"));
 for (const target of document.querySelectorAll("[data-drop]")) {
   for (const name of ["dragenter", "dragover"]) target.addEventListener(name, (event) => { event.preventDefault(); target.classList.add("over"); });
   for (const name of ["dragleave", "drop"]) target.addEventListener(name, () => target.classList.remove("over"));
-  target.addEventListener("drop", (event) => { event.preventDefault(); handIn([...event.dataTransfer.files], target.dataset.drop === "source"); });
+  target.addEventListener("drop", (event) => { event.preventDefault(); handIn([...event.dataTransfer.files], target.dataset.drop); });
 }
 document.addEventListener("paste", (event) => {
   const files = [...event.clipboardData.files];
   if (!files.length) return;
-  const starting = tabNow() === "tabMake" && mode() === "edit";
-  if (!starting) open("tabJudge");
-  handIn(files, starting);
+  const where = tabNow() === "tabCharacter" ? "person" : tabNow() === "tabMake" && mode() === "edit" ? "source" : "judge";
+  if (where === "judge") open("tabJudge");
+  handIn(files, where);
 });
 // After the other scripts, whose functions it calls.
 document.addEventListener("DOMContentLoaded", start);

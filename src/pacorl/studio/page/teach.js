@@ -86,7 +86,7 @@ function drawTaught(ended) {
   if ($("pictures").dataset.drawn === drawn) return;
   $("pictures").dataset.drawn = drawn;
   $("pictures").replaceChildren(...["before", "after"].flatMap((when) => Array.from({ length: run.pictures }, (_, i) => {
-    const image = pixelated(make("img", { src: `/taste/${run.name}/pictures/${when}-${i}.png?${run.done}`, alt: `${when}, prompt ${i + 1}` }));
+    const image = pixelated(make("img", { src: `/loras/taste/${run.name}/${when}-${i}.png?${run.done}`, alt: `${when}, prompt ${i + 1}` }));
     return make("figure", {}, image, make("figcaption", { textContent: when }));
   })));
 }
@@ -219,13 +219,7 @@ async function startTeaching() {
   }
 }
 
-async function useTaught() {
-  if (!await ask("POST", `/api/taste/${run.name}/use`, {})) return;
-  state = await call("GET", "/api/state");
-  drawNames();
-  open("tabMake");
-  watchModels();
-}
+const useTaught = async () => { if (await useTrained(`taste/${run.name}`)) open("tabMake"); };
 
 const SURE = "Really stop?";
 

@@ -1,0 +1,244 @@
+"""Characters of the studio, and the LoRAs that are trained on their pictures.
+
+FOLDER/characters/NAME/card.yaml, 01.png, 01.txt …    as `records.characters` has them
+FOLDER/loras/NAME/request.json, config.yaml           a training of `pacorl train-character`
+FOLDER/loras/NAME/run/                                the trainer's own folder; the LoRA is run/best or run/adapter
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.pictures import LEAST
+from pacorl.config import base as configs
+from pacorl.config.options import StudioModels
+from pacorl.config.recipes import recipe
+from pacorl.io.documents import blamed_on, dump_yaml, read_json, read_jsonl, read_text, read_yaml, typed, write_json
+from pacorl.io.files import PRIVATE, free_name, read_bytes, remove_made, safe_name, write_atomic
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
+from pacorl.studio.trainer_process import TrainerProcess, lora_of
+from pacorl.types import TINY, Character
+from pacorl.web.guard import RefusedError
+
+LORAS = "loras"
+MOST = 60
+"""Most pictures of a character."""
+RECIPES: dict[str, dict[int, str]] = {
+    TINY: {0: "tiny"},
+    "flux": {12: "flux_12gb", 16: "flux_16gb", 24: "flux_24gb"},
+    "klein": {12: "klein_12gb"},
+}
+"""Kind of generator → gigabytes of a card → recipe, the smallest first."""
+MADE = ("[0-9][0-9].png", "[0-9][0-9].txt", CARD)
+"""Files of a character that the studio writes, and may delete."""
+
+
+class Characters:
+    """The characters of a folder, and their LoRAs."""
+
+    def __init__(self, folder: Path, names: StudioModels, *, trainer: TrainerProcess) -> None:
+        self.folder = folder / FOLDER
+        self.loras = folder / LORAS
+        self.names = names
+        self.trainer = trainer
+
+    # --- pictures and description ------------------------------------------------------------------------------
+
+    def save(
+        self,
+        name: str,
+        description: str,
+        *,
+        added: Iterable[bytes] = (),
+        captions: Mapping[str, str] = {},
+        removed: Iterable[str] = (),
+    ) -> None:
+        """Write a character, or change it.
+
+        Args:
+            name: of its folder.
+            description: its looks.
+            added: PNGs of further pictures.
+            captions: picture → what it shows; empty for the description alone.
+            removed: pictures to delete.
+
+        Raises:
+            ValueError: for a name that is none of a folder, an empty description, or too many pictures.
+        """
+        folder = self.folder / safe_name(name)
+        if not description.strip():
+            raise ValueError(f"{name} has no description; say what the character looks like")
+        taken = [path.stem for path in images_in(folder)]
+        pictures = list(added)
+        if len(taken) + len(pictures) > MOST:
+            raise ValueError(f"{name} would have {len(taken) + len(pictures)} pictures; at most {MOST} are kept")
+
+        # Traits that a person wrote into the card by hand stay.
+        kept = _card(folder).model_dump() if (folder / CARD).is_file() else {}
+        write_atomic(folder / CARD, dump_yaml(kept | {"description": description.strip()}))
+        first = max([int(stem) for stem in taken if stem.isdigit()], default=0) + 1
+        for number, content in enumerate(pictures, first):
+            write_atomic(folder / f"{number:02d}.png", content)
+        for picture, caption in captions.items():
+            path = self._picture(name, picture).with_suffix(".txt")
+            if caption.strip():
+                write_atomic(path, caption.strip())
+            else:
+                path.unlink(missing_ok=True)
+        for picture in removed:
+            self._picture(name, picture).with_suffix(".txt").unlink(missing_ok=True)
+            self._picture(name, picture).unlink()
+
+    def find(self, name: str) -> Character:
+        """Read a character that can be drawn; raises ValueError naming a fault."""
+        self._check(name)
+        return read_character(self.folder / name, most=MOST)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Describe all characters."""
+        return [self.describe(card.parent.name) for card in sorted(self.folder.glob(f"*/{CARD}"))]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Describe a character: its pictures with their captions, and its newest training."""
+        folder = self._check(name)
+        pictures = []
+        for path in images_in(folder):
+            caption = path.with_suffix(".txt")
+            pictures.append({"file": path.name, "caption": read_text(caption) if caption.is_file() else ""})
+        trainings = self._trainings(name)
+        return {
+            "name": name,
+            "description": _card(folder).description,
+            "pictures": pictures,
+            "least": LEAST,
+            "training": self._training(trainings[-1]) if trainings else None,
+        }
+
+    def image(self, name: str, picture: str) -> bytes:
+        """Read a picture of a character."""
+        return read_bytes(self._picture(name, picture))
+
+    def remove(self, name: str) -> None:
+        """Delete a character's card, pictures and captions; its LoRAs, and foreign files, stay."""
+        remove_made(self._check(name), MADE)
+
+    def _check(self, name: str) -> Path:
+        folder = self.folder / safe_name(name)
+        if not (folder / CARD).is_file():
+            raise RefusedError(f"there is no character called {name[:40]!r}", status=404)
+        return folder
+
+    def _picture(self, name: str, picture: str) -> Path:
+        # By the folder's own listing, so that no name can lead out of it.
+        for path in images_in(self._check(name)):
+            if path.name == picture and re.fullmatch(r"\d\d\.png", picture):
+                return path
+        raise RefusedError(f"{name} has no picture {picture[:20]!r}", status=404)
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def prepare(self, name: str, *, steps: int | None = None) -> str:
+        """Plan a new training and write its config; `launch` starts it.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ValueError: if the model cannot be trained or is not here, the pictures do not suffice, or the card.
+        """
+        from pacorl.lab.plan.character_plan import plan_character
+        from pacorl.lab.plan.plan import card_shortage, device
+
+        folder = free_name(self.loras / safe_name(name))
+        overrides = [f"character={self._check(name)}", f"out={folder / 'run'}"]
+        if steps:
+            # The page shows progress by evaluations.
+            overrides += [f"steps={steps}", f"evaluate_every={max(1, steps // 8)}"]
+        config = training_config(self.names, overrides, card_bytes=device()[1])
+        plan = plan_character(config)
+        if plan.absences:
+            raise ValueError(f"{plan.absences[0].source} is not on this machine; download it under Models")
+        if card_shortage(plan):
+            gigabytes = plan.peak_bytes / 2**30
+            raise ValueError(f"training on {config.model.checkpoint} needs {gigabytes:.1f} GiB; choose a smaller model")
+        write_atomic(folder / "config.yaml", configs.dump(config), mode=PRIVATE)
+        write_json(folder / "request.json", {"character": name, "steps": config.steps}, mode=PRIVATE)
+        self.trainer.announce(folder)
+        return folder.name
+
+    def resume(self, training: str) -> None:
+        """Announce that a training goes on."""
+        self.trainer.announce(self._run(training))
+
+    def launch(self, training: str) -> None:
+        """Start an announced training, or let it go on from its last checkpoint."""
+        folder = self._run(training)
+        character = self._check(read_json(folder / "request.json")["character"])
+        self.trainer.launch(folder, "train-character", str(character), "--config", str(folder / "config.yaml"))
+
+    def _run(self, training: str) -> Path:
+        folder = self.loras / safe_name(training)
+        if not (folder / "request.json").is_file():
+            raise RefusedError(f"there is no LoRA called {training[:40]!r}", status=404)
+        return folder
+
+    def _trainings(self, name: str) -> list[Path]:
+        """List the trainings of a character, the newest last."""
+        files = self.loras.glob("*/request.json")
+        mine = [file for file in files if read_json(file)["character"] == name]
+        return [file.parent for file in sorted(mine, key=lambda file: file.stat().st_mtime_ns)]
+
+    def _training(self, folder: Path) -> dict[str, Any]:
+        """Describe a training: its progress, its measured pictures, and whether there is a LoRA."""
+        request = read_json(folder / "request.json")
+        log = folder / "run" / "metrics.jsonl"
+        lines = read_jsonl(log) if log.exists() else []
+        done = max([line["step"] for line in lines], default=0)
+        losses = [[line["step"], line["held_out_loss"]] for line in lines if "held_out_loss" in line]
+        status = "done" if done >= request["steps"] else "stopped"
+        if self.trainer.fault(folder):
+            status = "failed"
+        if self.trainer.waits(folder) or self.trainer.runs(folder):
+            status = "learning" if lines else "starting"
+        return {
+            "name": folder.name,
+            "steps": request["steps"],
+            "done": done,
+            "status": status,
+            "losses": losses,
+            "lora": lora_of(folder / "run") is not None,
+            "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
+            "error": self.trainer.fault(folder),
+        }
+
+
+def training_config(names: StudioModels, overrides: list[str], *, card_bytes: int | None = None) -> CharacterConfig:
+    """Build the config of a character's training: the largest recipe for the model that fits the card.
+
+    Raises:
+        ValueError: there is no recipe for the model.
+    """
+    kind = names.kind or kind_of(names.model)
+    spec = POLICIES.named(kind)
+    # A distilled checkpoint is trained by its base, whose LoRA fits both.
+    bases = {name.casefold(): base for name, base in spec.distilled.items()}
+    model = bases.get(Path(names.model).name.casefold(), names.model)
+
+    recipes = RECIPES.get(TINY if model == TINY else kind)
+    if not recipes:
+        raise ValueError(
+            f"a character cannot be taught to {names.model}; choose FLUX.1-dev or FLUX.2-klein under Models"
+        )
+    fitting = [name for gigabytes, name in recipes.items() if gigabytes * 10**9 <= (card_bytes or 0)]
+    name = fitting[-1] if fitting else next(iter(recipes.values()))
+    return configs.load(CharacterConfig, recipe(f"character/{name}"), [*overrides, f"model.checkpoint={model}"])
+
+
+def _card(folder: Path) -> Card:
+    with blamed_on(folder / CARD):
+        return typed(read_yaml(folder / CARD), Card)

@@ -1,0 +1,297 @@
+// My character: dropped pictures, a sheet by the editor, a LoRA of it, its gallery.
+"use strict";
+
+let people = [];        // all characters, as the server describes them
+let who = "";           // the one on the screen; empty for a new one
+let dropped = [];       // uploads of a character that is not saved yet
+let sheet = null;       // the newest sheet
+let picked = {};        // picture of the sheet → the chosen candidate
+let watching = false;
+
+const person = () => people.find((one) => one.name === who);
+
+async function openCharacters() {
+  const listed = await ask("GET", "/api/characters");
+  if (listed) people = listed;
+  if (!who && people.length && !dropped.length) who = people[0].name;
+  drawPeople();
+  if (!watching) watchTraining();
+}
+
+function drawPeople() {
+  const names = [...people.map((one) => one.name), ""];
+  $("people").replaceChildren(...names.map((name) => {
+    const button = make("button", { type: "button", className: "quiet small", textContent: name || "New character", onclick: () => lookAtPerson(name) });
+    button.setAttribute("aria-pressed", String(name === who));
+    return make("li", {}, button);
+  }));
+  const one = person();
+  $("personName").value = one?.name ?? $("personName").value;
+  $("personName").readOnly = Boolean(one);
+  if (one && $("personWords").dataset.of !== who) $("personWords").value = one.description;
+  $("personWords").dataset.of = who;
+  $("savePerson").textContent = one ? "Save the changes" : "Make this character";
+  $("forgetPerson").hidden = !one;
+  $("personEmpty").hidden = Boolean(one);
+  $("personSteps").hidden = !one;
+  drawDropped();
+  if (one) {
+    drawPictures(one);
+    drawSheet();
+    drawTraining(one);
+  }
+  fillPeople();
+}
+
+function lookAtPerson(name) {
+  if (name !== who) {
+    sheet = null;
+    picked = {};
+    $("personName").value = "";
+    if (!name) $("personWords").value = "";
+  }
+  who = name;
+  drawPeople();
+  if (name) findSheet();
+  else $("personName").focus();
+}
+
+function drawDropped() {
+  $("dropped").replaceChildren(...dropped.map((one) => make("li", { title: one.name }, make("img", { src: one.image, alt: one.name }), one.name,
+    remover(`Take ${one.name} away`, async () => { await takeBack(one.id); dropped = dropped.filter((other) => other.id !== one.id); drawDropped(); }))));
+  $("savePerson").disabled = arriving > 0;
+}
+
+async function savePerson() {
+  say("personError", "");
+  const name = who || $("personName").value.trim();
+  try {
+    if (!name) throw new Error("give the character a name, such as hero");
+    if (!who && people.some((one) => one.name === name)) throw new Error(`there is a character called ${name} already; give another name`);
+    if (!who && !dropped.length) throw new Error("there is no picture yet; drop one or more");
+    await change_person(name, { uploads: dropped.map((one) => one.id) });
+    uploads = uploads.filter((one) => !dropped.includes(one));
+    dropped = [];
+    who = name;
+    openCharacters();
+  } catch (error) {
+    say("personError", error.message);
+  }
+}
+
+async function change_person(name, changes) {
+  const now = await call("POST", `/api/characters/${encodeURIComponent(name)}`, { description: $("personWords").value, ...changes });
+  people = [...people.filter((one) => one.name !== name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
+  return now;
+}
+
+async function forgetPerson() {
+  const button = $("forgetPerson");
+  if (button.textContent !== "For good?") { button.textContent = "For good?"; return; }
+  const left = await ask("DELETE", `/api/characters/${encodeURIComponent(who)}`);
+  button.textContent = "Delete this character";
+  if (!left) return;
+  people = left;
+  lookAtPerson("");
+}
+
+// --- 1. pictures
+
+function drawPictures(one) {
+  const key = JSON.stringify(one.pictures);
+  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best.`;
+  if ($("personPictures").dataset.drawn === one.name + key) return;
+  $("personPictures").dataset.drawn = one.name + key;
+  $("personPictures").replaceChildren(...one.pictures.map((picture, i) => {
+    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "pose, place, light", ariaLabel: `What picture ${i + 1} shows` });
+    caption.onchange = () => savePicture({ captions: { [picture.file]: caption.value } });
+    const away = remover(`Remove picture ${i + 1}`, () => savePicture({ removed: [picture.file] }));
+    return make("li", {}, pixelated(make("img", { src: `/characters/${one.name}/${picture.file}`, alt: picture.caption || `picture ${i + 1} of ${one.name}` })), away, caption);
+  }));
+}
+
+async function savePicture(changes) {
+  try {
+    await change_person(who, changes);
+    drawPeople();
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+// --- 2. the sheet
+
+async function findSheet() {
+  const sets = await ask("GET", "/api/history");
+  const newest = sets?.find((one) => one.kind === "sheet" && one.theme === who);
+  if (newest) showSheet(await ask("GET", `/api/history/${newest.id}`));
+}
+
+function showSheet(result) {
+  if (!result || result.theme !== who) return;
+  // Of a picture that was drawn again the best new one is shown; the choice among the others stays.
+  const had = new Set((sheet?.candidates || []).map((one) => one.image));
+  const fresh = result.candidates.filter((one) => !had.has(one.image));
+  for (const one of [...fresh].sort((a, b) => b.rank - a.rank)) picked[one.picture] = one.image;
+  sheet = result;
+  fillRows("sheetScenes", result.asked.scenes, "Picture");
+  drawSheet();
+}
+
+function drawSheet() {
+  if (!$("sheetScenes").children.length) fillRows("sheetScenes", state.sheet, "Picture");
+  say("sheetCannot", state.cannot?.edit || "");
+  $("drawSheet").disabled = Boolean(running.sheet || state.cannot?.edit);
+  $("sheetPictures").replaceChildren(...(sheet ? sheet.asked.scenes.map(sheetPicture) : []));
+  $("keepSheet").hidden = !sheet;
+}
+
+function sheetPicture(scene, i) {
+  const all = sheet.candidates.filter((one) => one.picture === i), best = all.find((one) => one.image === picked[i]) || all[0];
+  const url = (one) => `${sheet.images}/${one.image}.png`;
+  const keep = make("input", { type: "checkbox", checked: best.score >= 0.5, ariaLabel: `Keep picture ${i + 1}` });
+  keep.dataset.image = best.image;
+  const again = make("button", { type: "button", className: "quiet small", textContent: "This panel again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
+  const others = all.map((one, n) => {
+    const small = make("button", { type: "button", className: "thumb", ariaLabel: `Picture ${i + 1}, number ${n + 1}, score ${number(one.score)}`, onclick: () => { picked[i] = one.image; drawSheet(); } }, pixelated(make("img", { src: url(one), alt: "" })));
+    small.setAttribute("aria-pressed", String(one === best));
+    return small;
+  });
+  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} – ${number(best.score)}` }),
+    make("div", { className: "links" }, ...others), make("div", { className: "links" }, make("label", { className: "check" }, keep, " keep"), again));
+}
+
+async function drawTheSheet(again = null) {
+  if (running.sheet) return;
+  say("sheetError", "");
+  const asked = { scenes: rows("sheetScenes"), candidates: Number($("sheetCandidates").value || 4) };
+  try {
+    const job = await call("POST", `/api/characters/${encodeURIComponent(who)}/sheet`, again === null ? asked : { ...asked, again: sheet.id, picture: again });
+    watchSheet(job.id);
+  } catch (error) {
+    say("sheetError", error.message);
+  }
+}
+
+function watchSheet(id) {
+  const ended = () => { $("sheetProgress").hidden = true; drawSheet(); };
+  follow("sheet", id, {
+    update(job) {
+      $("sheetProgress").hidden = false;
+      $("drawSheet").disabled = true;
+      $("sheetPhase").textContent = phaseOf(job);
+      $("sheetBar").style.width = job.total ? `${(100 * job.done) / job.total}%` : "";
+      $("sheetBar").parentElement.setAttribute("aria-valuenow", job.total ? Math.round((100 * job.done) / job.total) : 0);
+    },
+    done(job) { ended(); showSheet(job.result); $("said").textContent = `The sheet of ${who} is drawn.`; },
+    failed(message) { ended(); say("sheetError", message); },
+  });
+}
+
+async function keepSheet() {
+  const kept = [...$("sheetPictures").querySelectorAll("input:checked")].map((box) => box.dataset.image);
+  await savePicture({ sheet: kept, of: sheet.id });
+  toast(`${kept.length} pictures were added to ${who}.`);
+}
+
+// --- 3. teaching
+
+const LEARNING = { starting: "Getting ready", learning: "Learning", stopped: "Stopped", done: "Learned", failed: "It failed" };
+const learns = (training) => ["starting", "learning"].includes(training?.status);
+
+async function watchTraining() {
+  watching = true;
+  while (!$("character").hidden) {
+    const before = person()?.training;
+    if (learns(before)) {
+      people = await ask("GET", "/api/characters") || people;
+      const one = person();
+      if (one) drawTraining(one);
+      if (!learns(one?.training)) $("said").textContent = `${who}: ${LEARNING[one?.training?.status]}`;
+    }
+    await pause((learns(before) ? 4 : 8) * POLL_MS);
+  }
+  watching = false;
+}
+
+function drawTraining(one) {
+  const training = one.training, alive = learns(training), short = one.least - one.pictures.length;
+  say("trainHint", short > 0 ? `Add ${short} more picture${short === 1 ? "" : "s"}: at least ${one.least} are needed.` : "");
+  $("train").disabled = alive || short > 0;
+  $("train").textContent = training ? "Teach it anew" : "Teach it";
+  $("stopTraining").hidden = !alive;
+  $("resumeTraining").hidden = !training || alive || training.status === "done";
+  $("trainProgress").hidden = !training;
+  $("gallery").hidden = !training?.lora || alive;
+  say("trainError", training?.error || "");
+  if (!training) return;
+  const share = (100 * training.done) / training.steps;
+  $("trainPhase").textContent = `${LEARNING[training.status]}: step ${training.done} of ${training.steps}`;
+  const last = training.losses.at(-1), first = training.losses[0];
+  $("trainLoss").textContent = last && last !== first ? `error on a picture it has not seen: ${first[1].toFixed(3)} → ${last[1].toFixed(3)}` : "";
+  $("trainBar").style.width = `${share}%`;
+  $("trainBar").parentElement.setAttribute("aria-valuenow", Math.round(share));
+  if ($("gallery").hidden) return;
+  const drawn = `${training.name} ${training.done}`;
+  if ($("galleryPictures").dataset.drawn === drawn) return;
+  $("galleryPictures").dataset.drawn = drawn;
+  $("galleryPictures").replaceChildren(...Array.from({ length: training.pictures }, (_, i) => make("figure", {}, ...["before", "after"].map((when) =>
+    pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when}, picture ${i + 1}` }))), make("figcaption", { textContent: "before · after" }))));
+}
+
+async function train(resume = "") {
+  say("trainError", "");
+  const steps = $("trainSteps").value;
+  try {
+    const now = await call("POST", `/api/characters/${encodeURIComponent(who)}/train`, { resume, steps: steps ? Number(steps) : null });
+    people = people.map((one) => (one.name === who ? now : one));
+    drawPeople();
+  } catch (error) {
+    say("trainError", error.message);
+  }
+}
+
+async function stopTraining() {
+  $("stopTraining").disabled = true;
+  await ask("POST", `/api/characters/${encodeURIComponent(who)}/stop`, {});
+  $("stopTraining").disabled = false;
+  openCharacters();
+}
+
+async function useLora() {
+  const one = person();
+  // The practice model learns single pictures, and draws pages of four: at full strength it forgets pages.
+  if (!await useTrained(`loras/${one.training.name}`, state.tiny.model ? 0.5 : 1)) return;
+  open("tabMake");
+  setMode("set");
+  $("who").value = one.name;
+  chooseWho();
+}
+
+// --- characters in Make
+
+function fillPeople() {
+  const now = $("who").value;
+  $("who").replaceChildren(make("option", { value: "", textContent: "nobody in particular" }), ...people.map((one) => make("option", { value: one.name, textContent: one.name })));
+  $("who").value = people.some((one) => one.name === now) ? now : "";
+  $("whoField").hidden = people.length === 0;
+}
+
+function chooseWho() {
+  const one = people.find((other) => other.name === $("who").value);
+  if (one) $("theme").value = one.description;
+}
+
+$("personForm").addEventListener("submit", (event) => { event.preventDefault(); savePerson(); });
+$("forgetPerson").addEventListener("click", forgetPerson);
+$("forgetPerson").addEventListener("blur", () => { $("forgetPerson").textContent = "Delete this character"; });
+$("addSheetScene").addEventListener("click", () => addRow("sheetScenes", "Picture").focus());
+$("drawSheet").addEventListener("click", () => drawTheSheet());
+$("sheetCancel").addEventListener("click", () => cancel("sheet"));
+$("keepSheet").addEventListener("click", keepSheet);
+$("train").addEventListener("click", () => train());
+$("resumeTraining").addEventListener("click", () => train(person().training.name));
+$("stopTraining").addEventListener("click", stopTraining);
+$("useLora").addEventListener("click", useLora);
+$("who").addEventListener("change", chooseWho);
+$("startCharacter").addEventListener("click", () => { open("tabCharacter"); lookAtPerson(""); });
