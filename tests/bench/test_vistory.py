@@ -113,7 +113,7 @@ def test_a_pasted_reference_is_a_copy_and_its_mirror_image_is_none(tmp_path: Pat
     for name, numbers in {"Ann": (0, 1), "Bob": (1, 2)}.items():
         reference = open_image(tmp_path / "data" / "01" / "image" / name / "00.jpg")
         rates.append(fmean(copy_rate(Pixels(), [shots[i]], reference) for i in numbers))
-    assert row["copied"] == pytest.approx(fmean(rates), abs=1e-4)  # in fp32, of batches
+    assert row["copied"] == pytest.approx(fmean(rates), abs=1e-5)  # fp32, divided by a small temperature
 
 
 def test_the_lite_selection_is_read_and_the_whole_on_request(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from tiny_hero import hero_config, make_hero
 
+from pacorl.character_training import character_trainer
 from pacorl.character_training.character_trainer import CharacterTrainer
 from pacorl.character_training.flow_matching import draw_time
 from pacorl.core.schedule import seed_of
@@ -97,6 +100,45 @@ def test_the_class_is_weighted(trainer: CharacterTrainer, monkeypatch: pytest.Mo
         assert weight.grad is not None
         torch.testing.assert_close(gradient, weight.grad, rtol=1e-3, atol=1e-6)
     trainer.optimizer.zero_grad()
+
+
+def test_steps_take_rows_one_after_the_other(trainer: CharacterTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = trainer.config.optimizer.model_copy(update={"batch": 4, "micro_batch": 2})
+    monkeypatch.setattr(trainer, "config", trainer.config.model_copy(update={"optimizer": optimizer}))
+    monkeypatch.setattr(trainer, "step_optimizer", lambda: 1.0)
+    monkeypatch.setattr(trainer, "losses", [])
+    taken: list[int] = []
+
+    def losses_of(name: str, examples: Any, rows: range) -> torch.Tensor:
+        taken.extend(rows)
+        return sum(weight.sum() for weight in trainer.parameters) * torch.zeros(len(rows))
+
+    monkeypatch.setattr(trainer, "losses_of", losses_of)
+    for step in range(3):
+        monkeypatch.setattr(trainer, "step", step)
+        trainer.train_step()
+    trainer.optimizer.zero_grad()
+    assert taken == [*range(12)]
+
+
+def test_the_lowest_held_out_loss_has_the_highest_score(
+    trainer: CharacterTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "logbook", SimpleNamespace(count_lines=lambda: 0), raising=False)
+    monkeypatch.setattr(trainer, "average", None)
+    monkeypatch.setattr(trainer, "evaluated", trainer.step)
+    monkeypatch.setattr(character_trainer, "best_checkpoint", lambda folder: None)
+    states: list[dict[str, Any]] = []
+
+    def save_run(weights: Any, config: Any, state: dict[str, Any], **targets: Any) -> Any:
+        states.append(state)
+        return trainer.config.out / "checkpoints" / "step"
+
+    monkeypatch.setattr(character_trainer, "save_run", save_run)
+    for loss in (0.5, 0.25, None):
+        monkeypatch.setattr(trainer, "held_out_loss", loss)
+        trainer.save()
+    assert [state["score"] for state in states] == [-0.5, -0.25, None]
 
 
 def test_densities_of_the_times() -> None:

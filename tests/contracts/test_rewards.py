@@ -114,6 +114,19 @@ def test_a_reward_that_asks_a_judge_scores_by_it_and_is_missing_with_it(name: st
         assert getattr(reward, "last_error") == ("asleep" if p_yes is None else "")  # noqa: B009
 
 
+class AllButOne(Certain):
+    """A judge that leaves its last question of a call unanswered."""
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [*super().verdicts(questions[1:]), Verdict(None, "asleep")]
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if asks_judge(RewardConfig(name=name))])
+def test_one_answer_that_is_missing_makes_the_score_missing(name: str, prompt: Prompt) -> None:
+    (reward,) = build_rewards([config_of(name)], judge=AllButOne()).values()
+    assert scores_of(name, reward, [prompt], [image()]) == [None]
+
+
 class Looking:
     """A judge whose answer depends on the images, as any judge's does."""
 

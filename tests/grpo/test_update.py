@@ -128,8 +128,8 @@ def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPol
             taken = log_prob(
                 nodes.next_latents_ENC[child][None], transition_at(sampler, nodes.sigmas_T, nodes.step, x, velocity)
             )
-            # The ratio is 1 here, so that its gradient is the log-probability's; advantages are given in fp32.
-            (-values.value_B[row].float() * taken.sum() / 16).backward()
+            # The ratio is 1 here, so that its gradient is the log-probability's.
+            (-values.value_B[row] * taken.sum() / 16).backward()
     theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
 

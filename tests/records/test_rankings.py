@@ -36,7 +36,9 @@ def test_the_example_ranks_eight_references() -> None:
 def test_every_column_is_read(tmp_path: Path) -> None:
     header = "reference,candidates,theme,criteria,annotator,group,category"
     line = '"r 1.png",a.png | b.png = c.png | d.png,"A fox, red",Same scarf. | Same ink.,ann,fox,Animals'
-    assert only(written(tmp_path, f"{header}\n{line}\n")) == Ranking(
+    ranking = only(written(tmp_path, f"{header}\n{line}\n"))
+    assert ranking.ranks == (1, 2, 2, 4)
+    assert ranking == Ranking(
         line=2,
         reference="r 1.png",
         tiers=TIERS,
