@@ -23,6 +23,7 @@ pytestmark = [
 ]
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+playwright.expect.set_options(timeout=60_000)  # a busy machine answers late
 COMMAND = "from pacorl.cli import app; app()"
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
 """A folder that receives images of the page, for people who work on its looks and for the docs."""

@@ -180,9 +180,11 @@ def test_the_generator_and_the_editor_are_both_embedded_and_options_are_set():
     host.choose(Job("3", "load"), StudioModels(kind="kontext"))
     assert (len(host._generators), set(host.modes)) == (1, {"set", "storyboard"})
     host.close()
-    prompt = edit_prompt(StudioModels(model=FLUX), "make it red")
+    wordy = ModelHost(StudioModels(model=FLUX))
+    prompt = edit_prompt(wordy.names, "make it red")
     with pytest.raises(ValueError, match=r"sees no picture\. Choose an editor under Models"):
-        ModelHost(StudioModels(model=FLUX)).make_sheet(Job("4", "set"), {0: prompt}, Sampling(), sources=[])
+        wordy.make_sheet(Job("4", "set"), {0: prompt}, Sampling(), sources=[])
+    wordy.close()
 
 
 # --- a hub on loopback -------------------------------------------------------------------------------------------
