@@ -152,7 +152,7 @@ def teach() -> None:
     executable, sys.executable = sys.executable, shutil.which("true") or "/bin/true"
     try:
         runs.launch("mine")
-        runs.stop()
+        runs.trainer.stop()
     finally:
         sys.executable = executable
 

@@ -147,8 +147,9 @@ def test_the_memory_check_is_a_job(server, monkeypatch):
     assert (now["result"]["fits"], now["result"]["memory"], now["result"]["disk"]) == (True, "low", 34)
 
 
-def test_a_licence_is_accepted_before_a_download(server):
+def test_a_licence_is_accepted_before_a_download(server, monkeypatch):
     client, _ = server
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     answer = client.post("/api/downloads", json={"model": FLUX})
     assert answer.status_code == 409
     assert "has the licence flux-1-dev-non-commercial-license; read it at huggingface.co" in answer.json()["error"]
