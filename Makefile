@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-gpu test-vllm test-deepspeed test-versions check claims lattice clean distclean
+.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-gpu test-vllm test-deepspeed test-versions check claims matrix lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ attack: $(READY)  ## part of it: tens of thousands of hostile files, requests an
 
 claims: $(RUN)  ## the runs behind docs/claims.md that are missing, after a table of prices (ARGS="--minutes 20", "--quick")
 	nice -n 10 $(BIN)/python -m tools.claims $(ARGS)
+
+matrix: $(READY)  ## each generator as set, edit and with references: its pipeline, adapters, an epoch; the table of docs/policies.md
+	PYTHONPATH=.:tests/models/policies:tests/toy:qa/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		$(BIN)/python -m qa.matrix --write $(ARGS)
 
 lattice: $(READY)  ## what changes bits: remakes the table of docs/verify.md (many minutes)
 	PYTHONPATH=src:tests/toy:tests/models/policies:tests/distributed HF_HUB_OFFLINE=1 $(BIN)/python tests/distributed/lattice.py --write

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from comfy import load_in_comfy
-from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, source_image
 from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -180,6 +180,10 @@ DOES_NOT_READ_OF_FLUX2 = {
     ("diffusion_model", "diffusers"): "it takes down and up for kohya's, whose names these are not",
     ("down and up", "diffusers"): "it takes down and up for kohya's, whose names these are not",
 }
+DOES_NOT_READ_OF = {
+    "Flux2Transformer2DModel": DOES_NOT_READ | DOES_NOT_READ_OF_FLUX2,
+    "QwenImage21Transformer2DModel": DOES_NOT_READ | {("kohya", "diffusers"): "it cuts `gate_layer` in two"},
+}
 SPLIT_AT_FULL_WIDTH = ("kohya", "diffusion_model")
 """FLUX.1's single blocks are one matrix there, which diffusers cuts at 3072 and 12288 rows, whatever the model: such
 files hold the double blocks alone here, and tests/models/lora/test_formats.py reads single blocks at FLUX.1's width."""
@@ -199,10 +203,9 @@ def test_the_output_is_that_of_the_adapter_as_it_was_made(zoo: Zoo, form: str, t
     is_split = isinstance(zoo.base, FluxTransformer2DModel) and form in SPLIT_AT_FULL_WIDTH
     adapter = zoo.adapter("transformer_blocks") if is_split else whole
     truth = zoo.truth(adapter, merged=tool == "comfy")
-    assert (truth - zoo.plain()).abs().max() > 0.05, "the adapter changes nothing, so nothing is compared"
+    assert (truth - zoo.plain()).abs().max() > 0.02, "the adapter changes nothing, so nothing is compared"
     path = FORMS[form](adapter, tmp_path / "adapter")
-    flux2 = isinstance(zoo.base, Flux2Transformer2DModel)
-    if (form, tool) in (DOES_NOT_READ | DOES_NOT_READ_OF_FLUX2 if flux2 else DOES_NOT_READ):
+    if (form, tool) in DOES_NOT_READ_OF.get(type(zoo.base).__name__, DOES_NOT_READ):
         assert not _reads(zoo, tool, path, truth), f"{tool} reads it: strike {form!r} from DOES_NOT_READ"
         write_lora(tmp_path / "converted", read_lora(path))
         path = tmp_path / "converted"

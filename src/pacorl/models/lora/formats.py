@@ -379,7 +379,8 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     except (ValueError, KeyError, AssertionError, AttributeError, NotImplementedError) as error:
         reason = str(error).strip() or type(error).__name__
         raise ValueError(f"{file}: diffusers' converter of {loader.__name__} cannot read it: {reason}") from None
-    return state
+    # The converter cuts kohya's names at underscores, also in this layer of Qwen-Image 2.1, which it does not know.
+    return {name.replace(".img_mlp.gate.layer.", ".img_mlp.gate_layer."): value for name, value in state.items()}
 
 
 def _is_flux2(tensors: Mapping[str, Tensor]) -> bool:
