@@ -13,7 +13,7 @@ from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe_names
 from pacorl.io.documents import read_yaml
 from pacorl.io.images import png_bytes
-from pacorl.studio.characters import RECIPES, Characters, training_config
+from pacorl.studio.characters import Characters, character_recipes, training_config
 from pacorl.studio.trainer_process import TrainerProcess
 from pacorl.tiny.characters import Panel, draw
 
@@ -189,9 +189,12 @@ def test_the_recipe_is_the_largest_for_the_model_that_fits_the_card(tmp_path):
     base = "black-forest-labs/FLUX.2-klein-base-4B"
     assert config_of("black-forest-labs/FLUX.2-klein-4B", None)[0] == base
     assert config_of("tiny", None)[1] == (64, 64)
-    named = {f"character/{name}" for recipes in RECIPES.values() for name in recipes.values()}
+    assert list(character_recipes()["flux"]) == [12, 16, 24]
+    named = {name for recipes in character_recipes().values() for name in recipes.values()}
     assert named == {name for name in recipe_names() if name.startswith("character/")}
-    with pytest.raises(ValueError, match="cannot be taught to Qwen/Qwen-Image; choose FLUX"):
+    with pytest.raises(
+        ValueError, match="cannot be taught to Qwen/Qwen-Image; choose black-forest-labs/FLUX.1-dev or "
+    ):
         config_of("Qwen/Qwen-Image", 80)
 
 

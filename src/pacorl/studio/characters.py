@@ -16,7 +16,7 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import LEAST
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
-from pacorl.config.recipes import recipe
+from pacorl.config.recipes import recipe, recipe_names
 from pacorl.io.documents import blamed_on, dump_yaml, read_json, read_jsonl, read_text, read_yaml, typed, write_json
 from pacorl.io.files import PRIVATE, free_name, read_bytes, remove_made, safe_name, write_atomic
 from pacorl.models.policies import POLICIES, kind_of
@@ -28,12 +28,8 @@ from pacorl.web.guard import RefusedError
 LORAS = "loras"
 MOST = 60
 """Most pictures of a character."""
-RECIPES: dict[str, dict[int, str]] = {
-    TINY: {0: "tiny"},
-    "flux": {12: "flux_12gb", 16: "flux_16gb", 24: "flux_24gb"},
-    "klein": {12: "klein_12gb"},
-}
-"""Kind of generator → gigabytes of a card → recipe, the smallest first."""
+RECIPE = re.compile(r"character/(?P<kind>\w+?)(_(?P<gigabytes>\d+)gb)?")
+"""Name of a recipe that trains a character: the kind of its generator, and the memory of its card."""
 MADE = ("[0-9][0-9].png", "[0-9][0-9].txt", CARD)
 """Files of a character that the studio writes, and may delete."""
 
@@ -89,10 +85,10 @@ class Characters:
             if caption.strip():
                 write_atomic(path, caption.strip())
             else:
-                path.unlink(missing_ok=True)
+                remove_made(folder, [path.name])
         for picture in removed:
-            self._picture(name, picture).with_suffix(".txt").unlink(missing_ok=True)
-            self._picture(name, picture).unlink()
+            path = self._picture(name, picture)
+            remove_made(folder, [path.name, path.with_suffix(".txt").name])
 
     def find(self, name: str) -> Character:
         """Read a character that can be drawn; raises ValueError naming a fault."""
@@ -229,14 +225,25 @@ def training_config(names: StudioModels, overrides: list[str], *, card_bytes: in
     bases = {name.casefold(): base for name, base in spec.distilled.items()}
     model = bases.get(Path(names.model).name.casefold(), names.model)
 
-    recipes = RECIPES.get(TINY if model == TINY else kind)
-    if not recipes:
-        raise ValueError(
-            f"a character cannot be taught to {names.model}; choose FLUX.1-dev or FLUX.2-klein under Models"
-        )
-    fitting = [name for gigabytes, name in recipes.items() if gigabytes * 10**9 <= (card_bytes or 0)]
-    name = fitting[-1] if fitting else next(iter(recipes.values()))
-    return configs.load(CharacterConfig, recipe(f"character/{name}"), [*overrides, f"model.checkpoint={model}"])
+    recipes = character_recipes()
+    sizes = recipes.get(TINY if model == TINY else kind)
+    if not sizes:
+        known = [POLICIES.named(name).published for name in recipes if name in POLICIES]
+        raise ValueError(f"a character cannot be taught to {names.model}; choose {' or '.join(known)} under Models")
+    fitting = [size for size in sizes if size * 10**9 <= (card_bytes or 0)]
+    name = sizes[max(fitting, default=min(sizes))]
+    return configs.load(CharacterConfig, recipe(name), [*overrides, f"model.checkpoint={model}"])
+
+
+def character_recipes() -> dict[str, dict[int, str]]:
+    """Map a kind of generator to the recipes that train a character on it, by the gigabytes of their cards."""
+    found: dict[str, dict[int, str]] = {}
+    for name in recipe_names():
+        match = RECIPE.fullmatch(name)
+        if match:
+            gigabytes = int(match["gigabytes"] or 0)
+            found.setdefault(match["kind"], {})[gigabytes] = name
+    return found
 
 
 def _card(folder: Path) -> Card:

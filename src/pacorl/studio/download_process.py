@@ -11,6 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTP
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from pacorl.io.documents import read_object
+from pacorl.io.terminal import print_line, printable
 from pacorl.studio.model_choice import INDEX, VARIANTS, WEIGHTS
 
 
@@ -24,7 +25,8 @@ def download(name: str) -> None:
         # Some repositories have the weights a second time, beside the folders or in foreign ones.
         patterns = [INDEX, *[f"{part}/{kind}" for part in parts if not part.startswith("_") for kind in WEIGHTS]]
     files: Any = {"allow_patterns": patterns, "ignore_patterns": list(VARIANTS)}
-    print(sum(file.file_size for file in snapshot_download(name, **files, dry_run=True)), flush=True)
+    sizes = [file.file_size for file in snapshot_download(name, **files, dry_run=True)]
+    print_line(str(sum(sizes)))
     snapshot_download(name, **files)
 
 
@@ -37,7 +39,7 @@ def main() -> None:
     except GatedRepoError:
         sys.exit(f"{name} asks you to accept its licence: do it at huggingface.co/{name}, and give your access token")
     except (HfHubHTTPError, OSError, ValueError) as error:
-        sys.exit(f"{name} cannot be downloaded: {' '.join(str(error).split())}")
+        sys.exit(printable(f"{name} cannot be downloaded: {' '.join(str(error).split())}"))
 
 
 if __name__ == "__main__":
