@@ -361,7 +361,7 @@ def test_another_module_is_refused_and_not_run(text: str, fault: str, tmp_path: 
     [
         ({"winner": "Tie"}, "winner 'Tie' is none of Image A, Image B"),
         ({"task": None}, "no task; a row of VCReward-Bench has"),
-        ({"key": "tone_transfer_pair_1"}, "key 'tone_transfer_pair_1' is that of an earlier row"),
+        ({"key": "tone_transfer_pair_1"}, "key 'tone_transfer_pair_1' is that of an earlier record"),
     ],
 )
 def test_rows_of_vc_reward_of_another_schema_are_named(change: dict[str, Any], fault: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.benchmarks import GeneratorBenchmarkOptions
 from pacorl.bench.gedit import SUBSETS, read_edits
 from pacorl.bench.image_sources import image_source
-from pacorl.bench.rating import RUBRIC, UnreadableError, read_rubric, read_scores
+from pacorl.bench.rating import RUBRIC, read_rubric, read_scores
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
@@ -215,7 +215,7 @@ def test_generated_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> N
         ({"instruction_language": "de"}, "instruction_language 'de' is none of en, cn"),
         ({"instruction": ""}, "no instruction; a row of GEdit-Bench has"),
         ({"key": "../k"}, "cannot name a folder"),
-        ({"key": "k1"}, "key en/subject-add/k1 is that of an earlier row"),
+        ({"key": "k1"}, "key 'en/subject-add/k1' is that of an earlier record"),
     ],
 )
 def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
@@ -229,7 +229,7 @@ def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any]
 def test_answers_are_read_or_refused() -> None:
     assert read_scores('Sure.\n```json\n{"score": [5, 25], "reasoning": "x"}\n```', scale=25) == ([2.0, 10.0], "x")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
-        with pytest.raises(UnreadableError):
+        with pytest.raises(ValueError, match="JSON|'score'"):
             read_scores(answer, scale=10)
 
 

@@ -83,29 +83,24 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
             raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
     # Read and check every record, with its prompt's criteria.
     prompts = read_keyed(folder / PROMPTS, key="idx")
-    keys: set[str] = set()
 
     def parse(row: JsonObject) -> Ranked:
         item = _item(row, prompts)
-        if item.key in keys:
-            raise ValueError("the same item as an earlier record")
         # Missing files are reported now, not after hours of judging.
         for name in (item.reference, *item.candidates):
             if not inside(folder / IMAGES, name).is_file():
                 raise ValueError(f"{folder / IMAGES / name} is missing")
-        # Last: a refused record must not make the next one a repetition.
-        keys.add(item.key)
         return item
 
     records = {}
     for number, row in enumerate(read_jsonl(folder / RANKS), 1):
         records[f"{folder / RANKS}, record {number}"] = (row,)
-    items, refused = parse_records(records, parse, skip_bad=skip_bad)
+    items, refused = parse_records(records, parse, key=lambda item: item.key, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
     # The limit comes last: the content covers the whole file, so that a limit may be raised.
-    orders = [[item.key, item.best_first] for item in items]
-    return Dataset({item.key: item for item in evenly_spread(items, limit)}, refused, orders, folder)
+    orders = [[key, item.best_first] for key, item in items.items()]
+    return Dataset(dict(evenly_spread(list(items.items()), limit)), refused, orders, folder)
 
 
 def _item(row: JsonObject, prompts: Mapping[str, JsonObject]) -> Ranked:

@@ -71,6 +71,7 @@ class EditPair:
 
     number: int
     """Index in the table."""
+    key: str
     instruction: str
     group: str
     """Task of VCReward-Bench, dimension of EditReward-Compass."""
@@ -216,12 +217,12 @@ def read_vc_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPair, R
     return _dataset(source, rows, rows.texts(VC_COLUMNS), _vc_pair, options)
 
 
-def _vc_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
+def _vc_pair(number: int, row: JsonObject) -> EditPair:
     check_filled(row, VC_COLUMNS, schema=VC_SCHEMA)
     winner = WINNERS.get(row["winner"])
     if winner is None:
         raise ValueError(f"winner {row['winner']!r} is none of {', '.join(WINNERS)}")
-    return str(row["key"]), EditPair(number, str(row["instruction"]), str(row["task"]), "consistent", winner)
+    return EditPair(number, str(row["key"]), str(row["instruction"]), str(row["task"]), "consistent", winner)
 
 
 def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPair, Rows]:
@@ -242,7 +243,7 @@ def read_compass_pairs(source: Path, options: EditPairOptions) -> Dataset[EditPa
     return Dataset(judged, data.refused, data.content, data.source)
 
 
-def _compass_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
+def _compass_pair(number: int, row: JsonObject) -> EditPair:
     check_filled(row, COMPASS_COLUMNS, schema=COMPASS_SCHEMA)
     dimension = str(row["dimension"])
     if dimension not in COMPASS_DIMENSIONS:
@@ -250,7 +251,8 @@ def _compass_pair(number: int, row: JsonObject) -> tuple[str, EditPair]:
     if row["label"] not in LABELS:
         raise ValueError(f"label {row['label']!r} is none of {', '.join(LABELS)}")
     winner = 0 if row["label"] == "preference" else None
-    return str(number + 1), EditPair(number, str(row["prompt"]), dimension, COMPASS_DIMENSIONS[dimension], winner)
+    about = COMPASS_DIMENSIONS[dimension]
+    return EditPair(number, str(number + 1), str(row["prompt"]), dimension, about, winner)
 
 
 def _check_wording(options: EditPairOptions) -> tuple[About, ...]:
@@ -265,22 +267,13 @@ def _dataset(
     source: Path,
     rows: Rows,
     texts: Sequence[JsonObject],
-    parse: Callable[[int, JsonObject], tuple[str, EditPair]],
+    parse: Callable[[int, JsonObject], EditPair],
     options: EditPairOptions,
 ) -> Dataset[EditPair, Rows]:
-    keys: set[str] = set()
-
-    def parse_new(number: int, row: JsonObject) -> tuple[str, EditPair]:
-        key, pair = parse(number, row)
-        if key in keys:
-            raise ValueError(f"key {key!r} is that of an earlier row")
-        keys.add(key)
-        return key, pair
-
-    pairs, refused = parse_rows(source, texts, parse_new, skip_bad=options.skip_bad)
+    pairs, refused = parse_rows(source, texts, parse, key=lambda pair: pair.key, skip_bad=options.skip_bad)
     if not pairs:
         raise ValueError(f"{source} holds no rows")
-    return Dataset(dict(evenly_spread(pairs, options.limit)), refused, list(texts), rows)
+    return Dataset(dict(evenly_spread(list(pairs.items()), options.limit)), refused, list(texts), rows)
 
 
 # --- entries -----------------------------------------------------------------------------------------------------

@@ -68,11 +68,10 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    choices, refused = parse_rows(source, texts, _choice, skip_bad=skip_bad)
+    choices, refused = parse_rows(source, texts, _choice, key=lambda choice: str(choice.number), skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
-    items = {str(choice.number): choice for choice in evenly_spread(choices, limit)}
-    return Dataset(items, refused, texts, rows)
+    return Dataset(dict(evenly_spread(list(choices.items()), limit)), refused, texts, rows)
 
 
 def _choice(number: int, row: JsonObject) -> Choice:

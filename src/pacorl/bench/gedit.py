@@ -97,20 +97,11 @@ def read_edits(
     """Read the texts of the table. Raises ValueError listing rows of another form, unless `skip_bad`."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    keys: set[str] = set()
-
-    def parse(number: int, row: JsonObject) -> Edit:
-        edit = _edit(number, row)
-        if edit.key in keys:
-            raise ValueError(f"key {edit.key} is that of an earlier row")
-        keys.add(edit.key)
-        return edit
-
-    edits, refused = parse_rows(source, texts, parse, skip_bad=skip_bad)
-    selected = [edit for edit in edits if edit.language in languages]
+    edits, refused = parse_rows(source, texts, _edit, key=lambda edit: edit.key, skip_bad=skip_bad)
+    selected = [(key, edit) for key, edit in edits.items() if edit.language in languages]
     if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset({edit.key: edit for edit in evenly_spread(selected, limit)}, refused, texts, rows)
+    return Dataset(dict(evenly_spread(selected, limit)), refused, texts, rows)
 
 
 def _edit(number: int, row: JsonObject) -> Edit:

@@ -76,27 +76,37 @@ class Dataset(Generic[Item, Source]):
 
 
 def parse_records(
-    records: Mapping[str, Sequence[Any]], parse: Callable[..., Item], *, at: str = "", skip_bad: bool = False
-) -> tuple[list[Item], dict[str, str]]:
+    records: Mapping[str, Sequence[Any]],
+    parse: Callable[..., Item],
+    *,
+    key: Callable[[Item], str],
+    at: str = "",
+    skip_bad: bool = False,
+) -> tuple[dict[str, Item], dict[str, str]]:
     """Parse every record of a benchmark's data.
 
     Args:
-        records: key → the arguments of `parse`.
-        at: prefix of the key in messages, if the key does not name its file.
+        records: name of a record → the arguments of `parse`.
+        key: identifies an item; a second item of one key is a fault.
+        at: prefix of a record's name in messages, if the name does not contain its file.
 
     Returns:
-        The items, and key → fault of the records that are left out.
+        The items by key, and name → fault of the records that are left out.
 
     Raises:
         ValueError: records cannot be used and may not be left out; it lists them.
     """
-    items: list[Item] = []
+    items: dict[str, Item] = {}
     faults: dict[str, str] = {}
-    for key, record in records.items():
+    for name, record in records.items():
         try:
-            items.append(parse(*record))
+            item = parse(*record)
+            # A refused record takes no key.
+            if key(item) in items:
+                raise ValueError(f"key {key(item)!r} is that of an earlier record")
+            items[key(item)] = item
         except ValueError as error:  # collected, so that a data set is mended in one go
-            faults[key] = f"{at}{key}: {error}"
+            faults[name] = f"{at}{name}: {error}"
     if faults and not skip_bad:
         raise ValueError(
             f"{len(faults)} items cannot be used; mend them, or leave them out with --skip-bad:"
@@ -106,13 +116,13 @@ def parse_records(
 
 
 def parse_rows(
-    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, skip_bad: bool
-) -> tuple[list[Item], dict[str, str]]:
+    source: Path, rows: Sequence[JsonObject], parse: Callable[..., Item], *, key: Callable[[Item], str], skip_bad: bool
+) -> tuple[dict[str, Item], dict[str, str]]:
     """Parse (index, row) of every row of a table by `parse_records`; messages count from 1."""
     records = {}
     for number, row in enumerate(rows):
         records[f"{source}, row {number + 1}"] = (number, row)
-    return parse_records(records, parse, skip_bad=skip_bad)
+    return parse_records(records, parse, key=key, skip_bad=skip_bad)
 
 
 def named_texts(mapping: Any) -> dict[str, str]:
@@ -189,10 +199,15 @@ class Rows:
         """Yield (number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
         start = 0
         for file in self.files:
-            batches = iter([read_jsonl(file)]) if file.suffix == ".jsonl" else _parquet_batches(file)
-            for batch in batches:
+            if file.suffix == ".jsonl":
+                batch = read_jsonl(file)
                 yield start, batch
                 start += len(batch)
+                continue
+            with parquet_file(file) as table:
+                for part in table.iter_batches(batch_size=ROWS_AT_A_TIME):
+                    yield start, part.to_pylist()
+                    start += len(part)
 
 
 class ListedRows(Rows):
@@ -204,12 +219,6 @@ class ListedRows(Rows):
 
     def row(self, number: int) -> JsonObject:
         return self._rows[number]
-
-
-def _parquet_batches(file: Path) -> Iterator[list[JsonObject]]:
-    with parquet_file(file) as table:
-        for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):
-            yield batch.to_pylist()
 
 
 class ImageCache:

@@ -43,10 +43,6 @@ class UnratedError(Exception):
     """No usable answer of the model."""
 
 
-class UnreadableError(Exception):
-    """An answer without scores."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rubric:
     """Wording of a rating."""
@@ -172,13 +168,15 @@ def ask_scores(judge: Judge, question: Question, scale: float) -> tuple[list[flo
     fault = ""
     for _ in range(ATTEMPTS):
         try:
-            return read_scores(judge.explain(Question(question.images, text)), scale=scale)
-        except UnreadableError as error:
+            answer = judge.explain(Question(question.images, text))
+        except RuntimeError as error:  # no answer, after retries of its own
+            raise UnratedError(str(error)) from None
+        try:
+            return read_scores(answer, scale=scale)
+        except ValueError as error:
             # At temperature 0 the same question would get the same answer, so add the fault.
             fault = str(error)
             text = f"{question.text}\nYour last answer could not be used: {fault}."
-        except RuntimeError as error:  # no answer, after retries of its own
-            raise UnratedError(str(error)) from None
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
@@ -186,15 +184,12 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     """Read two scores, scaled to 0 … 10, and the reasoning, from the JSON object in an answer.
 
     Raises:
-        UnreadableError: there is no such object, or a score is off the scale: a wrong score must not become a figure.
+        ValueError: there is no such object, or a score is off the scale: a wrong score must not become a figure.
     """
-    try:
-        document = object_within(answer)
-    except ValueError as error:
-        raise UnreadableError(str(error)) from None
+    document = object_within(answer)
     scores: Any = document.get("score")
     is_pair = isinstance(scores, list) and len(scores) == 2
     # Compare types: a bool is an int to Python, but no score.
     if not is_pair or any(type(score) not in (int, float) or not 0 <= score <= scale for score in scores):
-        raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
+        raise ValueError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]

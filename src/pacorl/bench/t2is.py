@@ -129,11 +129,12 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     for name, record in cases.items():
         records[name] = (name, record, criteria.get(name), alignment.get(name))
 
-    items, refused = parse_records(records, _case, at=f"{folder / CASES}, case ", skip_bad=skip_bad)
+    at = f"{folder / CASES}, case "
+    items, refused = parse_records(records, _case, key=lambda case: case.id, at=at, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
     content = [cases, criteria, alignment]
-    return Dataset({case.id: case for case in evenly_spread(items, limit)}, refused, content, folder)
+    return Dataset(dict(evenly_spread(list(items.items()), limit)), refused, content, folder)
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:

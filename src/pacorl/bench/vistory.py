@@ -109,9 +109,9 @@ def read_stories(folder: Path, options: VistoryOptions) -> Dataset[Story, Path]:
 
     # Read and check every story.
     records = {str(path): (path, options.language) for path in selected}
-    stories, refused = parse_records(records, _story, skip_bad=options.skip_bad)
-    content = [[story.id, *(shot.text for shot in story.shots)] for story in stories]
-    return Dataset({story.id: story for story in evenly_spread(stories, options.limit)}, refused, content, folder)
+    stories, refused = parse_records(records, _story, key=lambda story: story.id, skip_bad=options.skip_bad)
+    content = [[story.id, *(shot.text for shot in story.shots)] for story in stories.values()]
+    return Dataset(dict(evenly_spread(list(stories.items()), options.limit)), refused, content, folder)
 
 
 def _story(folder: Path, language: str) -> Story:
