@@ -211,7 +211,7 @@ def test_a_bad_item_is_named_and_left_out_only_on_request(
 def test_an_item_that_stands_twice_is_a_fault(rank_folder: Path) -> None:
     path = rank_folder / "consistency_full_rank.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
-    with pytest.raises(ValueError, match="record 7: key .* is that of an earlier record"):
+    with pytest.raises(ValueError, match=r"record 7: key .* is that of an earlier record"):
         read_rank_data(rank_folder)
 
 

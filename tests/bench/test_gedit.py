@@ -229,7 +229,7 @@ def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any]
 def test_answers_are_read_or_refused() -> None:
     assert read_scores('Sure.\n```json\n{"score": [5, 25], "reasoning": "x"}\n```', scale=25) == ([2.0, 10.0], "x")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
-        with pytest.raises(ValueError, match="JSON|'score'"):
+        with pytest.raises(ValueError, match=r"JSON|'score'"):
             read_scores(answer, scale=10)
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.prompting import DistinctImage
+from pacorl.judge.prompting import DistinctImage, chat_text
 from pacorl.types import Chat, Question
 
 
@@ -79,9 +79,9 @@ def test_a_template_that_thinks_is_told_not_to() -> None:
     processor = processor_of_any_size()
     judge = LocalJudge(build("qwen2_5_vl", processor), processor)
     turns = [{"role": "user", "content": [{"type": "text", "text": "Same?"}]}]
-    plain = judge.prompting.chat_text(turns)
+    plain = chat_text(judge.processor, turns)
     processor.chat_template += "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
-    assert judge.prompting.chat_text(turns) == plain
+    assert chat_text(judge.processor, turns) == plain
 
 
 def test_a_turn_keeps_the_order_of_its_texts_and_images(judge: LocalJudge) -> None:
@@ -90,7 +90,7 @@ def test_a_turn_keeps_the_order_of_its_texts_and_images(judge: LocalJudge) -> No
     parts = [{"type": "text", "text": "Before: "}, {"type": "image"}, {"type": "text", "text": "\n"}]
     parts += [{"type": "text", "text": "after: "}, {"type": "image"}, {"type": "text", "text": "."}]
     system = {"role": "system", "content": [{"type": "text", "text": "You compare."}]}
-    assert turn.text == judge.prompting.chat_text([system, {"role": "user", "content": parts}])
+    assert turn.text == chat_text(judge.processor, [system, {"role": "user", "content": parts}])
     assert [image.image for image in turn.images] == [first, second]
 
     question = asked_of(first, second)

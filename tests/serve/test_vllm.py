@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pacorl.config.base import ConfigError
+from pacorl.config.base import ConfigError, dump
+from pacorl.io.files import write_atomic
 from pacorl.judge.http.endpoints import (
     Endpoints,
     Server,
@@ -23,7 +24,6 @@ from pacorl.judge.http.endpoints import (
     is_loopback,
     load_endpoints,
     servers_of,
-    write_endpoints,
 )
 from pacorl.serve import vllm
 from pacorl.serve.vllm import ServerFailedError, VllmOptions, run_vllm, vllm_command
@@ -150,7 +150,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_a_command_line_is_described_and_read_back(tmp_path: Path) -> None:
     description = describe("org/Base-7B", adapters=["paco=org/lora"], replicas=2, port=9000, api_key_env="KEY")
-    write_endpoints(description, tmp_path / "judges.yaml")
+    write_atomic(tmp_path / "judges.yaml", dump(description))
     assert load_endpoints(tmp_path / "judges.yaml") == description
     first, second = servers_of(description)
     assert (first.port, second.port, first.host) == (9000, 9001, "127.0.0.1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,20 +47,23 @@ def serve(
     options: ServeOptions,
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. Arguments after `--` are passed to `vllm serve`."""
-    from pacorl.judge.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
+    from pacorl.config.base import dump
+    from pacorl.io.files import write_atomic
+    from pacorl.io.net import key_from
+    from pacorl.judge.http.endpoints import is_loopback, load_endpoints, servers_of
 
     # The servers.
     if options.write and options.write.exists():
         load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
     description = _description(source, options)
-    key = options.api_key or _key_of(description)
+    key = options.api_key or key_from(description.api_key_env)
     servers = servers_of(description)
     if options.calibration and (options.backend != "builtin" or any(server.adapters for server in servers)):
         raise ValueError("--calibration is of one judge: it needs --backend builtin and no --adapter")
     if not key and not all(is_loopback(server.host) for server in servers):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     if options.write:
-        write_endpoints(description, options.write)
+        write_atomic(options.write, dump(description))
         echo_errors(f"endpoints: {options.write}")
 
     # Serve until the end.
@@ -95,15 +97,6 @@ def _description(source: str, options: ServeOptions) -> Endpoints:
         # The description contains the variable and never the key, because its file may be shared.
         api_key_env=KEY_VARIABLE if options.api_key else "",
     )
-
-
-def _key_of(description: Endpoints) -> str:
-    variable = description.api_key_env
-    if variable and not os.environ.get(variable):
-        raise ValueError(f"set the environment variable {variable} to the key that callers are to send; it is not set")
-    if variable:
-        return os.environ[variable]
-    return ""
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:

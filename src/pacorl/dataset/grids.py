@@ -26,7 +26,6 @@ from pacorl.generate.image_queue import (
     ImageSource,
     Shard,
     generate_missing,
-    missing_jobs,
     unfinished_batches,
 )
 from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
@@ -61,7 +60,7 @@ def generate(
         repeated = sum(len(batch.jobs) for batch in batches) - missing
         return {"grids": len(jobs), "to_generate": missing, "to_repeat": repeated}
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
-    missing = len(missing_jobs(jobs, folder, source))
+    missing = sum(len(batch.missing) for batch in unfinished_batches(jobs, folder, source))
     # Only the last process to finish lists the grids of all shards.
     if not missing:
         rows = []

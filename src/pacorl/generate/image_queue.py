@@ -200,14 +200,6 @@ def unfinished_batches(
     return batches
 
 
-def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource) -> list[ImageJob]:
-    """Return the jobs whose image is absent, broken, or of another recipe."""
-    missing: list[ImageJob] = []
-    for batch in unfinished_batches(jobs, out, source):
-        missing += batch.missing
-    return missing
-
-
 def _equal(path: Path, image: Image) -> bool:
     """Return whether a finished image has the same pixels as a new sample."""
     finished = open_image(path)

@@ -196,12 +196,15 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     progress = PROGRESS.search(request.text) is not None
     note = ""
     if not items:
-        difference = "stage" if progress else "view"
+        difference = "view"
         items = []
         for number in range(count):
             items.append(VIEWS[number % len(VIEWS)] + MOMENTS[number // len(VIEWS)])
         if progress:
-            items = _stages(request.unit, count)
+            difference = "stage"
+            noun = request.unit if request.unit in {"step", "phase"} else "stage"
+            states = ["just begun", *["further along"] * (count - 2), "finished"]
+            items = [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]
         note = (
             f"The text does not list what each panel shows, so panels differ by {difference} "
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
@@ -259,9 +262,3 @@ def _listed(content: str, count: int) -> tuple[str, list[str]]:
 def _split(separator: re.Pattern[str], text: str) -> list[str]:
     items = (item.strip(EDGES) for item in separator.split(text.strip(" .)")))
     return [item for item in items if item]
-
-
-def _stages(unit: str, count: int) -> list[str]:
-    noun = unit if unit in {"step", "phase"} else "stage"
-    states = ["just begun", *["further along"] * (count - 2), "finished"]
-    return [f"{noun} {number} of {count}, {state}" for number, state in enumerate(states, 1)]

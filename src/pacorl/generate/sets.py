@@ -150,10 +150,30 @@ def _ranked_candidates(
     # All candidates in one call: the generator batches them, and encodes their prompt once.
     sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
     candidates = sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
-    recipes = []
-    for seed in seeds:
-        recipe = _recipe(generator, prompt, seed, **options)
-        recipes.append(replace(recipe, separate=separate, previous=separate and previous))
+
+    # Their recipes, which differ by the seed.
+    settings = generator.policy.options
+    adapter = "" if options["base"] else generator.adapter
+    recipe = Recipe(
+        model=generator.model,
+        adapter=adapter,
+        lora_scale=options["lora_scale"] if adapter else None,
+        seed=seeds[0],
+        size=generator.size_of(prompt, options["size"]),
+        steps=options["steps"] or generator.default_steps,
+        guidance_scale=generator.guidance_scale,
+        true_cfg_scale=generator.true_cfg_scale,
+        # None without guidance, where the option has no effect.
+        negative_prompt=settings.negative_text,
+        # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
+        # generator's pixels change by 8 of 255.
+        max_sequence_length=getattr(settings, "max_sequence_length", None),
+        version=version("pacorl"),
+        quantize=None if settings.quantize == NONE else settings.quantize,
+        separate=separate,
+        previous=separate and previous,
+    )
+    recipes = [replace(recipe, seed=seed) for seed in seeds]
     # Without a ranking there is one candidate.
     if rank_by is None:
         return [GeneratedImage(prompt, candidates[0], recipes[0], candidates=len(seeds))]
@@ -169,37 +189,6 @@ def _ranked_candidates(
             position = {"rank": len(ranked) + 1, "candidates": len(seeds), "tied": len(group)}
             ranked.append(GeneratedImage(prompt, candidates[i], recipes[i], judged[i], **position))
     return ranked
-
-
-def _recipe(
-    generator: Generator,
-    prompt: Prompt,
-    seed: int,
-    *,
-    size: AnySize,
-    steps: int | None,
-    base: bool,
-    lora_scale: float,
-) -> Recipe:
-    options = generator.policy.options
-    adapter = "" if base else generator.adapter
-    return Recipe(
-        model=generator.model,
-        adapter=adapter,
-        lora_scale=lora_scale if adapter else None,
-        seed=seed,
-        size=generator.size_of(prompt, size),
-        steps=steps or generator.default_steps,
-        guidance_scale=generator.guidance_scale,
-        true_cfg_scale=generator.true_cfg_scale,
-        # None without guidance, where the option has no effect.
-        negative_prompt=options.negative_text,
-        # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
-        # generator's pixels change by 8 of 255.
-        max_sequence_length=getattr(options, "max_sequence_length", None),
-        version=version("pacorl"),
-        quantize=None if options.quantize == NONE else options.quantize,
-    )
 
 
 # --- candidates by a judge -------------------------------------------------------------------------------------
@@ -220,11 +209,10 @@ def judge_sets(
     """
     reward = Consistency(judge, ask=ask, statistic=statistic)
     reward.check(prompts)
-    pairs = reward.pairs(prompts, images)
     judged = []
-    for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True):
+    for verdicts, prompt in zip(reward.pairs(prompts, images), prompts, strict=True):
         matrix = matrix_of(verdicts, prompt.grid.count)
-        judged.append(Judged(score, matrix, error=errors_of(verdicts.values())))
+        judged.append(Judged(reward.score(verdicts), matrix, error=errors_of(verdicts.values())))
     return judged
 
 

@@ -324,26 +324,22 @@ def generate_storyboard(
     # Arguments that all pages share.
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
     common |= {"lora_scale": lora_scale, "separate": separate, "previous": previous}
-    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size, separate=separate)):
-        # Each page continues the seeds of the page before.
-        images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
-        earlier += images[-1].panels
-    return images
 
-
-def _checked_pages(
-    generator: Generator, board: Storyboard, size: Size | None, *, separate: bool
-) -> list[tuple[Prompt, Size]]:
-    """Check every page and its size before generating the first; panels keep their size on a shorter page."""
+    # Check every page and its size before generating the first; panels keep their size on a shorter page.
     sized: list[tuple[Prompt, Size]] = []
     for prompt in pages(board, generator.model, max_references=generator.max_references):
-        full = generator.size_of(prompt, size)
-        layout = board.layout
-        page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)
-        page = full if separate else page
+        page = generator.size_of(prompt, size)
+        if not separate:
+            rows = page.height // board.layout.rows * prompt.grid.rows
+            page = Size(rows, page.width // board.layout.cols * prompt.grid.cols)
         generator.check([prompt], page)
         sized.append((prompt, page))
-    return sized
+
+    for number, (prompt, page) in enumerate(sized):
+        # Each page continues the seeds of the page before.
+        images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page, **common)
+        earlier += images[-1].panels
+    return images
 
 
 # --- the file --------------------------------------------------------------------------------------------------

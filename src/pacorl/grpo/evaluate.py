@@ -227,7 +227,7 @@ def _measure(
     columns: dict[str, Sequence[float | None]] = {}
     for name, reward in run.rewards.items():
         if consistency and reward is consistency:
-            columns[name] = consistency.reduce(answers)
+            columns[name] = [consistency.score(verdicts) for verdicts in answers]
         else:
             columns[name] = scores(name, reward)
     samples = []

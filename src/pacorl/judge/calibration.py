@@ -135,12 +135,9 @@ class Answers:
 
     def errors(self, *p_N: Floats) -> list[Interval]:
         """Compute the ECE of each version of the probabilities, with bootstrap intervals over groups."""
-        versions = p_N or (self.p_N,)
         return bootstrap(
             self.groups,
-            lambda index_N: np.array(
-                [calibration_error(version[index_N], self.yes_N[index_N]) for version in versions]
-            ),
+            lambda index_N: np.array([calibration_error(version[index_N], self.yes_N[index_N]) for version in p_N]),
         )
 
 

@@ -134,7 +134,7 @@ class Domain:
         reasons = []
         inside = []
         for question in questions:
-            reason = self._reason([outside[id(image)] for image in question.images])
+            reason = self.reason([outside[id(image)] for image in question.images])
             reasons.append(reason)
             if not reason:
                 inside.append(question)
@@ -142,17 +142,14 @@ class Domain:
         answers = iter(ask(inside) if inside else [])
         return [Verdict(None, reason, declined=True) if reason else next(answers) for reason in reasons]
 
-    def reason(self, images: Sequence[Image]) -> str:
-        """Explain why the judge declines a question about these images; empty if all are inside."""
-        return self._reason(self.outside(images))
-
-    def _reason(self, outside: Sequence[bool]) -> str:
-        if not any(outside):
-            return ""
+    def reason(self, outside: Sequence[bool]) -> str:
+        """Explain why the judge declines a question, by `outside` of its images; empty if all are inside."""
         numbers = []
         for number, is_outside in enumerate(outside, 1):
             if is_outside:
                 numbers.append(f"image {number}")
+        if not numbers:
+            return ""
 
         which = "the image" if len(outside) == 1 else " and ".join(numbers)
         verb = "shows" if len(numbers) == 1 else "show"

@@ -203,7 +203,7 @@ class LocalJudge:
         """Answer a whole turn in words, as `explain` does."""
         reason = text_fault(chat.text)
         if self.domain and not reason:
-            reason = self.domain.reason(chat.images)
+            reason = self.domain.reason(self.domain.outside(chat.images))
         if reason:
             raise RuntimeError(f"no reasons: {reason}")
 

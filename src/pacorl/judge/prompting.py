@@ -98,7 +98,7 @@ class Prompting:
 
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
-        return self.chat_text([{"role": "user", "content": content}])
+        return chat_text(self._processor, [{"role": "user", "content": content}])
 
     def chat_prompt(self, chat: Chat) -> ChatPrompt:
         """Render a system prompt and one user turn of texts and images."""
@@ -113,11 +113,7 @@ class Prompting:
         turns = [{"role": "user", "content": content}]
         if chat.system:
             turns.insert(0, {"role": "system", "content": [{"type": "text", "text": chat.system}]})
-        return ChatPrompt(self.chat_text(turns), tuple(images))
-
-    def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
-        """Render turns in the chat template, up to the beginning of the answer."""
-        return chat_text(self._processor, turns)
+        return ChatPrompt(chat_text(self._processor, turns), tuple(images))
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
         """Tokenize prompts. Raises ValueError if a text contains the placeholder token of an image."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core.set_scores import LowestPanel, lowest_panel, panel_medians
 from pacorl.io.files import write_atomic
 from pacorl.judge.pairwise import Matrix, Pair, symmetric_matrix
-from pacorl.report.figures import ShownImage, data_url, pair_matrix_svg, show
+from pacorl.report.figures import data_url, pair_matrix_svg, show
 from pacorl.report.page import notebook_frame, render
 
 if TYPE_CHECKING:
@@ -135,6 +135,22 @@ class Scores:
         odd = self.odd_one_out
         lowest = self.lowest_panel
 
+        # The pairs; what a pair does not have is left out.
+        labels = [question.label for question in self.questions]
+        pairs = []
+        for pair in self.pairs:
+            document: dict[str, Any] = {
+                "images": [self.names[pair.first], self.names[pair.second]],
+                "p_yes": pair.p_yes,
+                "by_question": dict(zip(labels, pair.by_question, strict=True)),
+            }
+            if pair.order_gap is not None:
+                document["order_gap"] = pair.order_gap
+            for key in ("error", "reasons", "declined"):
+                if getattr(pair, key):
+                    document[key] = getattr(pair, key)
+            pairs.append(document)
+
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},
@@ -144,7 +160,7 @@ class Scores:
             "missing": len(self.missing),
             "odd_one_out": odd
             and {"image": self.names[odd.image], "with_others": odd.with_others, "among_others": odd.among_others},
-            "pairs": [self._pair_dict(pair) for pair in self.pairs],
+            "pairs": pairs,
             "matrix": [list(row) for row in self.matrix],
         }
 
@@ -171,23 +187,6 @@ class Scores:
     def _score_of_pair(self) -> dict[Pair, float | None]:
         return {(pair.first, pair.second): pair.p_yes for pair in self.pairs}
 
-    def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
-        labels = [question.label for question in self.questions]
-        document: dict[str, Any] = {
-            "images": [self.names[pair.first], self.names[pair.second]],
-            "p_yes": pair.p_yes,
-            "by_question": dict(zip(labels, pair.by_question, strict=True)),
-        }
-        if pair.order_gap is not None:
-            document["order_gap"] = pair.order_gap
-        if pair.error:
-            document["error"] = pair.error
-        if pair.reasons:
-            document["reasons"] = pair.reasons
-        if pair.declined:  # only a judge with a domain can decline
-            document["declined"] = True
-        return document
-
 
 def mean_of_present(values: Sequence[float | None]) -> float | None:
     """Average the values that are not None; None if all are missing."""
@@ -203,25 +202,9 @@ THUMBNAIL = 192
 """Longer side of a thumbnail in pixels: twice the size on the page, for dense screens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One image on the page."""
-
-    number: int
-    """Position among the images, from 1."""
-    name: str
-    """File name or number."""
-    role: str
-    """Median score with the other images, in words."""
-    image: ShownImage
-    """Data URL and size."""
-    thumbnail: str
-    """A small data URL, since every pair repeats it."""
-
-
 def summary(scores: Scores) -> list[str]:
-    # Missing pairs.
     """Summarize the scores in sentences."""
+    # Missing pairs.
     missing = []
     for pair in scores.missing:
         missing.append(f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error}).")
@@ -295,12 +278,21 @@ def page_of(
     refused: Mapping[str, str] | None = None,
 ) -> str:
     """Render the self-contained page: thumbnails, heat map, pairs with reasons, questions."""
-    # One card per image: its full size for a click, and a thumbnail for tables.
+    # One card per image: its full size for a click, and a thumbnail, which every pair repeats.
+    odd = scores.odd_one_out
     cards = []
     for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True)):
         thumbnail = image.copy()  # `thumbnail` works in place
         thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
-        cards.append(Card(number + 1, title, _role(scores, number), show(image), data_url(thumbnail)))
+        card = {"number": number + 1, "name": title, "image": show(image), "thumbnail": data_url(thumbnail)}
+
+        # Its median in words.
+        median = p_yes_text(scores.medians.get(number))
+        if not scores.ranking:
+            card["role"] = f"{median} with the others{', the least' if odd and odd.image == number else ''}"
+        else:
+            card["role"] = f"{median} with the reference" if number else "the reference"
+        cards.append(card)
 
     # Headline: title, verdict, facts.
     question = "Which fits best" if scores.ranking else "Do they belong together?"
@@ -327,15 +319,6 @@ def page_of(
         has_words=any(pair.reasons or pair.error for pair in scores.pairs),
         refused=list((refused or {}).values()),
     )
-
-
-def _role(scores: Scores, image: int) -> str:
-    median = p_yes_text(scores.medians.get(image))
-    if scores.ranking:
-        return "the reference" if image == 0 else f"{median} with the reference"
-    odd = scores.odd_one_out
-    least = ", the least" if odd is not None and odd.image == image else ""
-    return f"{median} with the others{least}"
 
 
 def p_yes_text(p_yes: float | None) -> str:

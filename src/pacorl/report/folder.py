@@ -132,7 +132,7 @@ def read_run(run: Path) -> RunFolder:
         if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
         records.append(record)
-    # Runs of earlier versions have other names for the judge's answers.
+    # A log has other names for the judge's answers than a page.
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
 
@@ -176,7 +176,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class SampleRecord(BaseModel):
-    """A line of samples/evaluation-*.jsonl. The keys that not all versions write have defaults."""
+    """A line of samples/evaluation-*.jsonl. Keys that not all runs write have defaults."""
 
     prompt_id: int
     seed: int

@@ -93,7 +93,7 @@ class Consistency(JudgedReward):
         return math.comb(prompt.grid.count, 2) * per_pair
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[float | None]:
-        return self.reduce(self.pairs(prompts, images))
+        return [self.score(verdicts) for verdicts in self.pairs(prompts, images)]
 
     def panel_scores(self, prompts: Sequence[Prompt], images: Sequence[SetImages]) -> list[PanelScores]:
         """Score each image, with its pairs as parts; the statistic `worst` is no sum of parts."""
@@ -112,10 +112,6 @@ class Consistency(JudgedReward):
         for answers in pairwise.ask_pairs(self.judge, panels, texts):
             means.append({pair: pairwise.mean_over_dimensions(verdicts) for pair, verdicts in answers.items()})
         return means
-
-    def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
-        """Verdicts of `pairs` → one score per image."""
-        return [self.score(verdicts) for verdicts in pairs]
 
     def score(self, verdicts: Mapping[Pair, Verdict]) -> float | None:
         """Score one image by its pairs."""

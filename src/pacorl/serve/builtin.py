@@ -169,7 +169,7 @@ async def chat(
             text = await asyncio.to_thread(model.text, request.messages, sizes, most_tokens=limits.prompt_tokens)
 
         # Decode and answer.
-        async with state.images.decoded(received, resized=model.resized, caller=caller) as images:
+        async with state.images.decoded(received, resized=model.judge.prompting.resized, caller=caller) as images:
             prompt = await asyncio.to_thread(model.prompt, text, images)
             if decline == "yes":
                 await model.check_domain(prompt)
@@ -255,7 +255,7 @@ async def _set_images(
         with _callers_faults():
             await asyncio.to_thread(_check_length, model, request, sizes, most_tokens=state.limits.prompt_tokens)
 
-        async with state.images.decoded(received, resized=model.resized, caller=caller) as images:
+        async with state.images.decoded(received, resized=model.judge.prompting.resized, caller=caller) as images:
             yield images
         state.metrics.images += len(images)
 

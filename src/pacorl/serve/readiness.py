@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pacorl import __version__
 from pacorl.core.questions import same_theme
+from pacorl.io.versions import versions
 from pacorl.judge.judge import Inspectable, Judge, JudgeFacts
 from pacorl.tiny.characters import Panel, draw
 from pacorl.types import Question
@@ -18,7 +15,7 @@ from pacorl.types import Question
 PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the image as it is
 RED_HERO = Panel(colour="red", shape="round", hat="crown", palette="sunset", pose="standing", prop="boat")
 BLUE_HERO = Panel(colour="blue", shape="tall", hat="top-hat", palette="night", pose="standing", prop="boat")
-LIBRARIES = ("torch", "transformers", "vllm")
+LIBRARIES = ("pacorl", "torch", "transformers", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,9 @@ def probe(judge: Judge, *, name: str) -> JudgeProbe:
     red, red_waving, blue = (draw(panel, PROBE_SIZE) for panel in (RED_HERO, waving, BLUE_HERO))
     text = same_theme(RED_HERO.subject)
 
+    # An installation may lack some libraries.
+    installed = {name: number for name, number in versions(LIBRARIES).items() if number != "not installed"}
+
     start = time.perf_counter()
     same, different = judge.verdicts([Question((red, red_waving), text), Question((red, blue), text)])
     return JudgeProbe(
@@ -76,17 +76,9 @@ def probe(judge: Judge, *, name: str) -> JudgeProbe:
         p_yes_different=different.p_yes,
         seconds=time.perf_counter() - start,
         errors=tuple(dict.fromkeys(verdict.error for verdict in (same, different) if not verdict.valid)),
-        versions={**_versions(), **facts.versions},
+        versions=installed | dict(facts.versions),
         memory_gib=_memory(facts.weight_bytes),
     )
-
-
-def _versions() -> dict[str, str]:
-    versions = {"pacorl": __version__, "python": sys.version.split()[0]}
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):  # an installation may lack some
-            versions[library] = version(library)
-    return versions
 
 
 def _memory(weight_bytes: int) -> dict[str, float]:

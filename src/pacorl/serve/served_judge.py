@@ -15,7 +15,7 @@ from torch import Tensor
 from pacorl.core.questions import text_fault
 from pacorl.judge.check import Check, ControlError, check_set
 from pacorl.judge.local import LocalJudge, log_softmax
-from pacorl.judge.prompting import ChatPrompt, DistinctImage
+from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
 from pacorl.judge.score_set import score_set
 from pacorl.judge.scores import Scores
 from pacorl.serve.schema import ChatRequest, CheckRequest, ConsistencyRequest, Message, TextPart
@@ -168,15 +168,11 @@ class ServedModel:
                     {"type": "text", "text": piece.text} if isinstance(piece, TextPart) else {"type": "image"}
                 )
             turns.append({"role": message.role, "content": content})
-        text = self.judge.prompting.chat_text(turns)
+        text = chat_text(self.judge.processor, turns)
         tokens = self.judge.prompting.count(text, sizes)
         if tokens > most_tokens:
             raise ValueError(f"the request is {tokens:,} tokens long; at most {most_tokens:,} are taken")
         return text
-
-    def resized(self, size: Size) -> Size:
-        """Return the size in which the judge reads an image of `size`."""
-        return self.judge.prompting.resized(size)
 
     @staticmethod
     def prompt(text: str, images: Sequence[Image]) -> ChatPrompt:
@@ -188,8 +184,9 @@ class ServedModel:
         """Raise DeclinedError if an image is outside of the judge's domain."""
         if self.judge.domain and prompt.images:
             images = [distinct.image for distinct in prompt.images]
-            if reason := await asyncio.to_thread(self.judge.domain.reason, images):
-                raise DeclinedError(reason)
+            outside = await asyncio.to_thread(self.judge.domain.outside, images)
+            if any(outside):
+                raise DeclinedError(self.judge.domain.reason(outside))
 
     async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         """Continue a conversation. A single token comes from the batcher."""

@@ -21,8 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from pacorl.config.base import ConfigError, Section, dump, load
-from pacorl.io.files import write_atomic
+from pacorl.config.base import ConfigError, Section, load
 from pacorl.io.net import service_url
 
 
@@ -139,11 +138,6 @@ def describe(
             raise ValueError(f"adapter {text!r} is not of the form NAME=FOLDER, e.g. PaCo-Reward-7B=runs/judge/adapter")
         judges.append(ServedJudge(name=adapter_name, endpoints=urls, checkpoint=checkpoint, adapter=adapter))
     return Endpoints(judges=tuple(judges), api_key_env=api_key_env)
-
-
-def write_endpoints(description: Endpoints, path: Path) -> None:
-    """Write the YAML for `HttpJudge.connect`."""
-    write_atomic(path, dump(description))
 
 
 def load_endpoints(path: Path) -> Endpoints:
