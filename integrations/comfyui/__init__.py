@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pacorl.judge.check import Check
     from pacorl.judge.scores import Scores
 
-Inputs = dict[str, dict[str, Any]]
+Fields = dict[str, tuple[Any, ...]]
 
 JUDGE = "PACO_JUDGE"
 GENERATOR = "PACO_GENERATOR"
@@ -41,6 +41,15 @@ class Node:
 
     CATEGORY = "pacorl"
     FUNCTION = "run"
+    REQUIRED: ClassVar[Fields] = {}
+    """Name → type and options of each field that has to be set or connected."""
+    OPTIONAL: ClassVar[Fields] = {}
+    """The same of further fields."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Fields]:  # noqa: N802
+        """Return the node's fields."""
+        return {"required": cls.REQUIRED, "optional": cls.OPTIONAL}
 
 
 class LoadJudge(Node):
@@ -48,12 +57,8 @@ class LoadJudge(Node):
 
     RETURN_TYPES = (JUDGE,)
     RETURN_NAMES = ("judge",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        source = ("STRING", {"default": "X-GenGroup/PaCo-Reward-7B"})
-        return {"required": {"source": source}, "optional": {"model": ("STRING", {"default": ""})}}
+    REQUIRED: ClassVar[Fields] = {"source": ("STRING", {"default": "X-GenGroup/PaCo-Reward-7B"})}
+    OPTIONAL: ClassVar[Fields] = {"model": ("STRING", {"default": ""})}
 
     def run(self, source: str, model: str = "") -> tuple[PacoReward]:
         """Load the judge; `model` is its name at a server, whose host has to be allowed."""
@@ -70,11 +75,7 @@ class ScorePair(Node):
 
     RETURN_TYPES = ("FLOAT",)
     RETURN_NAMES = ("p_yes",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        return {"required": {"judge": (JUDGE,), "first": ("IMAGE",), "second": ("IMAGE",), "theme": THEME}}
+    REQUIRED: ClassVar[Fields] = {"judge": (JUDGE,), "first": ("IMAGE",), "second": ("IMAGE",), "theme": THEME}
 
     def run(self, judge: PacoReward, first: Tensor, second: Tensor, theme: str) -> tuple[float]:
         """Score the pair; raises RuntimeError with the judge's reason if there is no score."""
@@ -86,11 +87,7 @@ class ScoreSet(Node):
 
     RETURN_TYPES = ("FLOAT", "INT", "STRING")
     RETURN_NAMES = ("mean", "odd_one_out", "json")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        return {"required": {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME}}
+    REQUIRED: ClassVar[Fields] = {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME}
 
     def run(self, judge: PacoReward, images: Tensor, theme: str) -> tuple[float, int, str]:
         """Score every pair."""
@@ -104,12 +101,8 @@ class CheckSet(Node):
 
     RETURN_TYPES = ("BOOLEAN", "INT", "STRING")
     RETURN_NAMES = ("passed", "odd_one_out", "json")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        required = {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME, "least": LEAST}
-        return {"required": required, "optional": {"references": REFERENCES}}
+    REQUIRED: ClassVar[Fields] = {**ScoreSet.REQUIRED, "least": LEAST}
+    OPTIONAL: ClassVar[Fields] = {"references": REFERENCES}
 
     def run(
         self, judge: PacoReward, images: Tensor, theme: str, least: float, references: Tensor | None = None
@@ -125,13 +118,10 @@ class RepairSet(CheckSet):
 
     RETURN_TYPES = ("IMAGE", "BOOLEAN", "STRING")
     RETURN_NAMES = ("images", "passed", "json")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        fields = super().INPUT_TYPES()
-        fields["required"]["redrawn"] = ("IMAGE", {"tooltip": "The same images in the same order, from other seeds."})
-        return fields
+    REQUIRED: ClassVar[Fields] = {
+        **CheckSet.REQUIRED,
+        "redrawn": ("IMAGE", {"tooltip": "The same images in the same order, from other seeds."}),
+    }
 
     def run(  # type: ignore[override]
         self,
@@ -176,13 +166,13 @@ class RankCandidates(Node):
 
     RETURN_TYPES = ("IMAGE", "STRING")
     RETURN_NAMES = ("best", "scores")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        keep = ("INT", {"default": 1, "min": 1, "max": 4096, "tooltip": "How many of the best go on."})
-        images = {"reference": ("IMAGE",), "candidates": ("IMAGE",)}
-        return {"required": {"judge": (JUDGE,), **images, "theme": THEME, "keep": keep}}
+    REQUIRED: ClassVar[Fields] = {
+        "judge": (JUDGE,),
+        "reference": ("IMAGE",),
+        "candidates": ("IMAGE",),
+        "theme": THEME,
+        "keep": ("INT", {"default": 1, "min": 1, "max": 4096, "tooltip": "How many of the best go on."}),
+    }
 
     def run(
         self, judge: PacoReward, reference: Tensor, candidates: Tensor, theme: str, keep: int
@@ -200,11 +190,7 @@ class GridSplit(Node):
 
     RETURN_TYPES = ("IMAGE",)
     RETURN_NAMES = ("panels",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        return {"required": {"grid": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
+    REQUIRED: ClassVar[Fields] = {"grid": ("IMAGE",), "rows": ROWS, "columns": ROWS}
 
     def run(self, grid: Tensor, rows: int, columns: int) -> tuple[Tensor]:
         """Cut grids into panels; raises ValueError if rows and columns do not divide the sides."""
@@ -221,11 +207,7 @@ class GridJoin(Node):
 
     RETURN_TYPES = ("IMAGE",)
     RETURN_NAMES = ("grid",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        return {"required": {"panels": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
+    REQUIRED: ClassVar[Fields] = {"panels": ("IMAGE",), "rows": ROWS, "columns": ROWS}
 
     def run(self, panels: Tensor, rows: int, columns: int) -> tuple[Tensor]:
         """Join panels to grids; raises ValueError if the last grid is incomplete."""
@@ -239,11 +221,7 @@ class LoadCharacter(Node):
 
     RETURN_TYPES = ("IMAGE", "STRING", "STRING")
     RETURN_NAMES = ("references", "description", "folder")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        return {"required": {"folder": ("STRING", {"default": "characters/hero"})}}
+    REQUIRED: ClassVar[Fields] = {"folder": ("STRING", {"default": "characters/hero"})}
 
     def run(self, folder: str) -> tuple[Tensor, str, str]:
         """Read the folder's images and card.yaml; raises ValueError if there is no character in it."""
@@ -262,13 +240,11 @@ class LoadGenerator(Node):
 
     RETURN_TYPES = (GENERATOR,)
     RETURN_NAMES = ("generator",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        memory = (["normal", "low", "lowest"], {"tooltip": "low: int8 blocks; lowest: blocks stay in main memory."})
-        optional = {"adapter": ("STRING", {"default": ""}), "memory": memory}
-        return {"required": {"model": ("STRING", {"default": "black-forest-labs/FLUX.1-dev"})}, "optional": optional}
+    REQUIRED: ClassVar[Fields] = {"model": ("STRING", {"default": "black-forest-labs/FLUX.1-dev"})}
+    OPTIONAL: ClassVar[Fields] = {
+        "adapter": ("STRING", {"default": ""}),
+        "memory": (["normal", "low", "lowest"], {"tooltip": "low: int8 blocks; lowest: blocks stay in main memory."}),
+    }
 
     def run(self, model: str, adapter: str = "", memory: str = "normal") -> tuple[Generator]:
         """Load the generator."""
@@ -284,18 +260,15 @@ class GenerateSet(Node):
 
     RETURN_TYPES = ("IMAGE", "STRING")
     RETURN_NAMES = ("images", "panels")
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        text = ("STRING", {"multiline": True, "default": "Generate four images of the same dentist at work."})
-        seed = ("INT", {"default": 0, "min": 0, "max": 2**53 - 1})
-        steps = ("INT", {"default": 0, "min": 0, "max": 1000, "tooltip": "0: as published for the model."})
-        optional = {"character": ("STRING", {"default": "", "tooltip": "A folder, or its name in characters/."})}
-        return {
-            "required": {"generator": (GENERATOR,), "text": text, "seed": seed, "steps": steps},
-            "optional": optional,
-        }
+    REQUIRED: ClassVar[Fields] = {
+        "generator": (GENERATOR,),
+        "text": ("STRING", {"multiline": True, "default": "Generate four images of the same dentist at work."}),
+        "seed": ("INT", {"default": 0, "min": 0, "max": 2**53 - 1}),
+        "steps": ("INT", {"default": 0, "min": 0, "max": 1000, "tooltip": "0: as published for the model."}),
+    }
+    OPTIONAL: ClassVar[Fields] = {
+        "character": ("STRING", {"default": "", "tooltip": "A folder, or its name in characters/."})
+    }
 
     def run(self, generator: Generator, text: str, seed: int, steps: int, character: str = "") -> tuple[Tensor, str]:
         """Generate the set, and return its images and their texts, one a line.
@@ -319,13 +292,11 @@ class LoadLora(Node):
     """A model with a LoRA of any form on it: a run's `adapter`, a folder, a file, or ORG/NAME on the hub."""
 
     RETURN_TYPES = ("MODEL",)
-
-    @classmethod
-    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        """The node's fields."""
-        source = ("STRING", {"default": "X-GenGroup/PaCo-FLUX.1-dev-Lora"})
-        strength = ("FLOAT", {"default": 1.0, "min": -10.0, "max": 10.0, "step": 0.01})
-        return {"required": {"model": ("MODEL",), "source": source, "strength": strength}}
+    REQUIRED: ClassVar[Fields] = {
+        "model": ("MODEL",),
+        "source": ("STRING", {"default": "X-GenGroup/PaCo-FLUX.1-dev-Lora"}),
+        "strength": ("FLOAT", {"default": 1.0, "min": -10.0, "max": 10.0, "step": 0.01}),
+    }
 
     def run(self, model: Any, source: str, strength: float) -> tuple[Any]:
         """Convert the LoRA to the only form with a scale that ComfyUI reads right, and load it there."""

@@ -41,7 +41,7 @@ weights are not compared."""
 PLACE = re.compile(r"/[^ \"']*?/(?=src/pacorl/|tools/same_bits/|configs/)")
 """The checkout at the beginning of a path in a record."""
 
-POLICY = ["train-policy", str(HERE / "tiny.yaml")]
+POLICY = ["pacorl", "train-policy", str(HERE / "tiny.yaml")]
 STORIES: dict[str, list[list[str]]] = {
     "policy": [[*POLICY, "out={out}/run"]],
     "policy_own_noise": [[*POLICY, "out={out}/run", "sampling.tree={}", "epochs=4"]],
@@ -52,27 +52,29 @@ STORIES: dict[str, list[list[str]]] = {
         [*POLICY, "out={out}/run", "epochs=2", "save_every=1", "evaluation.every=0"],
         [*POLICY, "out={out}/run", "epochs=4", "save_every=1", "evaluation.every=0", "--resume", "auto"],
     ],
-    "edits": [["train-policy", str(HERE / "tiny_edit.yaml"), "out={out}/run"]],
-    "judge": [["train-reward", str(HERE / "train_reward.yaml"), "out={out}/run"]],
+    "edits": [["pacorl", "train-policy", str(HERE / "tiny_edit.yaml"), "out={out}/run"]],
+    "judge": [["pacorl", "train-reward", str(HERE / "train_reward.yaml"), "out={out}/run"]],
     "generate": [
-        ["generate", "--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat",
-         "--panel", "standing, tree", "--panel", "waving, lamp", "--best-of", "3", "--keep-all", "--out", "{out}/sets",
-         "--json"],
-        ["generate", "--image", str(HERE / "edits/test/0000.png"), "--instruction", "Paint the hero green.",
+        ["pacorl", "generate", "--prompt", "red round hero, crown, night", "--panel", "waving, flag",
+         "--panel", "jumping, boat", "--panel", "standing, tree", "--panel", "waving, lamp",
+         "--best-of", "3", "--keep-all", "--out", "{out}/sets", "--json"],
+        ["pacorl", "generate", "--image", str(HERE / "edits/test/0000.png"), "--instruction", "Paint the hero green.",
          "--seed", "7", "--out", "{out}/edit", "--json"],
-        ["generate", "--storyboard", str(ROOT / "configs/cases/tiny_journey.yaml"), "--out", "{out}/journey", "--json"],
+        ["pacorl", "generate", "--storyboard", str(ROOT / "configs/cases/tiny_journey.yaml"),
+         "--out", "{out}/journey", "--json"],
     ],
     "score": [
-        ["score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(3)), "--json"],
-        ["score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(2)), "--symmetric", "--json"],
-        ["score", *(str(HERE / f"edits/train/{number:04d}.png") for number in range(4)), "--rank", "--json"],
+        ["pacorl", "score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(3)), "--json"],
+        ["pacorl", "score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(2)), "--symmetric",
+         "--json"],
+        ["pacorl", "score", *(str(HERE / f"edits/train/{number:04d}.png") for number in range(4)), "--rank", "--json"],
     ],
-    "dataset": [["dataset", "story", "{out}/story", "--prompts", "8", "--grids", "2", "--judge-steps", "6", "--json"]],
+    "dataset": [
+        ["tools.tiny", "dataset-story", "{out}/story", "--prompts", "8", "--grids", "2", "--judge-steps", "6",
+         "--json"],
+    ],
 }  # fmt: skip
-"""Story → its commands, one after the other; `{out}` is the story's folder."""
-
-MOVED: dict[tuple[str, ...], list[str]] = {("dataset", "story"): ["-m", "tools.tiny", "dataset-story"]}
-"""Former commands of `pacorl` → today's arguments of `python`, for the revisions without the command."""
+"""Story → its commands, modules with their arguments, one after the other; `{out}` is the story's folder."""
 
 
 def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
@@ -107,13 +109,8 @@ def _run(arguments: Sequence[str], source: Path) -> str:
     environment = os.environ | {
         "PYTHONPATH": f"{source / 'src'}:{source}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"
     }  # fmt: skip
-    current = ["-m", "pacorl", *arguments]
-    if not (source / "src/pacorl/app").is_dir():
-        for command, moved in MOVED.items():
-            if tuple(arguments[: len(command)]) == command:
-                current = [*moved, *arguments[len(command) :]]
     done = subprocess.run(
-        [sys.executable, *current], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-3000:]}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from pacorl.bench.benchmarks import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, named_texts, parse_records
-from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
+from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, Texts, grouped, paper_table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
@@ -167,22 +167,31 @@ class ConsistencyRank:
         cache = ImageCache(self.data.source / IMAGES)
         rows = []
         for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True):
-            rows.append(_row(item, scores))
+            fault = next((score.error for score in scores if score.value is None and score.error), None)
+            if fault:
+                rows.append({"key": item.key, "error": fault})
+                continue
+            # The raw scores with the released evaluation's keys, so that other ties or measures need no second run.
+            names = [Path(name).name for name in (item.reference, *item.candidates)]
+            row: Row = {"key": item.key, "folder": item.folder, "ref_image": names[0], "comp_images": names[1:]}
+            row["scores"] = [score.value for score in scores]
+            rows.append(row)
         return rows
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        measures = np.array([self._measures(row) for row in rows])
-        folders = [self.data.items[row["key"]].folder for row in rows]
-        return bootstrap(folders, lambda drawn: measures[drawn].mean(0))
+        folders = []
+        measures = []
+        for row in rows:
+            item = self.data.items[row["key"]]
+            true = [item.candidates.index(name) for name in item.best_first]
+            if len(row["scores"]) != len(true):
+                raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
+            agreement = rank_agreement(order_of(row["scores"]), true)
+            measures.append([float(getattr(agreement, name)) for name in MEASURES])
+            folders.append(item.folder)
 
-    def _measures(self, row: Row) -> list[float]:
-        item = self.data.items[row["key"]]
-        true = [item.candidates.index(name) for name in item.best_first]
-        if len(row["scores"]) != len(true):
-            raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
-        # The raw scores are stored, so that other ties or measures need no second run of a judge.
-        agreement = rank_agreement(order_of(row["scores"]), true)
-        return [float(getattr(agreement, name)) for name in MEASURES]
+        measure_NM = np.array(measures)
+        return bootstrap(folders, lambda drawn: measure_NM[drawn].mean(0))
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         def category(row: Row) -> str:
@@ -191,20 +200,6 @@ class ConsistencyRank:
         if not any(map(category, rows)):
             return []
         return grouped("By category", self.columns, rows, category, self.figures)
-
-
-def _row(item: Ranked, scores: Sequence[Score]) -> Row:
-    """Store the raw scores with the released evaluation's keys."""
-    for score in scores:
-        if score.value is None and score.error:
-            return {"key": item.key, "error": score.error}
-    return {
-        "key": item.key,
-        "folder": item.folder,
-        "ref_image": Path(item.reference).name,
-        "comp_images": [Path(name).name for name in item.candidates],
-        "scores": [score.value for score in scores],
-    }
 
 
 def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:

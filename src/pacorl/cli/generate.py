@@ -149,7 +149,9 @@ def generate(
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG contains its recipe."""
     # The positional text is the prompt.
-    request = with_prompt(request, text)
+    if text and request.prompt:
+        raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
+    request = replace(request, prompt=text or request.prompt)
     if output.dry_run:
         _dry_run(generator, choice, request, as_json=output.as_json)
     if output.write:
@@ -217,17 +219,6 @@ def generate(
 
 
 # --- the request -----------------------------------------------------------------------------------------------
-
-
-def with_prompt(options: RequestOptions, text: str) -> RequestOptions:
-    """Add the prompt given without a flag.
-
-    Raises:
-        ValueError: if there is another prompt.
-    """
-    if text and options.prompt:
-        raise ValueError(f"{text!r} and --prompt {options.prompt!r} are two prompts; give one")
-    return replace(options, prompt=text or options.prompt)
 
 
 def read_request(options: RequestOptions, model: str, *, kind: str = "") -> GenerationRequest:

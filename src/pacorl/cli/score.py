@@ -144,9 +144,10 @@ def score(
     if refused or scores.missing:
         raise Exit(INCOMPLETE)
     # The thresholds, of one panel and of the mean.
-    below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_least_mean(
-        scores, output.least_mean
-    )
+    below = _below_least(scores, output.least, is_video=ask.video is not None)
+    if output.least_mean is not None and scores.mean is not None and scores.mean < output.least_mean:
+        mean = f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}"
+        below.append(f"{mean}, below --min-mean {output.least_mean:g}")
     if below:
         echo_errors(*below)
         raise Exit(BELOW)
@@ -172,13 +173,6 @@ def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list
     if is_video:
         compared = "the first frame" if lowest.group else "its neighbours"
     return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
-
-
-def _below_least_mean(scores: Scores, least: float | None) -> list[str]:
-    """Report a mean below `--min-mean`."""
-    if least is None or scores.mean is None or scores.mean >= least:
-        return []
-    return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

@@ -104,7 +104,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for parameter in parameters:
         flag = parameter.default
         if isinstance(flag, OptionInfo) and flag.metavar is None:
-            flag.metavar = _metavar(parameter.annotation)
+            # Typer's own `<float range>` takes a whole column.
+            annotation = parameter.annotation
+            inner = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+            flag.metavar = METAVARS.get(inner, "TEXT")
 
     @wraps(command)
     def run(**values: Any) -> Any:
@@ -123,12 +126,6 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _metavar(annotation: Any) -> str:
-    """Return the metavar of a flag; empty for a switch. Typer's own `<float range>` takes a whole column."""
-    inner = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
-    return METAVARS.get(inner, "TEXT")
 
 
 def _options_of(group: type) -> list[Field[Any]]:

@@ -98,8 +98,16 @@ def explain(
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> JsonObject:
     """Request one row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed`."""
     row: JsonObject = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
-    images = [_image_part(inside(folder, name)) for name in pair.images]
-    messages = [{"role": "user", "content": [*images, {"type": "text", "text": request_text(pair)}]}]
+    content: list[JsonObject] = []
+    for name in pair.images:
+        path = inside(folder, name)
+        kind = IMAGE_TYPES.get(path.suffix.lower())
+        if kind is None or not path.is_file():
+            raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
+        url = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": request_text(pair)}]}]
+
     try:
         # Each malformed answer may itself be requested again: at most attempts² requests.
         for _ in range(attempts):
@@ -127,12 +135,3 @@ def request_text(pair: LabelledPair) -> str:
         "otherwise.\n"
         f'Answer with one JSON object and nothing else: {{"answer": "Yes" or "No", {dimensions}}}'
     )
-
-
-def _image_part(path: Path) -> JsonObject:
-    """Part of a chat message with an image file. Raises ValueError if the file is missing."""
-    kind = IMAGE_TYPES.get(path.suffix.lower())
-    if kind is None or not path.is_file():
-        raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
-    url = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}

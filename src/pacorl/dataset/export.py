@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -346,7 +345,15 @@ def export(
     bundle.assign_splits(shares, seed=seed)
 
     # Count: all that a dry run does.
-    counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
+    splits: dict[str, JsonObject] = {}
+    for name, split in bundle.splits():
+        splits[name] = {
+            "groups": len({pair.group for pair in split}),
+            "yes": sum(pair.consistent for pair in split),
+            "no": sum(not pair.consistent for pair in split),
+            "with_reasons": sum(bool(pair.reasons) for pair in split),
+        }
+    counts: JsonObject = {"balance": labelled.balance, "splits": splits}
     if "consistency_rank" in formats:
         ranked, tied = bundle.benchmark()
         counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
@@ -396,13 +403,3 @@ def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPa
         text = reasons.get((pair.key, pair.consistent), pair.reasons)
         explained.append(replace(pair, reasons=text))
     return explained
-
-
-def _split_counts(pairs: Sequence[LabelledPair]) -> JsonObject:
-    labels = Counter(pair.consistent for pair in pairs)
-    return {
-        "groups": len({pair.group for pair in pairs}),
-        "yes": labels[True],
-        "no": labels[False],
-        "with_reasons": sum(bool(pair.reasons) for pair in pairs),
-    }

@@ -21,7 +21,7 @@ from pacorl.dataset.rules import pair_key, question_suffix
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
 from pacorl.io.files import digest, flush_all, inside, safe_name
 from pacorl.io.images import check_readable, listed
-from pacorl.records.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
+from pacorl.records.comparisons import IMAGE_TAG, INFO, load_sharegpt, sharegpt_files
 from pacorl.records.rankings import Ranking, load_rankings
 
 
@@ -96,9 +96,11 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     """Read LLaMA-Factory's sharegpt JSON and its dataset_info.json: PaCo-Dataset's folder, or an export of ours."""
-    for path in sharegpt_files(bundle.source):
+    files = sharegpt_files(bundle.source)
+    bundle.add_input(bundle.source / INFO)
+    for path in files.values():
         bundle.add_input(path)
-    for entry in sharegpt_names(bundle.source):
+    for entry in files:
         for number, comparison in enumerate(load_sharegpt(bundle.source, entry), 1):
             with blamed_on(f"{bundle.source}:{entry}, record {number}"):
                 # LLaMA-Factory's form allows any number of images, the judge compares two.
@@ -280,7 +282,14 @@ def import_folder(
     records = list(SOURCES[kind](bundle))
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=bundle.inputs, options=options)
-    _check_source(step)
+    # Another source may not have the name; the same files may be imported again, even from elsewhere.
+    last = step.last().get("plan")
+    if last is not None and last["options"] != options:
+        same_files = sorted(last["inputs"].values()) == sorted(step.plan()["inputs"].values())
+        if not same_files or last["options"]["kind"] != kind:
+            raise ValueError(
+                f"{bundle.name!r} is already the import of {last['options']['source']}; give this one a --name"
+            )
 
     # Count the records, which are all rankings or all pairs.
     rankings = [record for record in records if isinstance(record, Answer)]
@@ -313,15 +322,3 @@ def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[Labelled
     agreed = [pair for key, pair in first.items() if key not in torn]
     counts = {"pairs": len(agreed), "yes": sum(pair.consistent for pair in agreed)}
     return agreed, counts | {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
-
-
-def _check_source(step: DatasetStep) -> None:
-    """Raise ValueError if another source has the name; the same files may be imported again, even from elsewhere."""
-    last = step.last().get("plan")
-    mine = step.plan()
-    if last is None or last["options"] == mine["options"]:
-        return
-    same_files = sorted(last["inputs"].values()) == sorted(mine["inputs"].values())
-    if not same_files or last["options"]["kind"] != mine["options"]["kind"]:
-        name = step.name.removeprefix("import-")
-        raise ValueError(f"{name!r} is already the import of {last['options']['source']}; give this one a --name")

@@ -335,17 +335,12 @@ def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) ->
     return [*paths, folder / INFO]
 
 
-def sharegpt_names(folder: Path) -> list[str]:
-    """Return the names of the sharegpt entries of a folder's dataset_info.json."""
-    return [name for name, entry in _info(folder).items() if entry.formatting == "sharegpt"]
-
-
-def sharegpt_files(folder: Path) -> list[Path]:
-    """Return dataset_info.json and the files of its sharegpt entries."""
-    files = [folder / INFO]
-    for entry in _info(folder).values():
+def sharegpt_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each sharegpt entry of a folder's dataset_info.json, by the entry's name."""
+    files = {}
+    for name, entry in _info(folder).items():
         if entry.formatting == "sharegpt":
-            files.append(inside(folder, entry.file_name))
+            files[name] = inside(folder, entry.file_name)
     return files
 
 
