@@ -27,6 +27,7 @@ from pacorl.tiny.characters import Panel, draw
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright.expect.set_options(timeout=60_000)  # a busy machine answers late
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
 SCREENSHOTS = Path(os.environ.get("PACORL_SCREENSHOTS") or ROOT / "build" / "screenshots")
@@ -292,6 +293,7 @@ def browser() -> Iterator[Any]:
 def test_axe_finds_nothing(case: Case, browser: Any, request: pytest.FixtureRequest) -> None:
     site = request.getfixturevalue(case.site)
     context = browser.new_context(reduced_motion="reduce")
+    context.set_default_timeout(PATIENCE)  # of screenshots too
     page = context.new_page()
     page.goto(site[case.page] if case.page else site)
     case.reach(page)

@@ -428,6 +428,7 @@ def teaching(browser, tmp_path):
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.goto(process.stdout.readline().removeprefix("studio: ").strip())
+    playwright.expect(page.locator("#theme")).not_to_have_value("")  # the page behind the link
     yield page
     context.close()
     process.terminate()
@@ -528,7 +529,9 @@ def test_a_character_is_drawn_taught_and_used_by_keys(teaching):
     page.locator("#stopTraining").press("Enter")
     playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
     page.locator("#resumeTraining").press("Enter")
-    playwright.expect(page.locator("#galleryPictures img")).to_have_count(16, timeout=3 * PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 4 of 4", timeout=3 * PATIENCE)
+    playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before
+    playwright.expect(page.locator("#galleryPictures img")).to_have_count(16)
     page.locator("#useLora").press("Enter")
     playwright.expect(page.locator("#models")).to_contain_text("loras/hero", timeout=PATIENCE)
     playwright.expect(page.locator("#theme")).to_have_value("red round hero, crown, night")

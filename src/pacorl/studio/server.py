@@ -204,7 +204,7 @@ Browser = Annotated[str, Depends(_browser)]
 def page_state(state: State, browser: Browser) -> dict[str, Any]:
     """Describe everything that the page draws, after a reload too."""
     names = state.names
-    latest = {kind: state.jobs.latest(kind, owner=browser) for kind in ("set", "judgement")}
+    latest = {kind: state.jobs.latest(kind, owner=browser) for kind in ("set", "judgement", "sheet")}
     return {
         "model": names.model,
         "editor": models.editor_of(names),
@@ -389,7 +389,7 @@ def _check_mode(state: AppState, mode: str) -> None:
         raise ValueError(reason)
 
 
-def _make(state: AppState, browser: str, form: SamplingForm, work: Work) -> dict[str, Any]:
+def _make(state: AppState, browser: str, form: SamplingForm, work: Work, *, kind: str = "set") -> dict[str, Any]:
     """Queue work whose result is a set, which is added to the history."""
     state.trainer.check_idle()
 
@@ -402,7 +402,7 @@ def _make(state: AppState, browser: str, form: SamplingForm, work: Work) -> dict
         job.images = {}
         return _with_address(document, name)
 
-    return state.jobs.submit("set", make, owner=browser).to_dict()
+    return state.jobs.submit(kind, make, owner=browser).to_dict()
 
 
 # --- the history -----------------------------------------------------------------------------------------------
@@ -716,7 +716,7 @@ def make_sheet(name: str, form: SheetForm, state: State, browser: Browser) -> di
         result = state.host.make_sheet(job, prompts, sampling, sources=sources, earlier=earlier)
         return {**result, "theme": name}
 
-    return _make(state, browser, form, make)
+    return _make(state, browser, form, make, kind="sheet")
 
 
 class TrainForm(Form):

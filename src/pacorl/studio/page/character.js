@@ -15,6 +15,7 @@ async function openCharacters() {
   if (listed) people = listed;
   if (!who && people.length && !dropped.length) who = people[0].name;
   drawPeople();
+  if (who && !sheet) findSheet();
   if (!watching) watchTraining();
 }
 
@@ -183,7 +184,7 @@ function watchSheet(id) {
       $("sheetBar").style.width = job.total ? `${(100 * job.done) / job.total}%` : "";
       $("sheetBar").parentElement.setAttribute("aria-valuenow", job.total ? Math.round((100 * job.done) / job.total) : 0);
     },
-    done(job) { ended(); showSheet(job.result); $("said").textContent = `The sheet of ${who} is drawn.`; },
+    done(job) { ended(); showSheet(job.result); $("said").textContent = `The sheet of ${job.result.theme} is drawn.`; },
     failed(message) { ended(); say("sheetError", message); },
   });
 }

@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const POLL_MS = 250;
 const PIXEL_ART_BELOW = 200;   // sides under it are drawings, shown with hard pixel edges
 
+let started = null;     // resolves once `state` is here
 let state = null;       // models, words, limits
 let shown = null;       // the result of the last set
 let chosen = 0;         // the candidate in the viewer
@@ -91,6 +92,7 @@ async function start() {
   if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5));
   else if (state.latest.set) watchSet(state.latest.set);
   if (state.latest.judgement) watchJudgement(state.latest.judgement);
+  if (state.latest.sheet) watchSheet(state.latest.sheet);
 }
 
 function drawNames() {
@@ -640,13 +642,15 @@ function pairTable(result) {
 const TABS = { tabMake: "make", tabCharacter: "character", tabTeach: "teach", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
 const TAB_KEYS = { m: "tabMake", c: "tabCharacter", t: "tabTeach", j: "tabJudge", h: "tabHistory", o: "tabModels" };
 
-function open(tab) {
+async function open(tab) {
   for (const [name, panel] of Object.entries(TABS)) {
     $(panel).hidden = name !== tab;
     $(name).setAttribute("aria-selected", String(name === tab));
     $(name).tabIndex = name === tab ? 0 : -1;
   }
   scrollTo(0, 0);
+  await started;  // a key may be pressed before the server has answered
+  if (!state) return;
   if (tab === "tabHistory") drawHistory();
   if (tab === "tabTeach") openTeaching();
   if (tab === "tabCharacter") openCharacters();
@@ -783,4 +787,4 @@ document.addEventListener("paste", (event) => {
   handIn(files, where);
 });
 // After the other scripts, whose functions it calls.
-document.addEventListener("DOMContentLoaded", start);
+document.addEventListener("DOMContentLoaded", () => { started = start(); });
