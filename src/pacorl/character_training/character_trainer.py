@@ -99,6 +99,7 @@ class CharacterTrainer(LoraRun):
         self.config = config
         self.resume = resume
         self.allow_changes = allow_changes
+        self.total_steps = config.steps
         self.size = Size(*config.size)
         """Size of the training pictures."""
         self.pictures = read_pictures(config)
@@ -252,7 +253,7 @@ class CharacterTrainer(LoraRun):
         log_lines = 0
         if start:
             changes = self._changes_since(start)
-            state = restore(self.weights, start, seed=config.seed)
+            state = restore(self, start)
             self.step = state["step"]
             self.bad_steps = state["bad_steps"]
             self.evaluated = state["evaluated"]
@@ -427,7 +428,7 @@ class CharacterTrainer(LoraRun):
             "processes": self.runtime.world,
             "pictures": self.pictures.identity,
         }
-        checkpoint = save_run(self.weights, self.config, state, targets=adapter_targets(self.config, self.policy))
+        checkpoint = save_run(self, state, targets=adapter_targets(self.config, self.policy))
         best = best_checkpoint(checkpoint.parent)
         if best:
             publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
@@ -469,8 +470,3 @@ class CharacterTrainer(LoraRun):
     def epoch(self) -> int:
         """Begun intervals of `evaluate_every` steps."""
         return math.ceil(self.step / self.config.evaluate_every)
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.config.steps

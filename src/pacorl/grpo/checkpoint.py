@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.user_files import user_files
 from pacorl.grpo.lora_config import LoraConfig
+from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, checkpoints, named_start, step_of
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, write_json
@@ -46,17 +47,8 @@ from pacorl.io.files import (
 )
 from pacorl.judge import JUDGE
 from pacorl.judge.judge import BackendOptions
-from pacorl.models.lora.adapters import (
-    MovingAverage,
-    OldPolicy,
-    adapter_state,
-    full_state,
-    full_tensor,
-    set_adapter_state,
-    shard_like,
-)
+from pacorl.models.lora.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora.formats import ADAPTER_FILES, save_lora
-from pacorl.runtime.processes import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -100,32 +92,6 @@ WRITING = Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedWeights:
-    """Trained weights of a run, their average and their optimizer."""
-
-    runtime: Runtime
-    transformer: nn.Module
-    """Transformer in the launcher's wrapper."""
-    optimizer: torch.optim.Optimizer
-    average: MovingAverage
-    old: OldPolicy | None
-
-    @property
-    def unwrapped(self) -> nn.Module:
-        """Transformer without the wrapper."""
-        return self.runtime.unwrap(self.transformer)
-
-    def stepped(self) -> dict[str, nn.Parameter]:
-        """Map names to the optimizer's parameters, in its order."""
-        # The optimizer knows parameters by position; names survive another number of processes.
-        names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
-        parameters: dict[str, nn.Parameter] = {}
-        for group in self.optimizer.param_groups:
-            parameters |= {names[parameter]: parameter for parameter in group["params"]}
-        return parameters
-
-
-@dataclass(frozen=True, slots=True)
 class RunState:
     """Content of a checkpoint, unsharded, except DeepSpeed's optimizer, which saves its own shards."""
 
@@ -136,32 +102,34 @@ class RunState:
     generators: Sequence[Mapping[str, Any]]
     """Random state of each rank."""
 
-    def in_host_memory(self) -> RunState:
-        """Copy the state to host memory, safe from later steps."""
-        copied = {}
-        for kind, tensors in self.tensors.items():
-            copied[kind] = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
-        return RunState(copied, self.state, self.generators)
 
-
-def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
+def gather_state(run: LoraRun, state: Mapping[str, Any]) -> RunState:
     """Gather the content of a checkpoint. All ranks call it; the main process's `state` is used."""
     # A collective per tensor: every rank gathers in the same order.
-    tensors = {"adapter": full_state(adapter_state(weights.unwrapped)), "average": full_state(weights.average.state)}
-    if weights.old:
-        tensors["old"] = full_state(weights.old.state)
-    if not weights.runtime.deepspeed:
-        tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
-    states, generators = zip(*weights.runtime.gather((state, random_state())), strict=True)
+    tensors = {"adapter": full_state(adapter_state(run.transformer)), "average": full_state(run.average.state)}
+    if run.old:
+        tensors["old"] = full_state(run.old.state)
+    if not run.runtime.deepspeed:
+        tensors["optimizer"] = optimizer_tensors(run.optimizer, list(stepped_parameters(run)))
+    states, generators = zip(*run.runtime.gather((state, random_state())), strict=True)
     return RunState(tensors, dict(states[0]), generators)
 
 
-def save_run(weights: TrainedWeights, config: LoraConfig, state: Mapping[str, Any], *, targets: Sequence[str]) -> Path:
+def stepped_parameters(run: LoraRun) -> dict[str, nn.Parameter]:
+    """Map names to the optimizer's parameters, in its order."""
+    # The optimizer knows parameters by position; names survive another number of processes.
+    names = {parameter: name for name, parameter in run.transformer.named_parameters()}
+    parameters: dict[str, nn.Parameter] = {}
+    for group in run.optimizer.param_groups:
+        parameters |= {names[parameter]: parameter for parameter in group["params"]}
+    return parameters
+
+
+def save_run(run: LoraRun, state: Mapping[str, Any], *, targets: Sequence[str]) -> Path:
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
-        weights: weights of the run.
-        config: config of the run.
+        run: the run.
         state: content of state.json.
         targets: name suffixes of the adapted modules.
 
@@ -171,13 +139,14 @@ def save_run(weights: TrainedWeights, config: LoraConfig, state: Mapping[str, An
     Raises:
         OSError: on all ranks, if the disk is full.
     """
-    runtime = weights.runtime
-    run = gather_state(weights, state)
-    target = checkpoint_of(run, config)
+    runtime = run.runtime
+    content = gather_state(run, state)
+    target = checkpoint_of(content, run.config)
     if runtime.deepspeed:
         aside = runtime.on_main(partial(open_aside, target))
-        weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
-    runtime.on_main(partial(write_run, run, config, targets=targets, opened=runtime.deepspeed))
+        engine: Any = run.policy.transformer
+        engine.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)
+    runtime.on_main(partial(write_run, content, run.config, targets=targets, opened=runtime.deepspeed))
     return target
 
 
@@ -390,13 +359,12 @@ def _value_at(document: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:
-    """Restore weights, optimizer and generators from a checkpoint, also with another number of processes.
+def restore(run: LoraRun, path: Path) -> dict[str, Any]:
+    """Restore a run's weights, optimizer and generators from a checkpoint, also with another number of processes.
 
     Args:
-        weights: weights of the run, changed in place.
+        run: the run, changed in place.
         path: the checkpoint.
-        seed: seed of the config.
 
     Returns:
         The content of state.json.
@@ -414,41 +382,41 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     for kind in required:
         if kind not in tensors:
             raise ValueError(f"{path} has no {kind}.safetensors; go on from another checkpoint")
-    if state["seed"] != seed:
-        raise ValueError(f"{path} was made with seed {state['seed']}, the config has seed {seed}")
+    if state["seed"] != run.config.seed:
+        raise ValueError(f"{path} was made with seed {state['seed']}, the config has seed {run.config.seed}")
 
     # 2. Weights and optimizer.
-    set_adapter_state(weights.unwrapped, tensors["adapter"])
-    weights.average.load(tensors["average"])
-    if weights.old:
+    set_adapter_state(run.transformer, tensors["adapter"])
+    run.average.load(tensors["average"])
+    if run.old:
         # Without "old" the run began with a path objective, which samples by the trained weights.
-        weights.old.load(tensors.get("old", tensors["adapter"]))
-    _restore_optimizer(weights, path, checkpoint)
+        run.old.load(tensors.get("old", tensors["adapter"]))
+    _restore_optimizer(run, path, checkpoint)
 
     # 3. Generators, if each rank has one. Draws follow from (seed, epoch, row) anyway.
-    if state["processes"] == weights.runtime.world:
-        set_random_state(checkpoint.generators[weights.runtime.rank])
+    if state["processes"] == run.runtime.world:
+        set_random_state(checkpoint.generators[run.runtime.rank])
     return state
 
 
-def _restore_optimizer(weights: TrainedWeights, path: Path, checkpoint: RunState) -> None:
+def _restore_optimizer(run: LoraRun, path: Path, checkpoint: RunState) -> None:
     engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
     made_by = engines[(path / ENGINE).is_dir()]
-    today = engines[weights.runtime.deepspeed]
+    today = engines[run.runtime.deepspeed]
     if made_by != today:
         raise ValueError(
             f"{path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
             f"launcher that made it, or start anew with adapter.start={path}/lora"
         )
-    if not weights.runtime.deepspeed:
-        set_optimizer_tensors(weights.optimizer, weights.stepped(), checkpoint.tensors["optimizer"])
+    if not run.runtime.deepspeed:
+        set_optimizer_tensors(run.optimizer, stepped_parameters(run), checkpoint.tensors["optimizer"])
         return
-    if checkpoint.state["processes"] != weights.runtime.world:
+    if checkpoint.state["processes"] != run.runtime.world:
         raise ValueError(
             f"{path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
-            f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
+            f"{run.runtime.world}; ZeRO's shards fit the number that made them"
         )
-    engine: Any = weights.transformer
+    engine: Any = run.policy.transformer
     # Not strict: the checkpoint excludes frozen weights.
     engine.load_checkpoint(path, tag=ENGINE, load_module_strict=False)
 

@@ -22,6 +22,7 @@ from pacorl.grpo.run import Run
 from pacorl.grpo.scoring import Parts, Scorer, Scores, reward_table, share_not_finite
 from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
+from pacorl.judge.judge import counts_of
 from pacorl.runtime.processes import SharedFault
 from pacorl.types import Advantages, Rollout, Samples
 
@@ -41,8 +42,11 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         ValueError: if more scores are missing than `advantages.max_missing`, when the state is saved.
         Exception: raised by a reward on any rank; on all ranks, when the state is saved.
     """
-    before = run.begin_epoch()
     sampler = run.sampler
+    run.runtime.position.epoch = run.epoch + 1
+    # Clock and judge count over the whole run.
+    seconds_before = dict(run.clock.seconds)
+    judged_before = counts_of(run.judge)
 
     with run.guard():
         # 1. Draw: prompts × group size. All prompts are used before they are shuffled again.
@@ -64,8 +68,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
                     advance(len(rollout))
                     # A collective: ranks may have different units, but equally many batches.
                     run.runtime.check_stop()
-            scores = run.gather_scores(scoring)
-            parts = run.gather_parts(scoring)
+            scores, parts = run.gather_scores(scoring)
 
             # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
             epoch_advantages = compare(run, sampler, rows, scores, parts)
@@ -76,13 +79,13 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         metrics |= check_suffix(
             run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
         )
-        metrics |= run.judge_counts(since=before) | run.schedule_metrics(sampler)
+        metrics |= run.judge_counts(before=judged_before)
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
         metrics |= learn(run, sampler, samples, epoch_advantages)
 
         # 5. Record: ledger, monitor, log.
-        return run.finish_epoch(samples, statistics, metrics, since=before)
+        return run.finish_epoch(samples, statistics, metrics, seconds_before=seconds_before)
 
 
 def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Samples]) -> Iterator[Rollout]:

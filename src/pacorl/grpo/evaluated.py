@@ -57,10 +57,6 @@ class EvaluatedSample:
     """Scores by the held-out rewards; None if not computed."""
     panel_statistics: PanelStatistics | None = None
 
-    def noise_seed(self, seed: int) -> int:
-        """Derive the seed of the image's noise from the run's."""
-        return noise_seed(seed, (self.prompt, self.index))
-
     def record(self, image: str) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""
         return {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pacorl.grpo.checkpoint import WRITING, RunState, TrainedWeights, checkpoint_of, gather_state, write_run
+from pacorl.grpo.checkpoint import WRITING, RunState, checkpoint_of, gather_state, write_run
+from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import as_read_back, read_object
 from pacorl.runtime.watch import UNSAVED
@@ -25,13 +26,16 @@ class LastState:
     copy: RunState | None = None
     """None before the first, and with DeepSpeed, whose optimizer needs all ranks to save."""
 
-    def take(self, weights: TrainedWeights, state: Mapping[str, Any]) -> None:
+    def take(self, run: LoraRun, state: Mapping[str, Any]) -> None:
         """Copy the run's state, with the main process's `state`. All ranks call it, between two steps."""
-        if weights.runtime.deepspeed:
+        if run.runtime.deepspeed:
             return
-        run = gather_state(weights, state)
-        if weights.runtime.keeps_state:
-            self.copy = run.in_host_memory()  # the earlier copy stays until this one is whole
+        content = gather_state(run, state)
+        if run.runtime.keeps_state:
+            copied = {}
+            for kind, tensors in content.tensors.items():
+                copied[kind] = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            self.copy = replace(content, tensors=copied)  # the earlier copy stays until this one is whole
 
     def save(self) -> str:
         """Write the copy as a checkpoint, unless it exists, and return a message.

@@ -25,8 +25,8 @@ from torch import Tensor
 import pacorl
 from pacorl.core.metric_names import HELD_OUT, SECONDS
 from pacorl.grpo.builders import FunctionReward
-from pacorl.grpo.checkpoint import TrainedWeights
-from pacorl.grpo.evaluated import EvaluatedSample, sample_files
+from pacorl.grpo.evaluated import EvaluatedSample, noise_seed, sample_files
+from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import Parts, Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
@@ -67,11 +67,11 @@ class Ledger:
         """"scores" → [row, score of each reward …] of the current epoch."""
         self._chains = dict.fromkeys(FILES.values(), "")
 
-    def start(self, weights: TrainedWeights, *, epoch: int, step: int, evaluated: int, **facts: Any) -> None:
+    def start(self, run: LoraRun, *, epoch: int, step: int, evaluated: int, **facts: Any) -> None:
         """Drop the records that the run makes again and their samples, and write the record of a start.
 
         Args:
-            weights: the run's, as it starts.
+            run: the run, as it starts.
             epoch: finished epochs.
             step: optimizer steps taken.
             evaluated: epoch of the newest evaluation; −1 before the first.
@@ -91,7 +91,7 @@ class Ledger:
                             (self.folder / file).unlink(missing_ok=True)
                 write_jsonl(path, records, mode=PRIVATE)
                 self._chains[name] = records[-1]["chain"] if records else ""
-        self.note_weights(weights)
+        self.note_weights(run)
         self._append(start | {"environment": environment_of(self.runtime)})
 
     def note_samples(
@@ -127,11 +127,11 @@ class Ledger:
         by_sample = torch.stack([column.double() for column in columns], dim=1)
         self._note("advantages", [item(str(row), x.numpy()) for row, x in enumerate(by_sample)])
 
-    def note_weights(self, weights: TrainedWeights) -> None:
+    def note_weights(self, run: LoraRun) -> None:
         """Hash the trained adapter and its average."""
         # Shards are exchanged here, so every rank takes part before the main process hashes.
-        adapter = full_state(adapter_state(weights.unwrapped))
-        average = full_state(weights.average.state)
+        adapter = full_state(adapter_state(run.transformer))
+        average = full_state(run.average.state)
         if self.folder:
             self._note("weights", weight_items(adapter, average))
 
@@ -141,26 +141,26 @@ class Ledger:
 
     def write_evaluation(
         self,
-        weights: TrainedWeights,
+        run: LoraRun,
         samples: Sequence[EvaluatedSample],
         *,
-        seed: int,
         line: Mapping[str, Any],
         score: float | None,
     ) -> None:
         """Append the record of an evaluation.
 
         Args:
-            weights: the run's, whose average was evaluated.
+            run: the run, whose average was evaluated.
             samples: of all ranks; their files are written already.
-            seed: the run's.
             line: its line of metrics.jsonl.
             score: by which the best checkpoint is chosen.
         """
-        self.note_weights(weights)
+        self.note_weights(run)
         if not self.folder:
             return
-        self._note("images", [item(f"{s.prompt.id} {s.noise_seed(seed)}", np.asarray(s.image)) for s in samples])
+        seed = run.config.seed
+        names = [f"{s.prompt.id} {noise_seed(seed, (s.prompt, s.index))}" for s in samples]
+        self._note("images", [item(name, np.asarray(s.image)) for name, s in zip(names, samples, strict=True)])
         record = {
             "kind": "evaluation",
             "epoch": line["epoch"],
@@ -251,11 +251,6 @@ def weight_items(adapter: Mapping[str, Tensor], average: Mapping[str, Tensor]) -
     """Hash a trained adapter and its moving average, both unsharded."""
     tensors = {f"adapter/{name}": value for name, value in adapter.items()}
     tensors |= {f"average/{name}": value for name, value in average.items()}
-    return tensor_items(tensors)
-
-
-def tensor_items(tensors: Mapping[str, Tensor]) -> list[Item]:
-    """Hash each tensor with its name, in the order of names."""
     return [item(name, tensors[name].detach().cpu().numpy()) for name in sorted(tensors)]
 
 

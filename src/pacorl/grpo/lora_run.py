@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from pacorl.core.schedule import learning_rate
-from pacorl.grpo.checkpoint import TrainedWeights
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.models.lora.adapters import MovingAverage, OldPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
@@ -34,11 +33,8 @@ class LoraRun(ABC):
     """Optimizer steps taken."""
     bad_steps = 0
     """Consecutive steps skipped for a non-finite gradient."""
-
-    @property
-    @abstractmethod
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+    total_steps: int
+    """Optimizer steps of the whole run."""
 
     @abstractmethod
     def save(self) -> Path:
@@ -85,11 +81,6 @@ class LoraRun(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    @property
-    def weights(self) -> TrainedWeights:
-        """Trained weights, their average and their optimizer."""
-        return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)
 
     @property
     def transformer(self) -> torch.nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pacorl.config import base as configs
 from pacorl.core.devices import check_card_used
+from pacorl.core.metric_names import SECONDS
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders
@@ -60,16 +60,6 @@ ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, floa
 """Additional evaluation metrics from prompts and images, such as an oracle's. They are logged and never rewarded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """Counters at the beginning of an epoch."""
-
-    seconds: Mapping[str, float]
-    """Elapsed seconds per phase."""
-    judge: Mapping[str, int]
-    """Counts of the judge's requests, retries and failures."""
-
-
 class Run(LoraRun):
     """Models, records and state of a PaCo-GRPO run, the argument of `run_epoch` and `evaluate`."""
 
@@ -107,6 +97,8 @@ class Run(LoraRun):
         # The given config is not kept: its judges may be idle, and it lacks the functions.
         self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
+        updates = config.optimizer.updates_per_epoch * config.objective.inner_epochs
+        self.total_steps = min(config.epochs * updates, config.max_steps or config.epochs * updates)
         # Progress, which a checkpoint restores.
         self.epoch = 0
         """Finished epochs."""
@@ -290,7 +282,7 @@ class Run(LoraRun):
         """State to save if the main thread hangs."""
         facts = start_facts(config, start, self.rewards, self.held_out, config_text=config_text)
         self.ledger.start(
-            self.weights,
+            self,
             epoch=self.epoch,
             step=self.step,
             evaluated=self.evaluated,
@@ -312,12 +304,12 @@ class Run(LoraRun):
         # A rank that hangs here is reported with this phase.
         self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
-        return save_run(self.weights, self.config, self._state(), targets=targets)
+        return save_run(self, self._state(), targets=targets)
 
     def keep_state(self) -> None:
         """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
         self.runtime.position.enter("copy")
-        self.last_state.take(self.weights, self._state())
+        self.last_state.take(self, self._state())
 
     def _state(self) -> dict[str, Any]:
         """Content of state.json, except the config."""
@@ -341,7 +333,7 @@ class Run(LoraRun):
 
     def _restore(self, checkpoint: Path) -> int:
         """Restore a checkpoint's state, and return the number of its log lines."""
-        state = restore(self.weights, checkpoint, seed=self.config.seed)
+        state = restore(self, checkpoint)
         self.epoch = state["epoch"]
         self.step = state["step"]
         self.bad_steps = state["bad_steps"]
@@ -407,11 +399,6 @@ class Run(LoraRun):
 
     # --- an epoch's services -----------------------------------------------------------------------------------
 
-    def begin_epoch(self) -> Before:
-        """Record the counters at the start of an epoch."""
-        self.runtime.position.epoch = self.epoch + 1
-        return Before(dict(self.clock.seconds), counts_of(self.judge))
-
     @contextmanager
     def scorer(self, make: Callable[..., Scorer], *, samples: int) -> Iterator[Scorer]:
         """Open a scorer, which overlaps with sampling if the device allows it.
@@ -456,19 +443,20 @@ class Run(LoraRun):
             return False
         return scoring_overlaps(self.config.judge, device=self.runtime.device)
 
-    def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
-        """Wait for the scores of all ranks: global row → one score per reward.
+    def gather_scores(self, scorer: Scorer) -> tuple[dict[int, Scores], dict[int, Parts] | None]:
+        """Wait for the scores of all ranks.
+
+        Returns:
+            Global row → one score per reward; and global row → parts of its scores, None without panel credit.
 
         Raises:
             SharedFault: wraps a reward's exception on any rank.
         """
         with self.clock.timed("reward"), self.bars.phase("scoring", total=1):
-            return self.runtime.gather_rows(scorer.results)
-
-    def gather_parts(self, scorer: Scorer) -> dict[int, Parts] | None:
-        """Collect the parts of all ranks' scores, after `gather_scores`; None without panel credit."""
+            scores = self.runtime.gather_rows(scorer.results)
         if not self.by_panel:
-            return None
+            return scores, None
+
         parts = self.runtime.gather_rows(lambda: scorer.parts)
         if not parts:
             self.warn_once(
@@ -476,7 +464,7 @@ class Run(LoraRun):
                 f"epoch {self.epoch + 1}: advantages.credit {self.config.advantages.credit}, but no reward's scores "
                 "have parts, so that all panels of a set learn the same; take credit: set, or a reward with parts",
             )
-        return parts
+        return scores, parts
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""
@@ -524,7 +512,7 @@ class Run(LoraRun):
         statistics: Sequence[PanelStatistics],
         metrics: Mapping[str, float],
         *,
-        since: Before,
+        seconds_before: Mapping[str, float],
     ) -> dict[str, float]:
         """Count the epoch, check for reward hacking, and write its log line, its record and, at times, an image.
 
@@ -532,15 +520,22 @@ class Run(LoraRun):
             samples: samples of this rank.
             statistics: image statistics of this rank, for the monitor.
             metrics: metrics of the epoch so far.
-            since: counters at the start of the epoch.
+            seconds_before: the clock at the start of the epoch.
 
         Returns:
             All metrics of the line.
         """
-        # 1. Metrics of the epoch.
+        # 1. Metrics: scheduled settings, seconds of each phase, and signs of reward hacking.
         with self.clock.timed("hashes"):
-            self.ledger.note_weights(self.weights)
-        line = {**metrics, **self.clock.since(since.seconds)}
+            self.ledger.note_weights(self)
+        line = dict(metrics)
+        sampling = self.config.sampling
+        if sampling.window.kind != "fixed":
+            line["sampling/first_noise_step"] = float(self.sampler.sde_steps[0])
+        if sampling.curriculum:
+            line["sampling/height"] = float(sampling.size_at(self.epoch).height)
+        for phase, seconds in self.clock.seconds.items():
+            line[f"{SECONDS}{phase}"] = seconds - seconds_before.get(phase, 0.0)
         # Each rank observes the images of all ranks, so all raise the same alarms.
         line |= self.watch("epoch", [*chain(*self.runtime.gather(statistics))], line)
 
@@ -562,28 +557,15 @@ class Run(LoraRun):
         self.evaluated = self.epoch
         self.score = score
         with self.clock.timed("hashes"):
-            self.ledger.write_evaluation(self.weights, samples, seed=self.config.seed, line=line, score=score)
+            self.ledger.write_evaluation(self, samples, line=line, score=score)
         self.pending.clear()
 
-    def judge_counts(self, *, since: Before) -> dict[str, float]:
-        """Count the judges' requests, retries and failures over all ranks, as `judge/…`."""
+    def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:
+        """Count the judge's requests, retries and failures over all ranks since `before`, as `judge/…`."""
         # Differences: the judge counts over the whole run.
-        counts = {name: count - since.judge[name] for name, count in counts_of(self.judge).items()}
-        totals = dict.fromkeys(counts, 0.0)
-        for rank in self.runtime.gather(counts):
-            for name, count in rank.items():
-                totals[name] += count
-        return {f"judge/{name}": total for name, total in totals.items()}
-
-    def schedule_metrics(self, sampler: Sampler) -> dict[str, float]:
-        """Return the scheduled sampling settings of the epoch as metrics."""
-        sampling = self.config.sampling
-        metrics = {}
-        if sampling.window.kind != "fixed":
-            metrics["sampling/first_noise_step"] = float(sampler.sde_steps[0])
-        if sampling.curriculum:
-            metrics["sampling/height"] = float(sampling.size_at(self.epoch).height)
-        return metrics
+        counts = {f"judge/{name}": float(count - before[name]) for name, count in counts_of(self.judge).items()}
+        ranks = self.runtime.gather(counts)
+        return {name: sum(rank[name] for rank in ranks) for name in counts}
 
     # --- warnings ----------------------------------------------------------------------------------------------
 
@@ -641,13 +623,6 @@ class Run(LoraRun):
             spec=self.objective,
             evaluation_size=Size(*config.evaluation.size),
         )
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        updates = self.config.optimizer.updates_per_epoch * self.config.objective.inner_epochs
-        planned = self.config.epochs * updates
-        return min(planned, self.config.max_steps or planned)
 
     @property
     def finished(self) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from pacorl.core.metric_names import SECONDS
 
 
 @dataclass(slots=True)
@@ -56,7 +54,3 @@ class PhaseClock:
         started = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - started
-
-    def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Return `seconds/PHASE` of each phase since the earlier reading `before`."""
-        return {f"{SECONDS}{phase}": now - before.get(phase, 0.0) for phase, now in self.seconds.items()}

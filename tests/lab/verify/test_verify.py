@@ -23,7 +23,7 @@ from pacorl import PolicyTrainer
 from pacorl.cli import app
 from pacorl.grpo.checkpoint import SEAL, _seal_of
 from pacorl.grpo.evaluate import Evaluation
-from pacorl.grpo.ledger import FILES, Record, chained, projection, read_ledger, sample_items, summary, tensor_items
+from pacorl.grpo.ledger import FILES, Record, chained, projection, read_ledger, sample_items, summary, weight_items
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
@@ -373,7 +373,7 @@ def test_a_sketch_says_how_far_two_states_lie_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     state = {f"layer {n}": torch.randn(7 + 31 * n, 5, generator=generator) for n in range(90)}
     moved = {name: value + 1e-3 * torch.randn(value.shape, generator=generator) for name, value in state.items()}
-    sketches = [np.array(summary(tensor_items(tensors))[1]) for tensors in (state, moved)]
+    sketches = [np.array(summary(weight_items(tensors, {}))[1]) for tensors in (state, moved)]
     assert np.linalg.norm(sketches[1] - sketches[0]) / np.linalg.norm(sketches[0]) == pytest.approx(1e-3, rel=0.5)
     assert projection(np.zeros(0)) == 0
 
