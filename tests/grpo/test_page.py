@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny_runs import tiny_run
 
-from pacorl.grpo import trainer
+from pacorl.grpo import lora_run
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.records.prompts import save_prompts
 from pacorl.report.page import write_report
@@ -29,7 +29,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
         assert not list(run.glob("report.html.*")), "written aside and renamed"
         return path
 
-    monkeypatch.setattr(trainer, "write_report", spy)
+    monkeypatch.setattr(lora_run, "write_report", spy)
     config = tiny_run([*small, "epochs=3", "save_every=2"])
     train_policy(config)
     assert len(seen) == 3
@@ -50,7 +50,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
     def full(run: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trainer, "write_report", full)
+    monkeypatch.setattr(lora_run, "write_report", full)
     with caplog.at_level(logging.WARNING):
         out = train_policy(tiny_run([*small, "save_every=9"]))
     assert [record.message for record in caplog.records if "report.html" in record.message] == [

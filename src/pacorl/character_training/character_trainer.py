@@ -29,7 +29,7 @@ from pacorl.core.devices import check_card_used
 from pacorl.core.sampler import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.transfer import to_device
-from pacorl.grpo.builders import adapted_policy, adapter_targets, build_optimizer, check_adapter
+from pacorl.grpo.builders import adapted_policy, adapter_targets, check_adapter
 from pacorl.grpo.callbacks import TrainResult
 from pacorl.grpo.checkpoint import best_checkpoint, publish, restore, save_run, starting_point
 from pacorl.grpo.conditioning import ConditioningCache
@@ -40,9 +40,8 @@ from pacorl.grpo.start import SUMMARY, Resume, named_start, step_of
 from pacorl.io.documents import as_read_back, read_jsonl, read_object, write_json
 from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.models.lora.adapters import MovingAverage, adapter_off
+from pacorl.models.lora.adapters import adapter_off
 from pacorl.report.folder import numbers
-from pacorl.report.page import write_report
 from pacorl.runtime.logbook import Logbook, ProgressBars, check_trackers
 from pacorl.runtime.processes import Runtime
 from pacorl.runtime.stopping import Interrupted
@@ -200,17 +199,10 @@ class CharacterTrainer(LoraRun):
         # 3. Class images by the base.
         self.class_examples = self._class_examples(class_prompts) if config.prior.weight else []
 
-        # 4. Optimizer and average. Gradient checkpointing needs train mode.
+        # 4. Optimizer and average.
         self.policy.options = config.model.unguided
-        self.policy.transformer.train()
-        self.policy.transformer, self.optimizer = self.runtime.prepare(
-            self.policy.transformer,
-            build_optimizer(config, self.policy, device=device),
-            batch=config.optimizer.micro_batch,
-            max_norm=config.optimizer.max_grad_norm,
-        )
-        averaging = config.optimizer
-        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
+        self.prepare(batch=config.optimizer.micro_batch)
+        self.begin_average()
 
     @torch.no_grad()
     def _example(self, picture: Picture) -> Example:
@@ -345,7 +337,7 @@ class CharacterTrainer(LoraRun):
         self.evaluated = self.step
         if self.step:
             self.save()
-        self._write_page()
+        self.write_page(moment=f"step {self.step}")
 
     @torch.no_grad()
     def measure_held_out(self) -> float:
@@ -434,12 +426,6 @@ class CharacterTrainer(LoraRun):
             publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
         return checkpoint
 
-    def _write_page(self) -> None:
-        try:
-            write_report(self.config.out)
-        except (OSError, ValueError) as fault:  # the run is worth more than its page
-            logger.warning("report.html was not built after step %d: %s", self.step, fault)
-
     def _finish(self) -> TrainResult:
         """Write summary.json and the last page."""
         out = self.config.out
@@ -453,7 +439,7 @@ class CharacterTrainer(LoraRun):
             best_step = step_of(Path(best["checkpoint"]))
             summary |= {"best_step": best_step, "verdict": [self._verdict(best_step, -best["score"])]}
         write_json(out / SUMMARY, summary)
-        self._write_page()
+        self.write_page(moment=f"step {self.step}")
         adapter = out / BEST if best else out / "adapter"
         return TrainResult(out, adapter, evaluations[-1], out / "report.html")
 

@@ -67,7 +67,14 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             module, _, attribute = self._homes[name].partition(":")
             return cast(Spec, getattr(import_module(module), attribute))
         if name not in self._loaded:
-            self._loaded[name] = self._checked(name, self._imported(self._points[name]))
+            point = self._points[name]
+            try:
+                entry = point.load()
+            except FAULTS as error:
+                package = point.dist.name if point.dist else point.value
+                fault = f"{type(error).__name__}: {error}"
+                raise ValueError(f"{self.noun} {name!r} of the package {package}: {fault}") from error
+            self._loaded[name] = self._checked(name, entry)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -94,14 +101,6 @@ class Table(Mapping[str, Spec], Generic[Spec]):
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"unknown {self.noun} {name!r}; {guess}there are {', '.join(self)}, or your own as {FORM}")
         return self[name]
-
-    def _imported(self, point: EntryPoint) -> Any:
-        try:
-            return point.load()
-        except FAULTS as error:
-            package = point.dist.name if point.dist else point.value
-            fault = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{self.noun} {point.name!r} of the package {package}: {fault}") from error
 
     def _checked(self, name: str, entry: Any) -> Spec:
         """An entry from outside the package under the name that selects it."""

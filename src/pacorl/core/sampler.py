@@ -151,14 +151,15 @@ class Suffix(Section):
     @property
     def is_full(self) -> bool:
         """Whether the suffix has all steps of the sampler."""
-        return self == Suffix(check_every=self.check_every)
+        return self.solver == "euler" and self.steps is None
 
     @property
     def says(self) -> str:
         """Describe the difference from the full suffix in the config's terms."""
-        departures = {"solver": self.solver, "steps": self.steps}
-        defaults = Suffix()
-        return ", ".join(f"{name} {value}" for name, value in departures.items() if value != getattr(defaults, name))
+        departures = [f"solver {self.solver}"] if self.solver != "euler" else []
+        if self.steps:
+            departures.append(f"steps {self.steps}")
+        return ", ".join(departures)
 
 
 class SamplingSteps(Section):

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pacorl.runtime.processes import Runtime
 
 
+Key = tuple[str, tuple[Path, ...], tuple[Path, ...], Size | None]
+"""Text, sources, references and size of a prompt's image."""
+
+
 class ConditioningCache:
     """Each prompt encoded once per run; a prompt with images, which are encoded with it, once per size.
 
@@ -27,12 +31,13 @@ class ConditioningCache:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._encoded: dict[tuple[Any, ...], Conditioning] = {}
+        self._known: set[Key] = set()
+        """Keys of the encoded prompts."""
+        self._encoded: dict[Key, Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
         """Collate one batch on the device, for prompts of one `size`."""
-        self._encode(prompts, size)
-        keys = [_key(prompt, size) for prompt in prompts]
+        keys = self._encode(prompts, size)
         # Each file once: the samples of a group share their prompt.
         conditionings = {key: self._read(key) for key in dict.fromkeys(keys)}
         return self._policy.collate([conditionings[key] for key in keys])
@@ -46,19 +51,26 @@ class ConditioningCache:
         for sampled_size, group in by_size.items():
             self._encode(group, sampled_size)
 
-    def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
-        keyed = {_key(prompt, size): prompt for prompt in prompts}
-        new = {key: prompt for key, prompt in keyed.items() if not self._has(key)}
+    def _encode(self, prompts: Sequence[Prompt], size: Size) -> list[Key]:
+        """Encode the prompts that are not cached yet, and return the key of each prompt."""
+        keys = []
+        new = {}
+        for prompt in prompts:
+            # A text is encoded without regard to the size; sources and references at the size of their image.
+            has_images = prompt.sources or prompt.references
+            key = (prompt.text, prompt.sources, prompt.references, size if has_images else None)
+            keys.append(key)
+            if key not in self._known:
+                new[key] = prompt
         if new:
             self._add(new, size)
+            self._known |= set(new)
+        return keys
 
-    def _has(self, key: tuple[Any, ...]) -> bool:
-        return key in self._encoded
-
-    def _read(self, key: tuple[Any, ...]) -> Conditioning:
+    def _read(self, key: Key) -> Conditioning:
         return self._encoded[key]
 
-    def _add(self, prompts: dict[tuple[Any, ...], Prompt], size: Size) -> None:
+    def _add(self, prompts: dict[Key, Prompt], size: Size) -> None:
         self._encoded |= dict(zip(prompts, self._policy.encode(list(prompts.values()), size), strict=True))
 
 
@@ -84,7 +96,6 @@ class ConditioningFiles(ConditioningCache):
         super().__init__(policy)
         self.folder = folder
         self.runtime = runtime
-        self._written: set[tuple[Any, ...]] = set()
         runtime.on_main(self.remove)
         runtime.on_main(lambda: make_folder(folder))
 
@@ -93,15 +104,12 @@ class ConditioningFiles(ConditioningCache):
         with suppress(OSError):  # they are found and deleted when the run goes on
             remove_made(self.folder, self.FILES)
 
-    def _has(self, key: tuple[Any, ...]) -> bool:
-        return key in self._written
-
-    def _read(self, key: tuple[Any, ...]) -> Conditioning:
+    def _read(self, key: Key) -> Conditioning:
         # Opened per batch: Linux maps at most some 65,000 files at a time, and its page cache serves repeated reads.
         with safe_open(self._path(key), framework="pt") as file:
             return Conditioning({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no dict
 
-    def _add(self, prompts: dict[tuple[Any, ...], Prompt], size: Size) -> None:
+    def _add(self, prompts: dict[Key, Prompt], size: Size) -> None:
         ordered = list(prompts)
         runtime = self.runtime
 
@@ -116,12 +124,6 @@ class ConditioningFiles(ConditioningCache):
             return {}
 
         runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all
-        self._written |= set(prompts)
 
-    def _path(self, key: tuple[Any, ...]) -> Path:
+    def _path(self, key: Key) -> Path:
         return self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.safetensors"
-
-
-def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
-    # A text is encoded without regard to the size; sources and references are encoded at the size of their image.
-    return prompt.text, prompt.sources, prompt.references, size if prompt.sources or prompt.references else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -82,7 +82,11 @@ class Ledger:
             if self.folder and (self.folder / name).exists():
                 path = self.folder / name
                 records = []
-                for record in _readable(path):
+                for line in read_text(path).splitlines():
+                    try:
+                        record = parse_object(line)
+                    except ValueError:  # a line cut short by a crash
+                        break
                     if _position(record) < _position(start):
                         records.append(record)
                     elif record["kind"] == "evaluation":
@@ -206,15 +210,6 @@ def read_ledger(run: Path) -> list[Record]:
                 raise ValueError(f"{path}:{number}: this record, or one before it, is not what the run wrote")
             records.append(record)
     return sorted(records, key=_position)
-
-
-def _readable(path: Path) -> Iterator[Record]:
-    """Yield the records up to a line cut short by a crash."""
-    for line in read_text(path).splitlines():
-        try:
-            yield parse_object(line)
-        except ValueError:
-            return
 
 
 def _position(record: Record) -> tuple[int, int]:

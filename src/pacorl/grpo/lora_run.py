@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import ClassVar
 import torch
 
 from pacorl.core.schedule import learning_rate
+from pacorl.grpo.builders import build_optimizer
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.models.lora.adapters import MovingAverage, OldPolicy
 from pacorl.models.policies.pipeline import PipelinePolicy
+from pacorl.report.page import write_report
 from pacorl.runtime.processes import MAX_BAD_STEPS, Runtime
+
+logger = logging.getLogger(__name__)
 
 
 class LoraRun(ABC):
@@ -81,6 +86,35 @@ class LoraRun(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+    def prepare(self, *, batch: int) -> None:
+        """Create the optimizer, and hand it and the transformer to the launcher's engine: weights may be sharded then.
+
+        Gradient checkpointing needs train mode; without dropout the mode has no other effect.
+
+        Args:
+            batch: samples per forward.
+        """
+        options = self.config.optimizer
+        self.policy.transformer.train()
+        optimizer = build_optimizer(self.config, self.policy, device=self.runtime.device)
+        self.policy.transformer, self.optimizer = self.runtime.prepare(
+            self.policy.transformer, optimizer, batch=batch, max_norm=options.max_grad_norm
+        )
+
+    def begin_average(self) -> None:
+        """Copy the adapter, whose weights may be sharded, as the first average."""
+        options = self.config.optimizer
+        self.average = MovingAverage(self.transformer, decay=options.ema_decay, interval=options.ema_interval)
+
+    def write_page(self, *, moment: str) -> None:
+        """Build report.html on the main process; `moment` is the finished epoch or step in the message of a failure."""
+        if not self.runtime.is_main:
+            return
+        try:
+            write_report(self.config.out)
+        except (OSError, ValueError) as fault:  # the run is worth more than its page
+            logger.warning("report.html was not built after %s: %s", moment, fault)
 
     @property
     def transformer(self) -> torch.nn.Module:

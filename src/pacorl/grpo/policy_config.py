@@ -116,7 +116,8 @@ class SamplingConfig(SamplingSteps):
             spec: of the objective that is trained.
             evaluation_size: whose sigmas are taken with `shift: evaluation`.
         """
-        return Sampler(
+        # The config is validated already.
+        return Sampler.model_construct(
             size=self.size_at(epoch),
             steps=self.steps,
             sde_type=self.sde_type,
@@ -212,26 +213,6 @@ class OptimizerConfig(AdamWConfig):
     """Optimizer steps per epoch, each on its share of the groups."""
 
 
-def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the keys implied by a config's `memory`, unless they are set."""
-    filled = dict(document)
-    # Keys of the file win over implied ones.
-    weights = MEMORY[document["memory"]]
-    sections = {
-        "model": {**weights, "gradient_checkpointing": True},
-        "judge": weights,
-        "sampling": {"fuse_lora": False},
-    }
-    for section, keys in sections.items():
-        content = document.get(section, {})
-        if isinstance(content, Mapping):  # not `judge: none`
-            filled[section] = {**keys, **content}
-    evaluation = document.get("evaluation")
-    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("judge"), Mapping):
-        filled["evaluation"] = {**evaluation, "judge": {**weights, **evaluation["judge"]}}
-    return filled
-
-
 class PolicyConfig(Section):
     """A PaCo-GRPO run, by default with the paper's values.
 
@@ -300,8 +281,26 @@ class PolicyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _low_memory(cls, document: Any) -> Any:
-        in_turns = isinstance(document, Mapping) and document.get("memory") in ("low", "lowest")
-        return with_low_memory(document) if in_turns else document
+        """Fill in the keys implied by `memory`, unless they are set."""
+        if not isinstance(document, Mapping) or document.get("memory") not in ("low", "lowest"):
+            return document
+
+        # Keys of the file win over implied ones.
+        filled = dict(document)
+        weights = MEMORY[document["memory"]]
+        sections = {
+            "model": {**weights, "gradient_checkpointing": True},
+            "judge": weights,
+            "sampling": {"fuse_lora": False},
+        }
+        for section, keys in sections.items():
+            content = document.get(section, {})
+            if isinstance(content, Mapping):  # not `judge: none`
+                filled[section] = {**keys, **content}
+        evaluation = document.get("evaluation")
+        if isinstance(evaluation, Mapping) and isinstance(evaluation.get("judge"), Mapping):
+            filled["evaluation"] = {**evaluation, "judge": {**weights, **evaluation["judge"]}}
+        return filled
 
     @property
     def in_turns(self) -> bool:

@@ -41,7 +41,7 @@ from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
 from pacorl.judge.judge import Judge, counts_of
-from pacorl.models.lora.adapters import MovingAverage, OldPolicy
+from pacorl.models.lora.adapters import OldPolicy
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
@@ -186,20 +186,11 @@ class Run(LoraRun):
         if self.turns and not self.turns.scorers:  # all scores come from other processes
             self.turns = None
 
-        # 4. Optimizer. Gradient checkpointing needs train mode; without dropout the mode has no other effect.
-        self.policy.transformer.train()
-        self.policy.transformer, self.optimizer = self.runtime.prepare(
-            self.policy.transformer,
-            builders.build_optimizer(config, self.policy, device=device),
-            batch=config.sampling.batch,
-            max_norm=config.optimizer.max_grad_norm,
-        )
+        # 4. Optimizer, then copies of the adapter, whose weights may be sharded now.
+        self.prepare(batch=config.sampling.batch)
         if config.model.gradient_checkpointing == AUTO:
             self._decide_checkpointing()
-
-        # 5. Copies of the adapter, after `prepare`: its weights may be sharded now.
-        averaging = config.optimizer
-        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
+        self.begin_average()
         if self.objective.needs == "endpoint":
             self.old = OldPolicy(self.transformer)
 

@@ -23,7 +23,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import ExtraMetrics, Run
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
-from pacorl.report.page import write_report
 from pacorl.report.publish import push, write_card
 
 logger = logging.getLogger(__name__)
@@ -196,7 +195,7 @@ class PolicyTrainer(Run):
             # The run was stopped in this evaluation, and its checkpoint has no score yet; or a callback ends it before
             # its first epoch, and it has no checkpoint.
             self._save_if_due()
-        self._write_page()
+        self.write_page(moment=f"epoch {self.epoch}")
 
         while not self.finished:
             metrics = self.run_epoch()
@@ -207,7 +206,7 @@ class PolicyTrainer(Run):
             self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
             self._evaluate_if_due()
             if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
-                self._write_page()
+                self.write_page(moment=f"epoch {self.epoch}")
             self._save_if_due()
 
             # Warn once per sign. If a limit's action is stop, save before the error.
@@ -239,15 +238,6 @@ class PolicyTrainer(Run):
         if self.finished or self.epoch % self.config.save_every == 0:
             checkpoint = self.save()
             self._call_back("on_save", checkpoint)
-
-    def _write_page(self) -> None:
-        """Build report.html, on the main process."""
-        if not self.runtime.is_main:
-            return
-        try:
-            write_report(self.config.out)
-        except (OSError, ValueError) as fault:  # the run is worth more than its page
-            logger.warning("report.html was not built after epoch %d: %s", self.epoch, fault)
 
     def _release(self) -> None:
         """Close processes and locks when the main thread hangs; called on another thread."""

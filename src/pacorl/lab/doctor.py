@@ -90,7 +90,7 @@ def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
         ask: whether judges are asked and rewards tried, which loads the models of this process.
     """
     # This installation, and the plan.
-    findings = [*_versions(), *_driver(torch.version.cuda, driver_version()), _port(), *_folder(config)]
+    findings = [*_versions(), *_driver(torch.version.cuda, driver_version()), *_port_and_folder(config)]
     try:
         config = without_idle_judges(config)
         plan = plan_policy(config)
@@ -176,15 +176,15 @@ def _driver(cuda: str | None, driver: str) -> Iterator[Finding]:
         yield Finding("fine", "driver", text)
 
 
-def _port() -> Finding:
-    port = int(os.environ.get("MASTER_PORT", RENDEZVOUS))
-    if not listens("127.0.0.1", port):
-        return Finding("fine", "ports", f"{port}, where processes meet, is free")
-    text = f"{port}, where processes meet, is in use: give another with --main_process_port (torchrun: --master_port)"
-    return Finding("warning", "ports", text)
+def _port_and_folder(config: PolicyConfig) -> Iterator[Finding]:
+    """Check that the processes' port is free, and that the run's folder can be written and holds no run."""
+    port = f"{os.environ.get('MASTER_PORT', RENDEZVOUS)}, where processes meet,"
+    if listens("127.0.0.1", int(os.environ.get("MASTER_PORT", RENDEZVOUS))):
+        text = f"{port} is in use: give another with --main_process_port (torchrun: --master_port)"
+        yield Finding("warning", "ports", text)
+    else:
+        yield Finding("fine", "ports", f"{port} is free")
 
-
-def _folder(config: PolicyConfig) -> Iterator[Finding]:
     out = config.out.absolute()
     existing = out
     while not existing.exists():
@@ -199,18 +199,25 @@ def _folder(config: PolicyConfig) -> Iterator[Finding]:
 
 
 def _memory(plan: Plan) -> Iterator[Finding]:
+    # The device, and all components in main memory, with and without pages of files.
     host = plan.host_bytes
     resident = plan.held_bytes
     if plan.device_bytes:
         yield _on_card(plan, plan.device_bytes)
     else:
         # The CPU is the device, and its memory the host's.
-        yield _without_card(plan)
         host += plan.peak_bytes
         resident += plan.peak_bytes
+        parameters = next((row.parameters or 0 for row in plan.rows if row.component == "transformer"), 0)
+        if parameters > SLOW_ON_CPU:
+            needed = size_text(plan.peak_bytes + CUDA_BYTES)
+            yield Finding("error", "memory", f"no CUDA device is here; the run needs one of {needed} or more")
+        else:
+            text = f"{size_text(plan.peak_bytes)} on the CPU, enough for a generator of this size"
+            yield Finding("fine", "memory", text)
 
     # Pages of files may be dropped: without them a run fits, but loads slowly.
-    memory = _main_memory()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
     if resident > memory:
         yield Finding("error", "memory", text)
@@ -219,10 +226,6 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         yield Finding("warning", "memory", f"{text}; {pages}: loading is slow")
     else:
         yield Finding("fine", "memory", text)
-
-
-def _main_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _on_card(plan: Plan, card: int) -> Finding:
@@ -234,14 +237,6 @@ def _on_card(plan: Plan, card: int) -> Finding:
     if needed > TIGHT * card:
         return Finding("warning", "memory", f"{text}: tight; lower sampling.batch or evaluation.batch to be sure")
     return Finding("fine", "memory", text)
-
-
-def _without_card(plan: Plan) -> Finding:
-    for row in plan.rows:
-        if row.component == "transformer" and (row.parameters or 0) > SLOW_ON_CPU:
-            needed = size_text(plan.peak_bytes + CUDA_BYTES)
-            return Finding("error", "memory", f"no CUDA device is here; the run needs one of {needed} or more")
-    return Finding("fine", "memory", f"{size_text(plan.peak_bytes)} on the CPU, enough for a generator of this size")
 
 
 def _disk(config: PolicyConfig, plan: Plan) -> Finding:

@@ -93,8 +93,11 @@ class Heartbeats:
 
     def received(self) -> Iterator[Beat]:
         """Yield the received beats."""
-        while datagram := self._next():
-            content, source = datagram
+        while True:
+            try:
+                content, source = self.socket.recvfrom(LONGEST)
+            except OSError:  # there is none
+                return
             signature = content[:SIGNATURE_BYTES]
             payload = content[SIGNATURE_BYTES:]
             if hmac.compare_digest(signature, hmac.digest(self._key, payload, DIGEST)):
@@ -102,12 +105,6 @@ class Heartbeats:
                 # By source: a machine's address may differ when seen from outside.
                 self._addresses[rank] = source
                 yield Beat(rank, Position(*position), told=told, left=left)
-
-    def _next(self) -> tuple[bytes, Address] | None:
-        try:
-            return self.socket.recvfrom(LONGEST)
-        except OSError:  # there is none
-            return None
 
     def close(self) -> None:
         """Close the socket."""

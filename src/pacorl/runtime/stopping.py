@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -131,40 +131,33 @@ class StopSignals:
             elif time.monotonic() - self._told_at > REPEATED_SIGNAL:
                 raise KeyboardInterrupt
 
-        with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
-            before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        with ExitStack() as stack:
+            # 1. Heartbeats among several ranks, and the watch over them.
+            heartbeats = None
+            if len(self.processes) > 1:
+                one_machine = len({process.machine for process in self.processes}) == 1
+                stack.enter_context(lost_ranks(self.rank, self.processes))
+                heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self._gather)
+                stack.enter_context(closing(heartbeats))
+            self._watch = watch = stack.enter_context(
+                Watch(
+                    rank=self.rank,
+                    processes=self.processes,
+                    position=self.position,
+                    heartbeats=heartbeats,
+                    save=save,
+                    release=release,
+                )
+            )
 
-    @contextmanager
-    def _heartbeats(self) -> Iterator[Heartbeats | None]:
-        if len(self.processes) == 1:
-            yield None
-            return
-        one_machine = len({process.machine for process in self.processes}) == 1
-        with lost_ranks(self.rank, self.processes):
-            heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self._gather)
-            with closing(heartbeats):
-                yield heartbeats
-
-    @contextmanager
-    def _watching(
-        self, heartbeats: Heartbeats | None, save: Callable[[], str], release: Callable[[], None]
-    ) -> Iterator[None]:
-        with Watch(
-            rank=self.rank,
-            processes=self.processes,
-            position=self.position,
-            heartbeats=heartbeats,
-            save=save,
-            release=release,
-        ) as watch:
-            self._watch = watch
+            # 2. The signals.
             try:
-                yield
+                before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+                try:
+                    yield
+                finally:
+                    for number, handler in before.items():
+                        signal.signal(number, handler)
             except LostRankError as error:
                 if self.told:
                     watch.end(str(error))

@@ -256,19 +256,17 @@ class Watch:
                 return
             waited = time.monotonic() - self.told_at
             saver = self._saver()
-            states = self._lost or "; ".join(self._culprits())
+            # The ranks that other ranks wait for, or else this rank.
+            quiet = QUIET_BEATS * BEAT_SECONDS
+            still = {rank: max(m.silent, m.behind) for rank, m in sorted(self._members.items()) if not m.beat.left}
+            culprits = [rank for rank in still if still[rank] >= quiet] or [self.rank]
+            states = self._lost or "; ".join(self._state_of(rank) for rank in culprits)
             if saver == self.rank:
                 _say(f"told to stop {waited:.0f} s ago, and {states}; {self._saved()}")
             elif saver is None and self.rank == min(rank for rank in self._members if self._lives(rank)):
                 _say(f"told to stop {waited:.0f} s ago, and {states}; {UNSAVED}")
             _bounded(self._release, RELEASE_SECONDS)
             os._exit(EX_TEMPFAIL)
-
-    def _culprits(self) -> list[str]:
-        """Describe the ranks that other ranks wait for, or else this rank."""
-        quiet = QUIET_BEATS * BEAT_SECONDS
-        still = {rank: max(m.silent, m.behind) for rank, m in sorted(self._members.items()) if not m.beat.left}
-        return [self._state_of(rank) for rank in still if still[rank] >= quiet] or [self._state_of(self.rank)]
 
     def _saved(self) -> str:
         outcomes: list[str] = []

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.io.console import PlainConsole
-from pacorl.lab.plan.balance import Balance
-from pacorl.lab.plan.plan import print_plan
+from pacorl.lab.plan.cost import Cost
+from pacorl.lab.plan.plan import print_plan, summary
 
 
 @cache
-def balance(*overrides: str, world: int = 1) -> Balance:
-    balanced = planned(*overrides, world=world).balance
-    assert balanced
-    return balanced
+def balance(*overrides: str, world: int = 1) -> Cost:
+    cost = planned(*overrides, world=world).cost
+    assert cost
+    return cost
 
 
 @pytest.mark.slow
@@ -28,36 +28,40 @@ def test_the_balance_follows_the_questions_and_the_forwards() -> None:
     alone = balance()
     more = balance("rewards=[{name: consistency}, {name: panel_match}]")
     assert (alone.questions, more.questions) == (6, 10)
-    assert more.judge_tflop == pytest.approx(alone.judge_tflop * 10 / 6)
-    assert balance("judge={checkpoint: tiny, symmetric: true}").judge_tflop == pytest.approx(2 * alone.judge_tflop)
+    judged = alone.judged.flops
+    assert more.judged.flops == pytest.approx(judged * 10 / 6)
+    assert balance("judge={checkpoint: tiny, symmetric: true}").judged.flops == pytest.approx(2 * judged)
     node = balance("sampling={size: [64, 64], tree: {seeds: 1}}")
-    assert node.trainer_tflop < 0.9 * alone.trainer_tflop
-    assert node.judge_tflop == alone.judge_tflop
+    assert node.image < 0.9 * alone.image
+    assert node.judged.flops == judged
 
 
 @pytest.mark.slow
 def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
     for world in (1, 6):
         several = balance(world=world)
-        assert several.trainers == world
-        assert several.judge_cards == -(-world * several.judge_tflop // several.trainer_tflop)
-        assert several.trainers_per_judge == pytest.approx(several.trainer_tflop / several.judge_tflop, abs=0.01)
+        assert several.world == world
+        assert several.judge_cards == -(-world * several.judged.flops // several.image)
+        assert several.balance_line.endswith(f"and one with {several.image / several.judged.flops:.1f}")
 
 
 @pytest.mark.slow
 def test_the_balance_is_printed_and_in_the_json() -> None:
     plan = planned()
-    assert plan.balance
+    assert plan.cost
     console = PlainConsole(width=300, file=io.StringIO())
     print_plan(plan, console)
     assert isinstance(console.file, io.StringIO)
-    assert plan.balance.line in console.file.getvalue()
-    assert json.loads(plan.to_json())["balance"]["questions"] == 6
+    assert plan.cost.balance_line in console.file.getvalue()
+    assert json.loads(plan.to_json())["cost"]["questions"] == 6
 
 
 @pytest.mark.slow
 def test_without_a_judge_there_is_none() -> None:
-    assert planned("judge=none", "best_by=''", "rewards=[{name: jpeg_size}]").balance is None
+    plan = planned("judge=none", "best_by=''", "rewards=[{name: jpeg_size}]")
+    assert plan.cost
+    assert plan.cost.questions == 0
+    assert not any(line.startswith("balance") for line in summary(plan))
 
 
 def dry_run(*flags: str) -> dict[str, float]:

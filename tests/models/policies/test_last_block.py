@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.models.lora.adapters import add_lora
-from pacorl.models.policies.flux import FluxPolicy, image_ids
+from pacorl.models.policies.flux import FluxPolicy
 from pacorl.models.policies.last_block import prune_last_block_text
-from pacorl.types import Conditioning
+from pacorl.types import Conditioning, Size
 
 TEXT, SIDE = 48, 4
 
@@ -41,11 +41,11 @@ def velocity(flux: FluxPolicy, transformer: nn.Module) -> Tensor:
     )
     policy = copy.copy(flux)
     policy.transformer = transformer
-    return policy.forward(
+    return policy.velocity(
         torch.randn(2, SIDE * SIDE, config.in_channels, generator=generator),
         torch.tensor([0.9, 0.3]),
         conditioning,
-        ids_N3=image_ids(SIDE, SIDE),
+        Size(SIDE * policy.token_pixels, SIDE * policy.token_pixels),
     )
 
 

@@ -62,15 +62,6 @@ class Floor(Section):
             raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
         return self
 
-    def divisor(self, std_B: Tensor, size_B: Tensor) -> Tensor:
-        """Compute the divisor of scores with this standard deviation and root mean square."""
-        if self.form == "max":
-            return std_B.clamp(min=self.value)
-        if self.form == "add":
-            return std_B + self.value
-        # Infinity if the std is rounding error: Eq. 2 would scale it to advantages of ±1.
-        return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
-
 
 NO_FLOOR = Floor()
 
@@ -298,7 +289,13 @@ def group_divisor(
     else:
         std_B = score_B.new_zeros(1) if not valid_B.any() else score_B[valid_B].std(correction=0)
         size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt()
-    return floor.divisor(std_B, size_B)
+
+    if floor.form == "max":
+        return std_B.clamp(min=floor.value)
+    if floor.form == "add":
+        return std_B + floor.value
+    # Infinity if the std is rounding error: Eq. 2 would scale it to advantages of ±1.
+    return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:

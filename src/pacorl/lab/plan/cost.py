@@ -144,6 +144,19 @@ class Cost:
         return math.ceil(self.world * self.judged.flops / self.image)
 
     @property
+    def balance_line(self) -> str:
+        """Judge cards per trainer in one line, if both sides reach the same share of a card's peak."""
+        cards, keep = f"{self.judge_cards} judge cards of the trainers' kind", "keep"
+        if self.judge_cards == 1:
+            cards, keep = "1 judge card of the trainers' kind", "keeps"
+        judged = self.judged.flops
+        return (
+            f"balance: an image takes {self.image / 1e12:.0f} TFLOP of training and {judged / 1e12:.1f} of judging "
+            f"({self.questions} questions); {cards} {keep} up with {self.world} that train, and one with "
+            f"{self.image / judged:.1f}"
+        )
+
+    @property
     def evaluation(self) -> float:
         """Of all evaluations."""
         return sum(load.flops for load in self.evaluations)
@@ -228,7 +241,11 @@ def cost_of(
     sent = work.passes * streamed_bytes(policy.transformer)
     forward = _velocity(policy, size, config.sampling.batch, sent=sent)
     decoding = _decoding(policy, size)
-    trained = _trained(config, work, policy, size, sent=sent)
+    # Weights are sent for the forwards of a trained step and for its backward.
+    nodes = work.node_batch or config.sampling.batch
+    sampler = work.sampler.model_copy(update={"size": size})
+    step = memory.training_pass(policy, sampler=sampler, batch=nodes, with_base=False)
+    trained = _per_image(step, nodes, sent=sent * (3 if config.model.gradient_checkpointing else 2))
     velocities = {}
     for phase, count in work.forwards_per_image.items():
         velocities[phase] = count / work.passes
@@ -266,14 +283,6 @@ def cost_of(
 def _velocity(policy: PipelinePolicy, size: Size, batch: int, *, sent: int) -> Load:
     """Measure an image's share of a velocity, for which so many bytes of weights are sent."""
     return _per_image(memory.sampling_pass(policy, size=size, batch=batch), batch, sent=sent)
-
-
-def _trained(config: PolicyConfig, work: Work, policy: PipelinePolicy, size: Size, *, sent: int) -> Load:
-    """Measure an image's share of a trained step; weights are sent for its forwards and for its backward."""
-    batch = work.node_batch or config.sampling.batch
-    sampler = work.sampler.model_copy(update={"size": size})
-    step = memory.training_pass(policy, sampler=sampler, batch=batch, with_base=False)
-    return _per_image(step, batch, sent=sent * (3 if config.model.gradient_checkpointing else 2))
 
 
 def _decoding(policy: PipelinePolicy, size: Size) -> Load:

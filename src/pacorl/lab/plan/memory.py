@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from pacorl.core.sampler import Sampler
 from pacorl.core.sde import log_prob
@@ -113,20 +113,14 @@ def _repeatable(
     return Operation(tuple((r.shape, r.stride(), r.dtype) for r in results), is_sequence, in_place, flops)
 
 
-def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> float:
-    return float(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _attention_backward_flops(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> float:
-    return float(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
-
-
 FLOPS: Mapping[Any, Callable[..., float]] = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
 }
-"""torch's formulas, and the formulas of the attention in `fused_attention`."""
+"""torch's formulas, also for the attention in `fused_attention`."""
 
 
 class MemoryLedger(TorchDispatchMode):

@@ -26,7 +26,6 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge import JUDGES, backend_of
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.lab.plan import sources
-from pacorl.lab.plan.balance import Balance, balance_of
 from pacorl.lab.plan.components import (
     PHASES,
     PLACES,
@@ -72,8 +71,6 @@ class Plan:
     """Memory of the card; None without CUDA."""
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Forwards by phase, counted by `lab.plan.work`."""
-    balance: Balance | None = None
-    """Work of trainers and judges; None for generating, or if no reward asks a judge."""
     cost: Cost | None = None
     """FLOPs of the run; None for generating."""
 
@@ -178,9 +175,14 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     for prompt in prompts:
         policy.size_of(prompt, Size(*config.sampling.size))
 
-    # Memory and work.
+    # Memory and work, at the largest of the records' sizes if records decide.
+    largest = config
+    if config.prompts.record_sizes:
+        sampling = config.sampling.model_copy(update={"size": _largest_size(train, config.sampling.size)})
+        judged = config.evaluation.model_copy(update={"size": _largest_size(evaluation, config.evaluation.size)})
+        largest = config.model_copy(update={"sampling": sampling, "evaluation": judged})
     rows = training_rows(
-        _at_largest(config, train, evaluation),
+        largest,
         work=work,
         policy=policy,
         judge=judge.configs,
@@ -201,7 +203,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     # Absent weights, and warnings, most of which are empty.
     checkpoints = (generator, judge, held_out_judge)
     absences = sources.all_absences(config, checkpoints)
-    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, balance_of(cost), cost)
+    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, cost)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints), *cost.warnings()]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
@@ -349,9 +351,9 @@ def summary(plan: Plan) -> Iterator[str]:
         yield f"forwards per image: {', '.join(counts)}"
 
     # Judging beside training, evaluations, and hours on known cards.
-    if plan.balance:
-        yield plan.balance.line
     if plan.cost:
+        if plan.cost.questions:
+            yield plan.cost.balance_line
         yield plan.cost.evaluation_line
         cards = timed_cards(plan, plan.cost)
         if cards:
@@ -388,19 +390,8 @@ def _where(row: Row) -> str:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _at_largest(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> PolicyConfig:
-    """Set the sizes of the config to its records' largest, if records decide."""
-    if not config.prompts.record_sizes:
-        return config
-    sampling = config.sampling.model_copy(update={"size": _largest_size(train, config.sampling.size)})
-    judged = config.evaluation.model_copy(update={"size": _largest_size(evaluation, config.evaluation.size)})
-    return config.model_copy(update={"sampling": sampling, "evaluation": judged})
-
-
 def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
-    sizes = []
-    for prompt in prompts:
-        sizes.append((prompt.size.height, prompt.size.width) if prompt.size else size)
+    sizes = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
     return max(sizes, key=math.prod, default=size)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pacorl.core.advantages import AGGREGATES, advantages
 from pacorl.core.panels import panel_of_token
-from pacorl.core.sampler import Sampler, Tree
+from pacorl.core.sampler import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, Trunk, draw_samples
@@ -151,7 +151,7 @@ def _redrawn(
     tree = Tree(1, (sampler.tree.group_size, *[1] * (len(sampler.stochastic_steps) - 1)))
     local = replace(draw, sampler=sampler.model_copy(update={"tree": tree}))
 
-    trunk = Trunk(local, _group(local.sampler, prompt))
+    trunk = Trunk(local, [Row(prompt, member) for member in range(tree.group_size)])
     x_BNC = torch.stack(list(trunk.grow()[1].values()))
     before = _scores(config, trunk, rewards, x_BNC)
     panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
@@ -187,7 +187,7 @@ def _gradients(
     config: PolicyConfig, draw: Draw, rewards: Mapping[str, Reward], prompt: Prompt
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
-    rows = _group(draw.sampler, prompt)
+    rows = [Row(prompt, member) for member in range(draw.sampler.tree.group_size)]
     # Draw and score one group.
     samples = Samples()
     with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
@@ -253,10 +253,6 @@ def _gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> Tensor:
     return sketch
 
 
-def _group(sampler: Sampler, prompt: Prompt) -> list[Row]:
-    return [Row(prompt, member) for member in range(sampler.tree.group_size)]
-
-
 def signal_by_noise(halves: Sequence[tuple[Tensor, Tensor]], rng: np.random.Generator) -> tuple[Estimate, Estimate]:
     """Estimate what gradients share, between groups and within them, with 95 % bootstrap intervals over groups.
 
@@ -278,7 +274,11 @@ def signal_by_noise(halves: Sequence[tuple[Tensor, Tensor]], rng: np.random.Gene
     weights = [np.ones(count), *rng.multinomial(count, np.full(count, 1 / count), size=DRAWS)]
     between = [_between(product_II, weight_I) for weight_I in weights]
     within = [float(weight_I @ shared_I / (weight_I @ power_I)) for weight_I in weights]
-    return _estimate(between), _estimate(within)
+    estimates = []
+    for values in (between, within):
+        low, high = np.nanquantile(values[1:], [0.025, 0.975])
+        estimates.append(Estimate(values[0], float(low), float(high)))
+    return estimates[0], estimates[1]
 
 
 def _between(product_II: Floats, weight_I: Floats) -> float:
@@ -290,8 +290,3 @@ def _between(product_II: Floats, weight_I: Floats) -> float:
     signal = (weight_I @ product_II @ weight_I - weight_I**2 @ diagonal_I) / pairs
     power = weight_I @ diagonal_I / weight_I.sum()
     return float(signal / (power - signal))
-
-
-def _estimate(values: Sequence[float]) -> Estimate:
-    low, high = np.nanquantile(values[1:], [0.025, 0.975]) if len(values) > 1 else (math.nan, math.nan)
-    return Estimate(values[0], float(low), float(high))

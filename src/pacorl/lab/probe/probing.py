@@ -396,9 +396,12 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
 
     # Each reading is a separate reward of the scorer, so that readings wait and overlap as in training.
     readers = dict(models.rewards)
-    turned = {name: reward for name, reward in models.rewards.items() if isinstance(reward, JudgedReward)}
+    turned = {}
     if TURNED in models.readings:
-        readers |= {_turned_key(name): TurnedReward(reward) for name, reward in turned.items()}
+        for name, judged in models.rewards.items():
+            if isinstance(judged, JudgedReward):
+                turned[name] = f"{name}, {TURNED}"
+                readers[turned[name]] = TurnedReward(judged)
 
     # Sample and score at the same time, if the judge permits it.
     overlap = scoring_overlaps(config.judge, device=models.device)
@@ -421,13 +424,9 @@ def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: in
     score_BJ = np.zeros((len(table), len(models.readings)))
     for reward in config.rewards:
         for number, reading in enumerate(models.readings):
-            key = _turned_key(reward.key) if reading == TURNED and reward.key in turned else reward.key
+            key = turned.get(reward.key, reward.key) if reading == TURNED else reward.key
             score_BJ[:, number] += reward.weight * columns[key]
     return score_BJ
-
-
-def _turned_key(name: str) -> str:
-    return f"{name}, {TURNED}"
 
 
 def _units(models: Models, sampler: Sampler) -> Iterator[list[Row]]:
@@ -472,10 +471,22 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     nodes = max(1, work.node_batch)
     size = models.policy.size_of(models.prompts[0], work.sampler.size)
     latent = models.policy.noise([0], size)
-    # Seconds of each, per image.
-    forward = _quickest(models, lambda: _forward(models, size, batch)) / batch
-    trained = _quickest(models, lambda: _backward(models, size, nodes)) / nodes
-    decode = _quickest(models, lambda: models.policy.decode(latent, size))
+
+    def velocity(count: int) -> torch.Tensor:
+        conditioning = models.cache.batch([models.prompts[0]] * count, size)
+        noise = models.policy.noise(range(count), size)
+        return velocity_at(models.policy, noise, torch.tensor(0.5), conditioning, size)
+
+    def train() -> None:
+        velocity(nodes).square().mean().backward()
+        models.policy.transformer.zero_grad(set_to_none=True)
+
+    # Seconds of each, per image. Sampling keeps no activations.
+    with torch.no_grad():
+        forward = _quickest(models, lambda: velocity(batch)) / batch
+        decode = _quickest(models, lambda: models.policy.decode(latent, size))
+    with torch.enable_grad():
+        trained = _quickest(models, train) / nodes
     score = models.seconds["reward"] / (images * len(models.readings))
     seconds = {
         "sampling": work.samples * (per_image["sampling"] * forward + decode),
@@ -488,24 +499,6 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
         work.samples * questions,
         seconds,
     )
-
-
-@torch.no_grad()
-def _forward(models: Models, size: Size, count: int) -> None:
-    # As in sampling: without gradients, and without the activations kept for them.
-    _velocity(models, size, count)
-
-
-def _backward(models: Models, size: Size, count: int) -> None:
-    with torch.enable_grad():
-        _velocity(models, size, count).square().mean().backward()
-    models.policy.transformer.zero_grad(set_to_none=True)
-
-
-def _velocity(models: Models, size: Size, count: int) -> torch.Tensor:
-    conditioning = models.cache.batch([models.prompts[0]] * count, size)
-    noise = models.policy.noise(range(count), size)
-    return velocity_at(models.policy, noise, torch.tensor(0.5), conditioning, size)
 
 
 def _quickest(models: Models, act: Callable[[], object]) -> float:

@@ -7,13 +7,13 @@ the evaluation from the checkpoint of its epoch. Then the records of both ledger
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,10 +34,6 @@ from pacorl.lab.verify.audit import Kind, check_samples, ranges, repeatable
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Answer = Literal["equal bits", "equal within the stated tolerance", "differs"]
 Floats = NDArray[np.float64]
@@ -176,7 +172,9 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
     # Rewards without a judge score again; the others return their recorded scores.
     recomputed = start["recomputed"]
     scored = [reward for reward in config.rewards if reward.key in recomputed]
-    functions: dict[str, RewardFunction] = {reward.key: _zeros for reward in config.rewards}
+    functions: dict[str, RewardFunction] = {
+        reward.key: lambda prompts, images: [0.0] * len(images) for reward in config.rewards
+    }
     functions |= build_rewards(scored, judge=None, device=Runtime().device)
 
     # The trainer, in the temporary folder.
@@ -194,11 +192,6 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
             trainer.evaluate()
     finally:
         trainer.close()
-
-
-def _zeros(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
-    """Score in place of a reward whose recorded scores are replayed."""
-    return [0.0] * len(images)
 
 
 class ReplayingScorer(Scorer):
@@ -304,28 +297,24 @@ def compare(
             environment[name] = [then.get(name), now[name]]
 
     # The quantities, in the order of computation.
-    record = recorded[1]
-    quantities = list(_epoch(recorded, again) if record["kind"] == "epoch" else _evaluation(record, again[1], scores))
-    return Comparison(record["kind"], record["epoch"], quantities, environment)
-
-
-def _epoch(recorded: Sequence[Record], again: Sequence[Record]) -> Iterator[Quantity]:
-    before, then = recorded
+    before, record = recorded
     before_again, now = again
-    yield _hashed("start", "weights", before, before_again)
-    yield _hashed("samples", "samples", then, now)
-    yield _scored(_epoch_scores(then), _epoch_scores(now), equal=then["hashes"]["scores"] == now["hashes"]["scores"])
-    yield _hashed("advantages", "advantages", then, now)
-    # An epoch changes the weights little, so their difference is relative to the change.
-    yield _hashed("weights", "weights", then, now, since=before_again)
-
-
-def _evaluation(then: Record, now: Record, scores: Sequence[Floats]) -> Iterator[Quantity]:
-    yield _hashed("start", "weights", then, now)
-    yield _hashed("images", "images", then, now)
-    if scores:
-        old, new = scores
-        yield _scored(old, new, equal=np.array_equal(old, new, equal_nan=True))
+    if record["kind"] == "epoch":
+        same_scores = record["hashes"]["scores"] == now["hashes"]["scores"]
+        quantities = [
+            _hashed("start", "weights", before, before_again),
+            _hashed("samples", "samples", record, now),
+            _scored(_epoch_scores(record), _epoch_scores(now), equal=same_scores),
+            _hashed("advantages", "advantages", record, now),
+            # An epoch changes the weights little, so their difference is relative to the change.
+            _hashed("weights", "weights", record, now, since=before_again),
+        ]
+    else:
+        quantities = [_hashed("start", "weights", record, now), _hashed("images", "images", record, now)]
+        if scores:
+            old, new = scores
+            quantities.append(_scored(old, new, equal=np.array_equal(old, new, equal_nan=True)))
+    return Comparison(record["kind"], record["epoch"], quantities, environment)
 
 
 def _epoch_scores(record: Record) -> Floats:

@@ -250,7 +250,12 @@ def read_lora(source: str | Path) -> Lora:
             )
         config = _checked(read_object(path, fix="fetch the adapter again"), path)
     else:
-        config = _checked(_config_in(file, metadata), file)
+        # diffusers' metadata in the file, if there is any.
+        with blamed_on(f"{file}: {METADATA} in its metadata"):
+            entries = parse_object(metadata.get(METADATA, "{}"), kind="config")
+        prefix = "transformer."
+        of_transformer = {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
+        config = _checked(of_transformer, file)
     state, alphas = _plain(file, tensors)
     base = str(config.get("base_model_name_or_path") or "")
     lora = Lora(state, _alphas(file, state, alphas, config), base)
@@ -299,14 +304,6 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
         if counterpart not in state:
             raise ValueError(f"{file}: {name} is there and {counterpart} is not; fetch or copy it again")
     return state, alphas
-
-
-def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Read the adapter's config from diffusers' metadata in the file; empty if there is none."""
-    with blamed_on(f"{file}: {METADATA} in its metadata"):
-        entries = parse_object(metadata.get(METADATA, "{}"), kind="config")
-    prefix = "transformer."
-    return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
 
 
 def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:

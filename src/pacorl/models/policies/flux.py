@@ -78,16 +78,14 @@ class FluxPolicy(PipelinePolicy):
         return {"tokens": tokens, "pooled": pooled}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        return self.forward(x_BNC, sigma_B, conditioning, ids_N3=self.position_ids(size))
-
-    def position_ids(self, size: Size) -> Tensor:
-        """(N, 3) of the image's tokens and, behind them, of each source's, on the device."""
-        return _ids_on(self.device, *self.token_grid(size), images=1 + self.max_sources)
-
-    def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
-        """The transformer's guided output in fp32 for tokens at the positions `ids_N3`."""
+        # Tokens and positions of the image, then of Kontext's source.
         tensors = conditioning.tensors
         tokens = tensors["tokens"]
+        hidden_BMC = x_BNC
+        if self.max_sources:
+            hidden_BMC = torch.cat([x_BNC, tensors["source"].to(x_BNC.dtype)], 1)
+        ids_N3 = _ids_on(self.device, *self.token_grid(size), images=1 + self.max_sources)
+
         embeds = self.pipeline.transformer.config.guidance_embeds
         guidance_B = torch.full_like(sigma_B, self.options.guidance_scale) if embeds else None
 
@@ -102,7 +100,8 @@ class FluxPolicy(PipelinePolicy):
                 img_ids=ids_N3.to(tokens),
             )
 
-        return guided(read, scale=self.options.true_cfg_scale)
+        # The source's unused velocity is cut off at the end, after guidance.
+        return guided(read, scale=self.options.true_cfg_scale)[:, : x_BNC.shape[1]]
 
 
 @lru_cache(maxsize=32)

@@ -66,10 +66,6 @@ class KleinOptions(PolicyOptions):
     max_sequence_length: int = Field(512, ge=1, le=4096)
     """Qwen3 tokens per prompt."""
 
-    @property
-    def negative_text(self) -> str | None:
-        return self.negative_prompt if self.guidance_scale > 1 else None
-
 
 class KleinPolicy(PipelinePolicy):
     """A `Flux2KleinPipeline` behind the policy seam."""

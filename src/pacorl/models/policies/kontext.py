@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from pacorl.io.images import open_image, upright_size
@@ -28,7 +27,7 @@ from pacorl.models.policies.pipeline import stitch
 from pacorl.models.policies.spec import PolicySpec, TinyCheckpoint
 from pacorl.tiny import CHECKPOINTS
 from pacorl.tiny.words import check_tiny_edit
-from pacorl.types import Conditioning, Prompt, Size
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from diffusers import FluxKontextPipeline
@@ -82,16 +81,6 @@ class KontextPolicy(FluxPolicy):
         images = [open_image(path) for path in self.image_paths(prompt)]
         image = stitch(images, size) if prompt.references else images[0]
         return {"source": self.encode_image(image, size)}
-
-    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        # The generated tokens come first, so that the source's unused velocity is cut off at the end.
-        predicted = self.forward(
-            torch.cat([x_BNC, conditioning.tensors["source"].to(x_BNC.dtype)], 1),
-            sigma_B,
-            conditioning,
-            ids_N3=self.position_ids(size),
-        )
-        return predicted[:, : x_BNC.shape[1]]
 
     def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}

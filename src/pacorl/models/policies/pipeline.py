@@ -39,6 +39,8 @@ JOINT_ATTENTION = (
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
 )  # fmt: skip
 """Linear layers of a joint attention of images and texts, by diffusers' names."""
+POSITIONS = ("source_ids", "source_grid")
+"""Names of the tensors with the positions of an image's tokens."""
 
 
 def pack(codes_BCHW: Tensor, *, patch: int = 2) -> Tensor:
@@ -312,11 +314,16 @@ class PipelinePolicy:
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         per_prompt = self.forward_per == "prompt"
-        # Rows of one layout share a forward.
+        # Rows of one layout share a forward: their images have equal numbers, shapes and positions.
         rows_by_layout: dict[Any, list[int]] = {}
         for row, conditioning in enumerate(conditionings):
             # The rows of a prompt have the same object, which the cache of conditionings returns once per batch.
-            layout = id(conditioning) if per_prompt else layout_of(conditioning)
+            layout: Any = id(conditioning)
+            if not per_prompt:
+                tensors = conditioning.tensors
+                source = tuple(tensors["source"].shape) if "source" in tensors else ()
+                positions = [tensors[name].numpy().tobytes() for name in POSITIONS if name in tensors]
+                layout = (source, *positions)
             rows_by_layout.setdefault(layout, []).append(row)
         if len(rows_by_layout) == 1 and (len(conditionings) == 1 or not per_prompt):
             return self.collate_alike(conditionings)
@@ -443,17 +450,6 @@ class PipelinePolicy:
         return Conditioning(
             {name: torch.empty(batch, *shape, device=self.device, dtype=dtype) for name, shape in shapes.items()}
         )
-
-
-LAYOUT = ("source_ids", "source_grid")
-"""Names of the tensors with the positions of an image's tokens."""
-
-
-def layout_of(conditioning: Conditioning) -> tuple[Any, ...]:
-    """Return what the rows of a forward have in common: the number, shapes and positions of their images."""
-    tensors = conditioning.tensors
-    source = tuple(tensors["source"].shape) if "source" in tensors else ()
-    return (source, *(tensors[name].numpy().tobytes() for name in LAYOUT if name in tensors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ class PolicyOptions(Section):
     """Options common to all kinds of generators; each kind adds its own."""
 
     cfg_scale: ClassVar[str] = ""
-    """Option with the scale of classifier-free guidance; empty for kinds without it."""
+    """Option with the scale of classifier-free guidance; empty for kinds without it. Its kinds have an option
+    `negative_prompt`."""
 
     kind: str
     """Name in `POLICIES`."""
@@ -141,7 +142,8 @@ class PolicyOptions(Section):
     @property
     def negative_text(self) -> str | None:
         """The negative prompt of classifier-free guidance; None without guidance."""
-        return None
+        is_guided = self.cfg_scale and getattr(self, self.cfg_scale) > 1
+        return getattr(self, "negative_prompt") if is_guided else None  # noqa: B009 - a field of some kinds
 
     @property
     def unguided(self) -> Self:
@@ -171,11 +173,6 @@ class TrueGuidance(PolicyOptions):
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "
     """Negative prompt of guidance."""
-
-    @property
-    def negative_text(self) -> str | None:
-        """`negative_prompt` if the scale is above 1."""
-        return self.negative_prompt if self.true_cfg_scale > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)

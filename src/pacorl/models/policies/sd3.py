@@ -36,10 +36,6 @@ class SD3Options(PolicyOptions):
     max_sequence_length: int = Field(256, ge=1, le=512)
     """T5 tokens per prompt."""
 
-    @property
-    def negative_text(self) -> str | None:
-        return self.negative_prompt if self.guidance_scale > 1 else None
-
 
 class SD3Policy(PipelinePolicy):
     """A `StableDiffusion3Pipeline` behind the policy seam."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -70,16 +69,15 @@ class StreamedLinear(QuantizedLinear):
         self.scale = nn.Parameter(self.scale.new_empty(0), False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name for it
-        fetched = partial(self._fetched, input.device)
-        product: Tensor = _StreamedProduct.apply(input, self.bias, fetched)  # type: ignore[no-untyped-call]
+        device = input.device
+        product: Tensor = _StreamedProduct.apply(  # type: ignore[no-untyped-call]
+            input, self.bias, lambda: self.unpack(*self.packed(device))
+        )
         return product
 
     def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
         codes, scale = self.stream.fetch(self.parked, device)
         return codes, scale
-
-    def _fetched(self, device: torch.device) -> Tensor:
-        return self.unpack(*self.packed(device))
 
 
 class _FrozenProduct(torch.autograd.Function):
@@ -141,6 +139,7 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
 def _pack_layer(
     model: nn.Module, name: str, quantizer: Quantizer, *, device: str | torch.device, stream: WeightStream | None
 ) -> None:
+    """Replace a layer; its variables do not outlive the call, so that the weight is freed."""
     layer: nn.Linear = model.get_submodule(name)  # type: ignore[assignment]
     bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
     parent, _, child = name.rpartition(".")

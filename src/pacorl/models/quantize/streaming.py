@@ -55,7 +55,6 @@ class WeightStream:
         current = self._ahead
         self._ahead = None
         if current is None or current[0] is not parked:
-            current = None
             current = (parked, self._send(parked, device))
         if self._computing and self._copier:
             # Also for wrong copies, whose memory is reused from here on.
