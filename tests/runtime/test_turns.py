@@ -15,6 +15,7 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.core.transfer import warn_of_pageable
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import check_division
+from pacorl.grpo.scoring import Scorer
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.models.quantize.streaming import Arena
 from pacorl.models.twins import META
@@ -130,7 +131,8 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
     trainer = PolicyTrainer(config)
     assert trainer.turns is not None
     assert trainer.turns.scorers == [trainer.judge.model]
-    assert not trainer.scoring_overlaps
+    with trainer.scorer(Scorer, samples=8) as scorer:
+        assert not scorer.overlap
     assert trainer.policy.pipeline.text_encoder_2 is None
     (line,) = metrics(trainer.train().folder, "epoch")
     deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}

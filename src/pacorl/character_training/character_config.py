@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
 from pacorl.config.one_of import OneOf
 from pacorl.core.sampler import Steps
-from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig
+from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions
 from pacorl.models.policies.spec import PolicySpec
@@ -68,7 +68,7 @@ class GalleryConfig(Section):
     """Denoising steps, of class images too."""
 
 
-class CharacterConfig(Section):
+class CharacterConfig(LoraConfig):
     """Training of a LoRA of one character.
 
     Example:

@@ -93,8 +93,6 @@ def sample(run: Run, sampler: Sampler, rows: Sequence[Row], samples: Sequence[Sa
 
     Args:
         run: the run, within `Run.sampling_policy`.
-        sampler: sampler of the epoch.
-        rows: rows of all ranks.
         samples: one per update, filled with its rollouts and nodes.
     """
     config = run.config
@@ -141,8 +139,6 @@ def compare(
 
     Args:
         run: the run, for the rewards' weights.
-        sampler: sampler of the epoch.
-        rows: rows of all ranks.
         scores: global row → one score per reward.
         parts: global row → parts of its scores; None without panel credit.
 
@@ -225,8 +221,6 @@ def take_step(
     """Take one optimizer step, or skip it on all ranks if a gradient is not finite or no sample is left.
 
     Args:
-        run: the run.
-        sampler: sampler of the epoch.
         samples: samples of this rank for this step.
         epoch_advantages: advantages of the whole epoch.
         inner: number of earlier passes over these samples.

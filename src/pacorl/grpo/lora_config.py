@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from pacorl.config.base import Positive, Rank, Section, Share
-from pacorl.models.policies.policy import PolicyOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pacorl.models.policies.policy import PolicyOptions
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -48,32 +51,13 @@ class AdamWConfig(Section):
     """Optimizer steps between updates of the average."""
 
 
-class LoraConfig(Protocol):
-    """Part of a run's config that adapters, optimizers and checkpoints need, whatever the objective."""
+class LoraConfig(Section):
+    """A run's config with the keys that adapters, optimizers and checkpoints need, whatever the objective."""
 
-    @property
-    def out(self) -> Path:
-        """The run's folder."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of every random draw."""
-
-    @property
-    def keep_checkpoints(self) -> int:
-        """Number of newest checkpoints to keep, besides the best."""
-
-    @property
-    def model(self) -> PolicyOptions:
-        """The generator."""
-
-    @property
-    def adapter(self) -> AdapterConfig:
-        """The trained LoRA."""
-
-    @property
-    def optimizer(self) -> AdamWConfig:
-        """The optimizer of the LoRA."""
-
-    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
-        """Return the whole config, as pydantic's models do."""
+    if TYPE_CHECKING:  # each run declares them in its own order, with its own text and default
+        out: Path
+        seed: int
+        keep_checkpoints: int
+        model: PolicyOptions
+        adapter: AdapterConfig
+        optimizer: AdamWConfig

@@ -18,7 +18,7 @@ from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
-from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig
+from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
@@ -213,7 +213,7 @@ class OptimizerConfig(AdamWConfig):
     """Optimizer steps per epoch, each on its share of the groups."""
 
 
-class PolicyConfig(Section):
+class PolicyConfig(LoraConfig):
     """A PaCo-GRPO run, by default with the paper's values.
 
     Example:

@@ -26,7 +26,6 @@ from pacorl.grpo.checkpoint import (
     starting_point,
 )
 from pacorl.grpo.conditioning import ConditioningFiles
-from pacorl.grpo.evaluated import EvaluatedSample
 from pacorl.grpo.last_state import LastState
 from pacorl.grpo.ledger import Ledger, start_facts
 from pacorl.grpo.lora_run import LoraRun
@@ -402,7 +401,9 @@ class Run(LoraRun):
         waited = self.clock.seconds["reward"]
         # The whole epoch's budget: each rank stops alone, without the counts of the rest.
         max_missing = self.config.advantages.max_missing * samples * len(self.rewards)
-        options = self.scorer_options | {"overlap": self.scoring_overlaps, "max_missing": max_missing}
+        # In turns the scorers are off the device during sampling.
+        overlap = not self.turns and scoring_overlaps(self.config.judge, device=self.runtime.device)
+        options = self.scorer_options | {"overlap": overlap, "max_missing": max_missing}
 
         with make(self.rewards, monitored=True, by_panel=self.by_panel, **options) as scorer:
             yield scorer
@@ -426,13 +427,6 @@ class Run(LoraRun):
     def by_panel(self) -> bool:
         """Whether each panel has an advantage of its own."""
         return self.config.advantages.panel_share > 0
-
-    @property
-    def scoring_overlaps(self) -> bool:
-        """Whether scoring overlaps with sampling."""
-        if self.turns:  # the scorers are off the device during sampling
-            return False
-        return scoring_overlaps(self.config.judge, device=self.runtime.device)
 
     def gather_scores(self, scorer: Scorer) -> tuple[dict[int, Scores], dict[int, Parts] | None]:
         """Wait for the scores of all ranks.
@@ -538,18 +532,6 @@ class Run(LoraRun):
         if self.epoch % self.config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return line
-
-    def finish_evaluation(
-        self, samples: Sequence[EvaluatedSample], metrics: Mapping[str, float], score: float | None
-    ) -> None:
-        """Write an evaluation's log line and record; `score` is the score by `best_by`, None if a judge failed."""
-        line = self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
-        # Before the ledger: an evaluation is complete once its line is written.
-        self.evaluated = self.epoch
-        self.score = score
-        with self.clock.timed("hashes"):
-            self.ledger.write_evaluation(self, samples, line=line, score=score)
-        self.pending.clear()
 
     def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:
         """Count the judge's requests, retries and failures over all ranks since `before`, as `judge/…`."""

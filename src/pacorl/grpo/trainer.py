@@ -145,7 +145,10 @@ class PolicyTrainer(Run):
             self.close()
 
         # After the guard: the run is closed, and no rank waits for another.
-        result = self._result()
+        folder = self.config.out
+        lines = read_jsonl(folder / "metrics.jsonl")
+        evaluations = [line for line in lines if line["kind"] == "evaluation"]
+        result = TrainResult(folder, folder / "adapter", evaluations[-1], folder / "report.html")
         self._call_back("on_train_end", result)
         return result
 
@@ -173,12 +176,6 @@ class PolicyTrainer(Run):
         # One rank that stopped alone would leave the others in a collective. After the end no rank waits.
         if self.callbacks and event != "on_train_end":
             self.should_training_stop = any(self.runtime.gather(self.should_training_stop))
-
-    def _result(self) -> TrainResult:
-        folder = self.config.out
-        lines = read_jsonl(folder / "metrics.jsonl")
-        evaluations = [line for line in lines if line["kind"] == "evaluation"]
-        return TrainResult(folder, folder / "adapter", evaluations[-1], folder / "report.html")
 
     def run_epoch(self) -> dict[str, float]:
         """Run the coming epoch and return its metrics; see `grpo.epoch`."""

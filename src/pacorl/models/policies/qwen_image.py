@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,6 +29,9 @@ from pacorl.models.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, by_
 from pacorl.models.policies.policy import Parts, TrainingShift, TrueGuidance
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIDE = 32
 """Divisor of an image's sides in pixels, by the pipelines' rule."""
@@ -226,20 +229,23 @@ class QwenEditPolicy(QwenImagePolicy):
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
-    def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
-        # The VAE's tokens. The image has the last source's aspect, so only the last source has the image's size.
-        paths = self.image_paths(prompt)
-        images = [open_image(path) for path in paths]
-        sizes = [sides_for(size.height * size.width, path) for path in paths]
-        if prompt.sources:
-            sizes[len(prompt.sources) - 1] = size
-        codes = [self.encode_image(image, vae_size) for image, vae_size in zip(images, sizes, strict=True)]
-
-        # The text encoder's images.
+    def _read_images(self, prompt: Prompt, size: Size) -> tuple[list[Size], list[Tensor], list[Image]]:
+        """Read a prompt's images: the size and tokens of each in the VAE, and the image for the text encoder."""
+        sizes = []
+        codes = []
         shown = []
-        for path, image in zip(paths, images, strict=True):
-            shown_size = self._shown_size(path, size)
+        for number, path in enumerate(self.image_paths(prompt), 1):
+            # The generated image has the last source's aspect, so the last source has its size.
+            vae_size = size if number == len(prompt.sources) else sides_for(size.height * size.width, path)
+            image = open_image(path)
+            shown_size = self._shown_size(path, size) or vae_size
+            sizes.append(vae_size)
+            codes.append(self.encode_image(image, vae_size))
             shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
+        return sizes, codes, shown
+
+    def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
+        sizes, codes, shown = self._read_images(prompt, size)
 
         def read_text(text: str) -> Tensor:
             # Edit's pipeline takes one image, Plus's a list.
@@ -254,9 +260,9 @@ class QwenEditPolicy(QwenImagePolicy):
             tensors["negative_tokens"] = read_text(self.options.negative_text)
         return Conditioning(tensors)
 
-    def _shown_size(self, path: Path, size: Size) -> Size:
-        """Return the size of a source for the text encoder."""
-        return size
+    def _shown_size(self, path: Path, size: Size) -> Size | None:
+        """Return the size of a source for the text encoder; None for its size in the VAE."""
+        return None
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         # This VAE reads an image as a video of one frame.
@@ -333,17 +339,21 @@ def tiny_qwen_image(texts: Sequence[str]) -> Any:
     )
 
 
+def processor_of(texts: Sequence[str], image_options: Mapping[str, Any]) -> Any:
+    """Build a processor whose tokenizer is trained on `texts`."""
+    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
+
+    return image_text_processor(
+        tokenizer=twins.qwen_tokenizer_of(texts), image_options=image_options, chat_template=twins.CHAT_TEMPLATE
+    )
+
+
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     """Build a small Qwen-Image-Edit pipeline, or its Plus variant, its tokenizer trained on `texts`."""
     import diffusers
 
-    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
-
-    processor = image_text_processor(
-        tokenizer=twins.qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
-        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
-        chat_template=twins.CHAT_TEMPLATE,
-    )
+    image_options = {"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128}
+    processor = processor_of([*texts, *EDIT_TEMPLATE_WORDS], image_options)
     pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
     return pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_IMAGE.parts["scheduler"]),

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pacorl.io.images import as_rgb, open_image
+from pacorl.io.images import as_rgb
 from pacorl.models import twins
 from pacorl.models.policies.pipeline import MixedConditioning, by_layout, check_multiple, guided, nearest_multiple
 from pacorl.models.policies.policy import Parts, PolicyOptions, TrueGuidance
-from pacorl.models.policies.qwen_image import QwenEditPolicy, sides_for
+from pacorl.models.policies.qwen_image import QwenEditPolicy, processor_of
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -108,17 +108,7 @@ class QwenImage21Policy(QwenEditPolicy):
             `tokens` (1, L, D) of the text encoder; with true CFG `negative_tokens`. With images `source` (1, M, C),
             their tokens, and `source_grid` (1, K, 3): the first slot in the text, rows and columns of each.
         """
-        # Sizes and images. The last source has the image's size.
-        paths = self.image_paths(prompt)
-        sizes = [sides_for(size.height * size.width, path) for path in paths]
-        if prompt.sources:
-            sizes[len(prompt.sources) - 1] = size
-        images = [open_image(path) for path in paths]
-        shown = []
-        codes = []
-        for image, shown_size in zip(images, sizes, strict=True):
-            shown.append(self.pipeline.image_processor.resize(image, shown_size.height, shown_size.width))
-            codes.append(self.encode_image(image, shown_size))
+        sizes, codes, shown = self._read_images(prompt, size)
 
         # The text encoder's tokens.
         def read_text(text: str) -> tuple[Tensor, Tensor]:
@@ -129,7 +119,7 @@ class QwenImage21Policy(QwenEditPolicy):
         tensors = {"tokens": tokens}
         if self.options.negative_text is not None:
             tensors["negative_tokens"] = read_text(self.options.negative_text)[0]
-        if not paths:
+        if not sizes:
             return Conditioning(tensors)
 
         # The slots of each image, which stand before the text and so are the negative text's too.
@@ -234,15 +224,6 @@ def prompt_tokens(conditioning: Conditioning, name: str) -> PromptTokens:
     if "source" not in tensors:
         return PromptTokens(text, None, ())
     return PromptTokens(text, tensors["source"].to(text.dtype), tensors["source_grid"][0].tolist())
-
-
-def processor_of(texts: Sequence[str], image_options: Mapping[str, Any]) -> Any:
-    """Build a processor whose tokenizer is trained on `texts`."""
-    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
-
-    return image_text_processor(
-        tokenizer=twins.qwen_tokenizer_of(texts), image_options=image_options, chat_template=twins.CHAT_TEMPLATE
-    )
 
 
 def tiny_qwen_image_21(texts: Sequence[str]) -> Any:

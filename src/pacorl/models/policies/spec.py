@@ -16,7 +16,7 @@ from pacorl.config.base import validated
 from pacorl.core.devices import check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
-from pacorl.models.policies.policy import CLASS_KEYS, WITHOUT_WEIGHTS, Parts, PolicyOptions, TrainingShift
+from pacorl.models.policies.policy import CLASS_KEYS, WITHOUT_WEIGHTS, Parts, PolicyOptions
 from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -90,11 +90,6 @@ class PolicySpec:
         """Compute the side of a token in pixels, from the VAE's config.json."""
         # Each level of the VAE but the first halves the sides.
         return int(self.policy.patch * 2 ** (len(vae[self.vae_levels]) - 1))
-
-    @property
-    def training_shift(self) -> TrainingShift:
-        """Shift of the noise levels of objectives that noise endpoints."""
-        return self.policy.training_shift
 
     @property
     def kind(self) -> str:
