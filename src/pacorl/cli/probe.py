@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from typer import Argument
 
 from pacorl.cli.shared import print_json, progress
 from pacorl.cli.train import check_run
-from pacorl.config.options import STRONGEST, amount, option
-from pacorl.types import Size
+from pacorl.config.options import option
+from pacorl.lab.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,36 +22,12 @@ if TYPE_CHECKING:
     from pacorl.lab.probe.probing import Findings
 
 PIPE_WIDTH = 120
-Value = TypeVar("Value")
-
-
-def listed(parse: Callable[[str], Value], example: str) -> Callable[[str], tuple[Value, ...]]:
-    """Make a parser of values between commas."""
-
-    def values(text: str) -> tuple[Value, ...]:
-        try:
-            return tuple(parse(word.strip()) for word in text.split(","))
-        except ValueError:
-            raise ValueError(f"{text!r} is no list such as {example}") from None
-
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeFlags:
+class ProbeFlags(ProbeOptions):
     """Flags of `pacorl probe`."""
 
-    epochs: float = option(1.0, "The budget, in epochs of the config.", least=0, most=STRONGEST)
-    steps: tuple[int, ...] | None = option(
-        None, "Stochastic steps to compare, e.g. 0,1,3; all by default.", parse=listed(int, "0,1,3")
-    )
-    noise_levels: tuple[float, ...] | None = option(
-        None, "Noise levels to compare, e.g. 0.5,0.9.", parse=listed(amount, "0.5,0.9")
-    )
-    sizes: tuple[Size, ...] | None = option(
-        None, "Training sizes to compare, e.g. 256x256,384x384.", parse=listed(Size.parse, "256x256,384x384")
-    )
-    credit: int = option(0, "Groups that compare panel credit with set credit, e.g. 60.", least=0, most=10_000)
     out: Path | None = option(None, "A folder for probe.json.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
 
@@ -81,13 +56,10 @@ def probe(
     # Draw and score samples.
     use_cores()
     quiet_loading()
-    from pacorl.lab.probe.probing import ProbeOptions
     from pacorl.lab.probe.probing import probe as run_probe
 
-    # The flags that are options of the probe; the rest is output.
-    options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
-        findings = run_probe(run, options, advance=advance)
+        findings = run_probe(run, flags, advance=advance)
 
     # Output.
     document = findings.document()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -231,13 +231,11 @@ class Runtime:
         if self.told_to_stop:
             raise Interrupted("told to stop")
 
-    @contextmanager
     def signals(
         self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Handle stop signals and hung ranks during the block (`StopSignals.handled`)."""
-        with self._signals.handled(save=save, release=release):
-            yield
+        return self._signals.handled(save=save, release=release)
 
 
 def _portable(error: Exception) -> Exception:

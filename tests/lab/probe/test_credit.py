@@ -17,7 +17,8 @@ from pacorl.core.grid import split
 from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.probe.credit import CreditFinding, measure_credit, signal_by_noise
-from pacorl.lab.probe.probing import ProbeOptions, configured_sampler, opened, plan_design
+from pacorl.lab.probe.options import ProbeOptions
+from pacorl.lab.probe.probing import configured_sampler, opened, plan_design
 from pacorl.rewards.reward import PanelScores
 from pacorl.types import Prompt
 

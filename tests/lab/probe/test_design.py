@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from pacorl.core.sampler import Tree
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.lab.probe.probing import Design, ProbeOptions, configured_sampler, plan_design
+from pacorl.lab.probe.options import ProbeOptions
+from pacorl.lab.probe.probing import Design, configured_sampler, plan_design
 from pacorl.types import Size
 
 Config = Callable[..., PolicyConfig]

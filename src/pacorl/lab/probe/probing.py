@@ -36,6 +36,7 @@ from pacorl.grpo.scoring import Scorer, scoring_overlaps
 from pacorl.io.documents import JsonObject
 from pacorl.lab.plan.work import Work, work_of
 from pacorl.lab.probe.credit import CreditFinding, measure_credit
+from pacorl.lab.probe.options import ProbeOptions
 from pacorl.lab.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
 from pacorl.rewards.consistency import JudgedReward
 from pacorl.rewards.reward import Reward
@@ -69,19 +70,6 @@ TIMED = 2
 
 
 # --- the design ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeOptions:
-    """Budget and candidates of a probe; None selects the default candidates of a setting."""
-
-    epochs: float = 1.0
-    """The budget, in epochs of the config."""
-    steps: tuple[int, ...] | None = None
-    noise_levels: tuple[float, ...] | None = None
-    sizes: tuple[Size, ...] | None = None
-    credit: int = 0
-    """Groups that compare panel credit with set credit; beyond the budget. 0 leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
