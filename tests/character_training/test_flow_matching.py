@@ -130,7 +130,7 @@ def test_the_lowest_held_out_loss_has_the_highest_score(
     monkeypatch.setattr(character_trainer, "best_checkpoint", lambda folder: None)
     states: list[dict[str, Any]] = []
 
-    def save_run(weights: Any, config: Any, state: dict[str, Any], **targets: Any) -> Any:
+    def save_run(run: Any, state: dict[str, Any], **targets: Any) -> Any:
         states.append(state)
         return trainer.config.out / "checkpoints" / "step"
 
