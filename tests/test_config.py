@@ -118,7 +118,7 @@ FAULTS = [
         ["prompts_per_epoch=100000", "group_size=12"],
         "config: prompts_per_epoch 100000 with 12 samples each makes 1,200,000 samples an epoch, and at most 1,000,000",
     ),
-    (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
+    (["sampling.size=64"], "sampling.size: must be a list, such as sampling.size=[A,B] (got 64)"),
     (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
     (
         ["advantages.floor.value=1e-3"],

@@ -240,4 +240,7 @@ def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> st
         return unknown_key(kind, fault["loc"], document)
     # A whole section as the value would not help.
     shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
-    return f"{key}: {fault['msg'].removeprefix('Value error, ')}{shown}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "tuple_type":
+        message = f"must be a list, such as {key}=[A,B]"
+    return f"{key}: {message}{shown}"
