@@ -71,6 +71,14 @@ def test_verdicts_come_in_order(server: FakeServer) -> None:
         assert judge.counters.missing == judge.counters.retries == 0
 
 
+def test_verdicts_are_those_of_their_questions_in_whatever_order_these_are_sent(server: FakeServer) -> None:
+    questions = [QUESTIONS[number] for number in (4, 0, 2, 5, 1, 3)]
+    assert batch.sharing_order(questions) == [0, 3, 1, 4, 2, 5]
+    with judge_of(server) as judge:
+        verdicts = judge.verdicts(questions)
+    assert [verdict.p_yes for verdict in verdicts] == pytest.approx(list(map(truth, questions)), abs=1e-12)
+
+
 def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server: FakeServer) -> None:
     with judge_of(server) as judge:
         verdicts = judge.verdicts([Question((RED, BLUE), "?"), Question((RED.copy(), BLUE.copy()), "?")])
