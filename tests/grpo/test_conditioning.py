@@ -109,6 +109,8 @@ def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
     assert patience(load(PolicyConfig, None, [])) == 0
     service = "rewards=[{name: http, args: {url: 'http://127.0.0.1:1/score', outage: 4000}}]"
     assert patience(load(PolicyConfig, None, ["judge=none", service])) == 4000
+    held_out = f"evaluation.{service.replace('4000', '5000')}"
+    assert patience(load(PolicyConfig, None, ["judge=none", service, held_out])) == 4000 + 5000
     assert LEAST_PATIENCE >= 600
 
 

@@ -1,4 +1,4 @@
-"""The tree of prefixes: every token once, every prompt whole. That sharing changes no number is in test_judge.py."""
+"""The tree of prefixes: every token once, every prompt whole. That sharing changes no number is in test_local.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from pacorl.judge.sharing import STATES, Node, batches, can_share, prefix_forest
+from pacorl.judge.sharing import STATES, BranchCache, Node, batches, can_share, prefix_forest
 
 
 def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[int, list[Node]]]:
@@ -74,6 +75,23 @@ def test_rows_that_keep_states_are_of_one_length_and_few() -> None:
     leaves = [Node(0, length, 0) for length in (9, 8)]
     found = list(batches([*leaves, *parents], tokens=10**6, recurrent=True))
     assert [len(batch) for batch in found] == [STATES, 1, 1, 2]
+
+
+def test_recurrent_layers_go_on_from_the_rows_above() -> None:
+    """A convolution of four inputs over the whole run, and over its end with what the cache keeps of its beginning."""
+    generator = torch.Generator().manual_seed(0)
+    whole_BCT, kernel_OCK = (torch.randn(shape, generator=generator) for shape in ((2, 3, 9), (5, 3, 4)))
+    state_BD = torch.randn(2, 6, generator=generator)
+    above = BranchCache(None, [0, 0], keep=True)
+    above.update_conv_state(whole_BCT[..., :5], 0, conv_kernel_size=4)
+    above.update_recurrent_state(state_BD, 0)
+
+    rows = [1, 0, 1]
+    below = BranchCache(above, rows, keep=False)
+    input_BCT = below.update_conv_state(whole_BCT[rows, :, 5:], 0, conv_kernel_size=4)
+    expected = torch.nn.functional.conv1d(whole_BCT, kernel_OCK)[rows, :, -4:]
+    torch.testing.assert_close(torch.nn.functional.conv1d(input_BCT, kernel_OCK)[..., -4:], expected)
+    assert torch.equal(below.get_recurrent_state(0), state_BD[rows])
 
 
 def test_an_unproven_model_does_not_share() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from PIL import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe_names
+from pacorl.generate import sets
 from pacorl.io.documents import read_yaml
 from pacorl.io.images import png_bytes
+from pacorl.studio import models
 from pacorl.studio.characters import Characters, character_recipes, training_config
+from pacorl.studio.jobs import Job
 from pacorl.studio.trainer_process import TrainerProcess
 from pacorl.tiny.characters import Panel, draw
+from pacorl.types import Prompt
 
 HERO = "red round hero, crown, night"
 SCENES = ["Change the scene to sunset.", "Put a boat beside the hero."]
@@ -92,6 +97,10 @@ def test_dropped_pictures_become_a_folder_that_the_commands_read(server, tmp_pat
         ("03.png", ""),
         ("04.png", ""),
     ]
+    # A number of a removed picture is not given again, and none is overwritten.
+    form = {"description": HERO, "uploads": [upload(client)]}
+    again = client.post("/api/characters/hero", json=form).json()
+    assert [one["file"] for one in again["pictures"]] == ["02.png", "03.png", "04.png", "05.png"]
     folder = tmp_path / "sets" / "characters" / "hero"
     assert read_yaml(folder / "card.yaml")["description"] == HERO
     assert studio.characters.find("hero").images[0].read_bytes() == client.get("/characters/hero/02.png").content
@@ -100,6 +109,28 @@ def test_dropped_pictures_become_a_folder_that_the_commands_read(server, tmp_pat
     (folder / "notes.md").write_text("mine")
     assert client.delete("/api/characters/hero").json() == []
     assert [path.name for path in folder.iterdir()] == ["notes.md"]
+
+
+def test_each_candidate_of_a_sheet_belongs_to_its_picture(monkeypatch, tmp_path):
+    def generate_sets(generator, prompts, *, best_of, **options):
+        """What a real one returns: the candidates of the first prompt, then those of the second."""
+        return [prompt for prompt in prompts for _ in range(best_of)]
+
+    generator = SimpleNamespace(policy=SimpleNamespace(max_sources=1), default_steps=1, adapter="", model="toy")
+    generator.set_options = lambda: None
+    reward = SimpleNamespace(judge=None, name="a judge")
+    monkeypatch.setattr(models.ModelHost, "_models", lambda self, job, *, edits: (generator, reward))
+    monkeypatch.setattr(models, "_candidate_dict", lambda job, prompt, judge: {"text": prompt.text})
+    monkeypatch.setattr(sets, "generate_sets", generate_sets)
+
+    source = tmp_path / "01.png"
+    source.write_bytes(png())
+    host = models.ModelHost(StudioModels())
+    prompts = {2: Prompt(0, SCENES[0]), 5: Prompt(1, SCENES[1])}
+    drawn = host.make_sheet(Job("1", "sheet"), prompts, models.Sampling(candidates=3), sources=[source] * 2)
+    host.close()
+    pictures = [(one["picture"], one["text"]) for one in drawn["candidates"]]
+    assert pictures == [(2, SCENES[0])] * 3 + [(5, SCENES[1])] * 3
 
 
 def test_what_cannot_be_done_is_one_line(server):
@@ -193,7 +224,7 @@ def test_the_recipe_is_the_largest_for_the_model_that_fits_the_card(tmp_path):
     named = {name for recipes in character_recipes().values() for name in recipes.values()}
     assert named == {name for name in recipe_names() if name.startswith("character/")}
     with pytest.raises(
-        ValueError, match="cannot be taught to Qwen/Qwen-Image; choose black-forest-labs/FLUX.1-dev or "
+        ValueError, match=r"cannot be taught to Qwen/Qwen-Image; choose black-forest-labs/FLUX.1-dev or "
     ):
         config_of("Qwen/Qwen-Image", 80)
 
