@@ -23,7 +23,17 @@ from pacorl import PolicyTrainer
 from pacorl.cli import app
 from pacorl.grpo.checkpoint import SEAL, _seal_of
 from pacorl.grpo.evaluate import Evaluation
-from pacorl.grpo.ledger import FILES, Record, chained, projection, read_ledger, sample_items, summary, weight_items
+from pacorl.grpo.ledger import (
+    FILES,
+    Record,
+    chained,
+    line_hash,
+    projection,
+    read_ledger,
+    sample_items,
+    summary,
+    weight_items,
+)
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
@@ -641,6 +651,13 @@ def test_whatever_a_sample_is_trained_by_changes_its_hash_alone(change: Callable
     change(samples)
     after = sample_items([samples])
     assert {row for row in before if before[row][0] != after[row][0]} == {7}
+
+
+def test_a_line_is_hashed_without_its_times_and_requests_alone() -> None:
+    """A retried request changes a line, and equal runs have equal ledgers."""
+    line = {"kind": "epoch", "epoch": 1, "consistency/mean": 0.5, "judge/requests": 24.0, "seconds/reward": 3.0}
+    assert line_hash(line | {"judge/requests": 31.0, "judge/retries": 7.0, "seconds/reward": 9.0}) == line_hash(line)
+    assert line_hash(line | {"consistency/mean": 0.25}) != line_hash(line)
 
 
 def test_numbers_in_a_row_are_a_range() -> None:
