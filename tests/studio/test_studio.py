@@ -695,6 +695,8 @@ def test_the_images_of_a_judgement_have_one_budget(server, monkeypatch):
     answer = client.post("/api/judgements", json={"uploads": ids})
     assert answer.status_code == 422
     assert "the images have 12,288 pixels together; at most 12,287 are judged" in answer.json()["error"]
+    edited = client.post("/api/edits", json={"instruction": "Change the scene to sunset.", "sources": ids})
+    assert (edited.status_code, "12,288 pixels together" in edited.json()["error"]) == (422, True)
     assert studio.jobs.find("2") is None
     assert client.post("/api/judgements", json={"uploads": ids[:2]}).status_code == 200
 
