@@ -38,8 +38,7 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
         shown["/".join(words)] = value
     p_yes, reward = (shown.get(name) for name in ("consistency", "consistency_reward"))
     # A damaged log may have anything under these names.
-    are_numbers = isinstance(p_yes, int | float) and isinstance(reward, int | float)
-    if are_numbers and math.isclose(p_yes, reward, rel_tol=1e-6):
+    if isinstance(p_yes, int | float) and isinstance(reward, int | float) and math.isclose(p_yes, reward, rel_tol=1e-6):
         del shown["consistency_reward"]
     return shown
 
