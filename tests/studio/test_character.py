@@ -69,7 +69,7 @@ def hero(client, pictures: int = 3) -> dict[str, Any]:
 
 def finished(client, answer) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (job := client.get(f"/api/jobs/{answer.json()['id']}").json())["status"] in ("queued", "running"):
         assert time.monotonic() < deadline, job
         time.sleep(0.01)

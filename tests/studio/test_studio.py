@@ -51,7 +51,7 @@ def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
 
 
 def ended(job: Job) -> Job:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while job.status in ("queued", "running"):
         assert time.monotonic() < deadline, job
         time.sleep(0.005)
