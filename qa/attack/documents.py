@@ -26,7 +26,7 @@ from pacorl.judge.calibration import read_calibration
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.records.characters import read_character
-from pacorl.records.comparisons import comparisons_from, missing_file, sharegpt_names
+from pacorl.records.comparisons import comparisons_from, missing_file, sharegpt_files
 from pacorl.records.edits import load_sharegpt_4o
 from pacorl.records.prompts import load_prompts
 from pacorl.records.rankings import load_rankings
@@ -59,7 +59,7 @@ TABLES = {"tables": [{"title": "t", "columns": ["a"], "rows": [ROW]}], "complete
 
 def sharegpt(path: Path) -> object:
     folder = path.parent
-    return missing_file(f"{folder}:d"), sharegpt_names(folder), comparisons_from(f"{folder}:d")
+    return missing_file(f"{folder}:d"), list(sharegpt_files(folder)), comparisons_from(f"{folder}:d")
 
 
 def run_and_card(path: Path) -> object:

@@ -15,7 +15,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,37 @@ def teach() -> None:
     if not Path(OUT, "mine/config.yaml").exists():
         runs.create(TasteRequest(name="mine", prompts=(line,)))
     runs.announce("mine")
-    executable, sys.executable = sys.executable, shutil.which("true") or "/bin/true"
-    try:
+    with _idle_trainer():
         runs.launch("mine")
         runs.trainer.stop()
+
+
+def keep_characters() -> None:
+    """What the studio writes for a character and its training, up to the trainer, which ends by itself at once."""
+    from qa.attack.images import png
+
+    from pacorl.config.options import StudioModels
+    from pacorl.studio.characters import Characters
+    from pacorl.studio.trainer_process import TrainerProcess
+
+    characters = Characters(Path(OUT), StudioModels(), trainer=TrainerProcess())
+    for name in ("hero", "villain"):
+        characters.save(name, "red round hero, crown, night", added=[png(16, 16)] * 4)
+    first, second, *others = [picture["file"] for picture in characters.describe("hero")["pictures"]]
+    caption = "waving, flag" if len(others) % 2 else "jumping, boat"  # another one when it runs again
+    characters.save("hero", "red round hero", captions={second: caption}, removed=[first])
+    characters.remove("villain")
+    training = characters.prepare("hero", steps=3)
+    with _idle_trainer():
+        characters.launch(training)
+        characters.trainer.stop()
+
+
+@contextlib.contextmanager
+def _idle_trainer() -> Iterator[None]:
+    executable, sys.executable = sys.executable, shutil.which("true") or "/bin/true"
+    try:
+        yield
     finally:
         sys.executable = executable
 
@@ -170,6 +197,7 @@ TABLE: dict[str, Story] = {
     "annotate": Story(annotate, prepare_annotations),
     "history": Story(keep_history),
     "taste": Story(teach),
+    "characters": Story(keep_characters),
 }  # fmt: skip
 
 
@@ -279,7 +307,7 @@ def targets() -> list[Target]:
             prepare=lambda folder: prepare(folder, story),
             mutate=mutate,
             run=lambda folder: run(folder, story),
-            names=(OUT, "mine"),  # a run of the studio is called by its name
+            names=(OUT, "mine", "hero"),  # a run and a character of the studio are called by their names
             codes=(1, 2),
         )
 

@@ -26,6 +26,7 @@ from typing import Any
 from qa.attack.damage import SNIPPETS, mutant
 from qa.attack.harness import BYTES, SECONDS, Outcome, Tally
 from qa.attack.images import png
+from qa.attack.machine import Moment
 from qa.attack.serving import ADMIN_TOKEN, TOKEN
 
 from pacorl.io.images import png_bytes
@@ -35,6 +36,8 @@ INPUTS = 1000
 """For each server, at share 1."""
 CHECKED_EVERY = 40
 PATIENCE = 0.3
+LONGEST = 240.0
+"""Seconds by the clock, after which a server that does nothing has hung."""
 WHOLE = ("value", "path", "method", "no_key")
 """Damages that leave a request whole, so that it must be answered."""
 OPEN = (b"GET /join", b"POST /join", b"POST /leave")
@@ -401,20 +404,32 @@ def _chunked(server: Running, asked: Asked, draw: random.Random) -> bytes:
 def sent(server: Running, request: bytes, *, whole: bool = True) -> tuple[int, bytes]:
     """(status, body) of the first answer to the bytes; status 0 if the server hung up. Raises TimeoutError.
 
-    For more of a request that may not be `whole` the server may wait, and is told soon that there is none.
+    The time is that of a machine with nothing else to do. For more of a request that may not be `whole` the server may
+    wait, and is told soon that there is none.
     """
-    deadline = time.monotonic() + SECONDS
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+    since = Moment.of(server.process.pid)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=LONGEST) as connection:
         answer = bytearray()
         with contextlib.suppress(ConnectionError):  # it need not read what it will not take
             connection.sendall(request)
             if not whole and not select.select([connection], [], [], PATIENCE)[0]:
                 connection.shutdown(socket.SHUT_WR)
-            while chunk := connection.recv(2**16):
-                answer += chunk
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
+            while True:
+                if not select.select([connection], [], [], 0.25)[0]:
+                    _check_time(server, since)
+                elif chunk := connection.recv(2**16):
+                    answer += chunk
+                else:
+                    break
     found = re.match(rb"HTTP/1\.1 (\d{3})", answer)
     return (int(found[1]) if found else 0), bytes(answer).partition(b"\r\n\r\n")[2]
+
+
+def _check_time(server: Running, since: Moment) -> None:
+    """Raise TimeoutError if an answer takes too long, or the server is gone."""
+    now = Moment.of(server.process.pid)
+    if now.waited(since) > SECONDS or now.clock - since.clock > LONGEST:
+        raise TimeoutError
 
 
 # --- outcomes --------------------------------------------------------------------------------------------------

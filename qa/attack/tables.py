@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qa.attack.damage import STRANGE, content_of, damage_bytes, damage_file, mutant, remove
+from qa.attack.damage import STRANGE, content_of, damage_bytes, damage_file, damage_line, damage_value, mutant, remove
 from qa.attack.harness import Target, WrongError
 
 ROWS = 6
@@ -217,6 +217,72 @@ def read_annotations(folder: Path) -> None:
         store.skips()
 
 
+LEARNED = '{"kind": "epoch", "epoch": 1, "step": 1, "held_out_loss": 0.5}\n'
+
+
+def prepare_studio(folder: Path) -> None:
+    """Characters with trainings, and a run whose groups a person ranks."""
+    from qa.attack.images import png
+
+    from pacorl.io.documents import write_json
+
+    characters, runs = studio(folder)
+    for name in ("hero", "villain"):
+        characters.save(name, "red round hero", added=[png(16, 16), png(16, 8)])
+        characters.save(name, "red round hero", captions={"01.png": "waving, flag"})
+        training = folder / "loras" / f"{name}-lora"
+        write_json(training / "request.json", {"character": name, "steps": 3})
+        (training / "run").mkdir()
+        (training / "run" / "metrics.jsonl").write_text(LEARNED)
+    run, group = runs.folder / "mine", "000001-aa"
+    write_json(run / "request.json", {"rounds": 3, "groups": 1})
+    write_json(run / "rankings" / "asked.json", {"groups": [group]})
+    shown = {"prompt": "p", "theme": "t", "panels": ["a", "b"], "grid": "1x2", "images": 2}
+    write_json(run / "rankings" / group / "group.json", shown)
+    write_json(run / "rankings" / group / "ranks.json", [1, 2])
+    (run / "run").mkdir()
+    (run / "run" / "metrics.jsonl").write_text(LEARNED)
+
+
+def studio(folder: Path) -> tuple[Any, Any]:
+    """The characters and the taught runs of a folder, whose trainer is at work."""
+    from pacorl.config.options import StudioModels
+    from pacorl.studio.characters import Characters
+    from pacorl.studio.taste import TasteRuns
+    from pacorl.studio.trainer_process import TrainerProcess
+
+    class Working(TrainerProcess):
+        def runs(self, folder: Path) -> bool:
+            return folder.name == "mine"
+
+    names, trainer = StudioModels(), Working()
+    return Characters(folder, names, trainer=trainer), TasteRuns(folder / "taste", names, trainer=trainer)
+
+
+def mutate_studio(folder: Path, draw: random.Random) -> str:
+    """Damages one of its files."""
+    path = draw.choice(sorted(path for path in folder.rglob("*.*") if path.is_file() and path.suffix != ".png"))
+    damage = {".json": damage_value, ".jsonl": damage_line}.get(path.suffix, damage_bytes)
+    what = draw.choices([damage, damage_bytes, damage_file], [60, 30, 10])[0](path, draw)
+    return f"{what} of {path.name}"
+
+
+def read_studio(folder: Path) -> None:
+    """What the page asks. A damaged character is left out of the list, and of its trainings the damaged ones."""
+    characters, runs = studio(folder)
+    listed = characters.summaries()
+    if not listed:
+        raise WrongError("lost", "both characters are missing")
+    for shown in listed:
+        json.dumps(shown, ensure_ascii=False, allow_nan=False).encode()  # as an answer is sent
+        characters.find(shown["name"])
+    for name in runs.names_of_runs():
+        json.dumps(runs.state(name), ensure_ascii=False, allow_nan=False).encode()
+        runs.rank(name, "000001-aa", [2, 1])
+    for name in ("hero", "villain"):
+        characters.save(name, "red round hero", captions={"02.png": "standing, tree"})
+
+
 def targets() -> list[Target]:
     made = {"prompts": edits, "gedit": edits, "edit-reward": choices}
 
@@ -241,4 +307,11 @@ def targets() -> list[Target]:
         run=read_annotations,
         names=("annotations.db", "instances.jsonl"),
     )
-    return [*map(target, made), history, annotations]
+    in_studio = Target(
+        name="tables/studio",
+        prepare=prepare_studio,
+        mutate=mutate_studio,
+        run=read_studio,
+        names=("/work", "mine", "hero", "villain", "000001-aa"),
+    )
+    return [*map(target, made), history, annotations, in_studio]

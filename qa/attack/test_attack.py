@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -24,14 +25,16 @@ from qa.attack import (
     environment,
     images,
     links,
+    machine,
+    servers,
     size_files,
     size_servers,
     tables,
     weights,
 )
 from qa.attack.harness import FAULTS, Target, WrongError, attempt
-from qa.attack.servers import Asked, built
-from qa.attack.size_servers import Moment
+from qa.attack.machine import Moment
+from qa.attack.servers import Asked, Running, built, sent
 
 ROOMS = (documents, images, tables, weights, commands, checkpoints)
 TARGETS = {target.name: target for room in ROOMS for target in room.targets()}
@@ -208,6 +211,33 @@ def test_a_busy_machine_makes_no_wait_longer() -> None:
     assert replace(before, clock=9, computed=1, loop=0.5, ready=20, machine=9).waited(before) == 1
     assert replace(before, clock=9, computed=9, loop=5, ready=20, machine=9).waited(before) == 9
     assert replace(before, clock=9, computed=4, loop=4, ready=20, machine=18).waited(before) == 4
+
+
+def test_the_waiting_of_a_thread_that_has_ended_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {"loop": 1.0, "decoder": 5.0}
+    monkeypatch.setattr(machine, "_schedule", lambda task: (0.0, waited[task]))
+    ready = machine.Ready()
+    assert ready.of(["loop", "decoder"]) == 6
+    waited["decoder"] = 7.0
+    assert ready.of(["loop", "decoder"]) == 8
+    waited["loop"] = 1.5
+    assert ready.of(["loop"]) == 8.5
+    waited["decoder"] = 0.5  # a new thread with its number
+    assert ready.of(["loop", "decoder"]) == 9
+
+
+def test_an_answer_is_late_only_if_the_server_had_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with asleep, socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Running("asleep", asleep, listener.getsockname()[1], Path(os.devnull))
+        monkeypatch.setattr(servers, "SECONDS", 0.5)
+        with pytest.raises(TimeoutError):
+            sent(server, b"GET / HTTP/1.1\r\n\r\n")
+        monkeypatch.setattr(Moment, "waited", lambda self, since: 0.0)
+        monkeypatch.setattr(servers, "LONGEST", 0.5)
+        with pytest.raises(TimeoutError):
+            sent(server, b"GET / HTTP/1.1\r\n\r\n")
+        asleep.kill()
 
 
 @pytest.mark.campaign

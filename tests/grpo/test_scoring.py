@@ -77,7 +77,7 @@ def test_scoring_begins_before_results_are_asked_for() -> None:
     red = Redness()
     with Scorer({"red": red}, overlap=True) as scorer:
         scorer.submit(rollout([1]))
-        assert red.begun.wait(10)
+        assert red.begun.wait(60)
         assert red.modes[0][3].startswith("pacorl-reward")
     late = Redness()
     with Scorer({"red": late}, overlap=False) as scorer:

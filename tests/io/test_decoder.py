@@ -72,7 +72,7 @@ def test_an_image_is_resized_where_it_is_decoded(quarter_turns: bool) -> None:
     Image.linear_gradient("L").resize((60, 40)).save(buffer, format="PNG", exif=exif)
     whole = open_image(buffer.getvalue())
 
-    small = submit_upload(buffer.getvalue(), name="a", resized=Size(height=20, width=30)).result(timeout=60)
+    small = submit_upload(buffer.getvalue(), name="a", resized=Size(height=20, width=30)).result(timeout=120)
     assert small.size == ((20, 30) if quarter_turns else (30, 20))
     assert small.tobytes() == whole.resize(small.size, Image.Resampling.BICUBIC).tobytes()
 
@@ -106,7 +106,7 @@ def test_time_in_which_a_busy_machine_runs_others_does_not_count(monkeypatch: py
     time.sleep(1.5)
     assert not image.done()
     process.send_signal(signal.SIGCONT)
-    assert image.result(timeout=20).size == (8, 8)
+    assert image.result(timeout=120).size == (8, 8)
     assert child() == process
 
 
@@ -156,7 +156,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def opened(self: decoder._Process, data: bytes, *, name: str, max_pixels: int, resized: Size | None) -> Image.Image:
         if name != "fast":
-            held.wait(20)
+            held.wait(120)
         return Image.new("RGB", (8, 8))
 
     monkeypatch.setattr(decoder._Process, "open", opened)
@@ -166,10 +166,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def test_a_callers_slow_images_occupy_one_decoder(hold: threading.Event) -> None:
     slow = [submit_upload(b"", name="slow", caller="a") for _ in range(8)]
-    assert submit_upload(b"", name="fast", caller="b").result(timeout=20).size == (8, 8)
+    assert submit_upload(b"", name="fast", caller="b").result(timeout=120).size == (8, 8)
     assert not any(image.done() for image in slow)
     hold.set()
-    assert [image.result(timeout=20).size for image in slow] == [(8, 8)] * 8
+    assert [image.result(timeout=120).size for image in slow] == [(8, 8)] * 8
 
 
 def test_callers_take_turns(hold: threading.Event) -> None:
@@ -200,7 +200,7 @@ def test_an_image_that_is_cancelled_is_not_decoded(hold: threading.Event) -> Non
     second = submit_upload(b"", name="second", caller="a")
     assert second.cancel()
     hold.set()
-    assert first.result(timeout=20).size == submit_upload(b"", name="third", caller="a").result(timeout=20).size
+    assert first.result(timeout=120).size == submit_upload(b"", name="third", caller="a").result(timeout=120).size
 
 
 # --- surroundings -------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from pacorl.io import hub
 from pacorl.io.hub import check_checkpoint
 
 
@@ -52,7 +51,7 @@ def test_a_hub_without_network_is_one_line_in_seconds() -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"^nobody/model is not on this machine.*`hf download nobody/model`") as error:
         check_checkpoint("nobody/model", "config.json")
-    assert time.monotonic() - started < hub.SECONDS
+    assert time.monotonic() - started < 60  # the library's tries take minutes
     assert "\n" not in str(error.value)
 
 

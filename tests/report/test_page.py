@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
-from pacorl.core.metric_names import SUFFIX_CORRELATION
+from pacorl.core.metric_names import SUFFIX_CORRELATION, shown_names
 from pacorl.core.ranking import Interval
 from pacorl.report.curves import BUCKETS, Chart, charts, folded, thinned
 from pacorl.report.figures import (
@@ -486,3 +486,11 @@ def test_what_did_not_move_is_folded_away_and_no_curve_is_drawn_twice(tmp_path: 
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (3e-5, "0.000"), (0.25, "0.250"), (1, "1.000"), (12, "12.0")])
 def test_a_score_has_three_places(value: float | None, text: str) -> None:
     assert score(value) == text
+
+
+def test_odd_values_of_a_log_are_shown_as_they_are() -> None:
+    """A log that somebody has changed; equal numbers are one reward under two names."""
+    assert shown_names({"p_yes": 0.5, "consistency": 0.5}) == {"consistency": 0.5}
+    for odd in ("x", None, [1]):
+        expected = {"consistency": 0.5, "consistency_reward": odd}
+        assert shown_names({"p_yes": 0.5, "consistency": odd}) == expected

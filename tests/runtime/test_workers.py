@@ -18,12 +18,12 @@ def test_calls_are_taken_in_order_by_so_many_threads() -> None:
     workers = Workers(1, name="one")
     calls = [workers.submit(lambda n=n: names.append((n, threading.current_thread().name))) for n in range(20)]  # type: ignore[misc]
     for call in calls:
-        call.result(10)
+        call.result(60)
     assert names == [(n, "one_0") for n in range(20)]
     both = Workers(2, name="two")
     meeting = threading.Barrier(2)
     for call in [both.submit(meeting.wait) for _ in range(2)]:  # type: ignore[assignment]
-        call.result(10)
+        call.result(60)
     for pool in (workers, both):
         pool.close()
 
@@ -51,9 +51,9 @@ def test_what_has_not_begun_is_cancelled() -> None:
     waiting = workers.submit(lambda: None)
     workers.close()
     with pytest.raises(CancelledError):
-        waiting.result(10)
+        waiting.result(60)
     over.set()
-    assert going.result(10)
+    assert going.result(60)
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
@@ -14,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pacorl.config.options import StudioModels
+from pacorl.io.children import start_python
 from pacorl.studio import model_choice
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import Downloads, Fit, check_name, fit_of, offers, with_memory
@@ -75,6 +78,9 @@ def test_the_page_names_no_path_of_this_machine(tmp_path, monkeypatch):
         "a/b/c",
         "A/b:../../x",
         "A/b\n",
+        "A/b:c\0",
+        "A/b:" + "x" * 252,
+        "A/b.py:NAME",
     ):
         with pytest.raises(ValueError, match="is no model of the list"):
             check_name(name)
@@ -134,12 +140,29 @@ def test_a_choice_is_checked_and_loaded(server, tmp_path):
         ({"editor": "../x"}, "is no model of the list"),
         ({"judge": "http://127.0.0.1:1"}, "is no model of the list"),
         ({"writer": "http://127.0.0.1:1"}, "is no model of the list"),
+        ({"writer": "OWNER/writer"}, "is no model of the list"),
+        ({"model": FLUX, "memory": "low"}, f"{FLUX} is not on this machine; download it under Models"),
+        ({"judge": "OWNER/judge:adapter"}, "OWNER/judge:adapter is not on this machine; download it under Models"),
         ({"loras": {f"O/{n}": 1 for n in range(5)}}, "at most 4 items"),
         ({"loras": {"O/n": 9}}, "less than or equal to 2"),
         ({"memory": "all"}, "'auto', 'normal', 'low' or 'lowest'"),
     ]:
         answer = client.post("/api/models", json={"model": "tiny", **change})
         assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
+
+
+def test_models_change_only_if_their_load_is_queued(server, monkeypatch):
+    client, studio = server
+    monkeypatch.setattr("pacorl.studio.jobs.MAX_WAITING", 0)
+    assert client.post("/api/models", json={"model": "tiny", "memory": "low"}).status_code == 429
+    assert studio.names == studio.started_with
+
+
+def test_a_plan_without_an_absent_model_is_kept(monkeypatch):
+    fits = [Fit("low", 9, 12, "a card", 34, (FLUX,)), Fit("low", 9, 12, "a card", 34)]
+    monkeypatch.setattr(model_choice, "_plan", cache(lambda *_: fits.pop(0)))
+    assert fit_of(StudioModels(), FLUX).absent == (FLUX,)
+    assert fit_of(StudioModels(), FLUX).absent == fit_of(StudioModels(), FLUX).absent == ()
 
 
 def test_the_memory_check_is_a_job(server, monkeypatch):
@@ -161,6 +184,48 @@ def test_a_licence_is_accepted_before_a_download(server, monkeypatch):
     for form in ({"model": "/etc", "accepted": True}, {"model": FLUX, "accepted": True, "token": "a b"}):
         assert client.post("/api/downloads", json=form).status_code == 422
     assert client.delete("/api/downloads").json() == {"download": None}
+
+
+def test_a_download_is_one_process_with_its_token_in_the_environment_alone(tmp_path, monkeypatch):
+    started = []
+
+    def start(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+        started.append((arguments, pipes))
+        return start_python("-c", "import time; time.sleep(100)", **pipes)
+
+    monkeypatch.setattr(model_choice, "start_python", start)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    downloads = Downloads(tmp_path / "download.txt")
+    refusals = []
+
+    def ask() -> None:
+        try:
+            downloads.start(NAME, token="hf_secret")
+        except RefusedError as refusal:
+            refusals.append(str(refusal))
+
+    together = [Thread(target=ask) for _ in range(6)]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    downloads.stop()
+    assert len(refusals) == 5
+    assert refusals[0].startswith(f"{NAME} is being downloaded")
+    ((arguments, pipes),) = started
+    assert arguments == ("-m", "pacorl.studio.download_process", NAME)
+    assert pipes["env"] == os.environ | {"HF_TOKEN": "hf_secret"}
+    assert "HF_TOKEN" not in os.environ
+    assert (tmp_path / "download.txt").stat().st_mode & 0o777 == 0o600
+
+    # A history that somebody else packed.
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "download.txt").unlink()
+    (tmp_path / "download.txt").symlink_to(tmp_path / "key")
+    with pytest.raises(OSError, match="a link, and nothing is written through links here"):
+        downloads.start(NAME)
+    assert (tmp_path / "key").read_text() == "secret"
+    assert downloads.state() is None
 
 
 @pytest.mark.slow

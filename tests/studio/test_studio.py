@@ -51,7 +51,7 @@ def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
 
 
 def ended(job: Job) -> Job:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while job.status in ("queued", "running"):
         assert time.monotonic() < deadline, job
         time.sleep(0.005)
@@ -695,6 +695,8 @@ def test_the_images_of_a_judgement_have_one_budget(server, monkeypatch):
     answer = client.post("/api/judgements", json={"uploads": ids})
     assert answer.status_code == 422
     assert "the images have 12,288 pixels together; at most 12,287 are judged" in answer.json()["error"]
+    edited = client.post("/api/edits", json={"instruction": "Change the scene to sunset.", "sources": ids})
+    assert (edited.status_code, "12,288 pixels together" in edited.json()["error"]) == (422, True)
     assert studio.jobs.find("2") is None
     assert client.post("/api/judgements", json={"uploads": ids[:2]}).status_code == 200
 

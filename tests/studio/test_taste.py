@@ -108,7 +108,8 @@ def test_a_run_that_is_about_to_start_has_the_machine_and_can_be_stopped(tmp_pat
 def test_a_runs_log_is_never_written_through_a_link(tmp_path):
     runs = TasteRuns(tmp_path, TINY)
     runs.create(REQUEST)
-    assert (tmp_path / "mine" / "config.yaml").stat().st_mode & 0o777 == 0o600
+    for name in ("config.yaml", "prompts.jsonl", "request.json"):
+        assert (tmp_path / "mine" / name).stat().st_mode & 0o777 == 0o600
     (tmp_path / "key").write_text("secret")
     (tmp_path / "mine" / "log.txt").symlink_to(tmp_path / "key")
     with pytest.raises(OSError, match=r"a link, and nothing is written through links here; delete it.*log\.txt"):
@@ -137,6 +138,41 @@ def server(tmp_path, monkeypatch):
 
 def form(**changes: Any) -> dict[str, Any]:
     return {"name": "mine", "prompts": taste_example(TINY, 3), "rounds": 2, "groups": 2, "group_size": 4, **changes}
+
+
+def test_a_run_that_cannot_be_launched_leaves_the_machine_free(server, tmp_path, monkeypatch):
+    client, studio = server
+    monkeypatch.setattr("pacorl.studio.jobs.MAX_WAITING", 0)
+    assert client.post("/api/taste", json=form()).status_code == 429
+    studio.trainer.check_idle()
+    monkeypatch.undo()
+
+    # A folder that somebody else has put a link into.
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "sets" / "taste" / "mine" / "log.txt").symlink_to(tmp_path / "key")
+    client.post("/api/taste/mine/continue")
+    deadline = time.monotonic() + 60
+    while (state := client.get("/api/taste?name=mine").json()["current"])["status"] == "starting":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.01)
+    assert (state["status"], "nothing is written through links" in state["error"]) == ("failed", True)
+    assert (tmp_path / "key").read_text() == "secret"
+    studio.trainer.check_idle()
+
+
+def test_damaged_files_of_a_run_are_named_in_one_line(server, tmp_path):
+    client, studio = server
+    studio.taste.create(REQUEST)
+    folder = tmp_path / "sets" / "taste" / "mine"
+    for name, content, fault in [
+        ("run/metrics.jsonl", '{"kind": "epoch", "epoch": "x"}', "metrics.jsonl: 0.epoch"),
+        ("request.json", '{"rounds": 1}', "request.json: groups"),
+        ("request.json", "[]", "request.json: "),
+    ]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+        answer = client.get("/api/taste?name=mine")
+        assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
 
 
 def test_bad_requests_are_one_line(server):

@@ -270,7 +270,7 @@ def test_a_taken_port_is_named():
     with listening("127.0.0.1", 0) as (listener, url):
         port = listener.getsockname()[1]
         assert url == f"http://127.0.0.1:{port}"
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
             pass  # whoever is early is kept waiting, not refused
         with (
             pytest.raises(OSError, match=rf"127\.0\.0\.1:{port} cannot be listened on .*give another --port"),
@@ -305,14 +305,14 @@ def served(monkeypatch, seconds, *, reads=False):
 
 
 def answers(address) -> bool:
-    with socket.create_connection(address, timeout=5) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def is_hung_up_on(dripping) -> bool:
     """Whether a server hangs up on somebody who sends a byte now and then; the time is a busy machine's."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         try:
             dripping.sendall(b"X")
@@ -324,7 +324,7 @@ def is_hung_up_on(dripping) -> bool:
 
 def test_a_header_that_never_ends_is_not_waited_for(monkeypatch):
     assert HEADER_SECONDS <= 30
-    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=5) as slow:
+    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=60) as slow:
         assert is_hung_up_on(slow)
 
 
@@ -343,14 +343,14 @@ def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(m
 def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch, begun):
     monkeypatch.setattr(connections, "BODY_BYTES", 100)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with served(monkeypatch, 1.0, reads=True) as address:
-        with socket.create_connection(address, timeout=5) as slow:
+    with served(monkeypatch, 3.0, reads=True) as address:  # a busy machine may stop this thread for a second
+        with socket.create_connection(address, timeout=60) as slow:
             slow.sendall(head + begun)
             assert is_hung_up_on(slow)
-        with socket.create_connection(address, timeout=5) as steady:
+        with socket.create_connection(address, timeout=60) as steady:
             steady.sendall(head)
             for _ in range(10):
-                time.sleep(0.15)
+                time.sleep(0.4)
                 steady.sendall(b"x" * 100)
             assert steady.recv(100).startswith(b"HTTP/1.1 200")
 
@@ -364,10 +364,10 @@ def chunked(chunk: bytes, count: int) -> bytes:
 def test_a_body_of_tiny_chunks_is_hung_up_on_and_one_of_common_chunks_is_read(monkeypatch):
     monkeypatch.setattr(connections, "FRAMING_BYTES", 4096)
     with served(monkeypatch, 10.0, reads=True) as address:
-        with socket.create_connection(address, timeout=5) as common:
+        with socket.create_connection(address, timeout=60) as common:
             common.sendall(chunked(b"x" * 1024, 300))
             assert common.recv(100).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(address, timeout=5) as tiny, contextlib.suppress(ConnectionError):
+        with socket.create_connection(address, timeout=60) as tiny, contextlib.suppress(ConnectionError):
             tiny.sendall(chunked(b"x", 100_000))
             assert not tiny.recv(100)
         assert answers(address)
@@ -379,7 +379,7 @@ def test_a_body_of_tiny_chunks_takes_small_turns_and_ends_early(monkeypatch):
     parse = Connection._parse
     monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
     with served(monkeypatch, 10.0, reads=True) as address:
-        with socket.create_connection(address, timeout=5) as tiny, contextlib.suppress(ConnectionError):
+        with socket.create_connection(address, timeout=60) as tiny, contextlib.suppress(ConnectionError):
             tiny.sendall(chunked(b"x", 50_000))
             assert not tiny.recv(100)
         assert sum(taken) < 2 * connections.FRAMING_AHEAD
@@ -393,7 +393,7 @@ def test_large_pieces_of_a_request_are_parsed_in_turns(monkeypatch):
     taken = []
     parse = Connection._parse
     monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
-    with served(monkeypatch, 10.0, reads=True) as address, socket.create_connection(address, timeout=5) as large:
+    with served(monkeypatch, 10.0, reads=True) as address, socket.create_connection(address, timeout=60) as large:
         large.sendall(chunked(b"x" * 2**16, 20))
         assert large.recv(100).startswith(b"HTTP/1.1 200")
     assert max(taken) <= connections.PIECE_BYTES

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qa.attack.size_servers import Moment
+from qa.attack.machine import Moment
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120

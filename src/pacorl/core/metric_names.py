@@ -37,7 +37,8 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
         words = [SHOWN_NAMES.get(word, word) for word in key.split("/")]
         shown["/".join(words)] = value
     p_yes, reward = (shown.get(name) for name in ("consistency", "consistency_reward"))
-    if p_yes is not None and reward is not None and math.isclose(p_yes, reward, rel_tol=1e-6):
+    # A damaged log may have anything under these names.
+    if isinstance(p_yes, int | float) and isinstance(reward, int | float) and math.isclose(p_yes, reward, rel_tol=1e-6):
         del shown["consistency_reward"]
     return shown
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.io.documents import JsonObject, blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
+from pacorl.io.files import SHARED
 from pacorl.records.edits import (
     LANGUAGES,
     character_fields,
@@ -110,7 +111,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     return prompts
 
 
-def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
+def save_prompts(prompts: Sequence[Prompt], path: str | Path, *, mode: int = SHARED) -> None:
     """Write prompts as T2IS records for `load_prompts`, without their ids: an id is the position in the file.
 
     Panels that the text does not spell out behind tags go under `panels`, which is ours, and references are copied into
@@ -133,7 +134,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
         if prompt.panels != panel_texts(prompt.text):
             row["panels"] = list(prompt.panels)
         rows.append(row | character_fields(prompt, path))
-    write_jsonl(path, rows)
+    write_jsonl(path, rows, mode=mode)
 
 
 # --- one record ------------------------------------------------------------------------------------------------

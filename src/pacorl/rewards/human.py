@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from PIL.Image import Image
+from pydantic import BaseModel, Field
 
-from pacorl.io.documents import read_json, read_object, write_json
+from pacorl.io.documents import blamed_on, read_json, typed, write_json
 from pacorl.io.files import PRIVATE, make_folder, safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.rewards.reward import RewardError
@@ -30,6 +31,22 @@ from pacorl.types import Prompt
 
 UNRANKED = 0.5
 """Score of an unranked image: the middle of a group."""
+
+
+class AskedGroups(BaseModel):
+    """asked.json."""
+
+    groups: list[str]
+
+
+class ShownGroup(BaseModel):
+    """group.json."""
+
+    prompt: str
+    theme: str
+    panels: list[str]
+    grid: str
+    images: Annotated[int, Field(ge=1, le=1024)]
 
 
 class HumanRanking:
@@ -132,18 +149,27 @@ def _lay_out(folder: Path, group: _Group) -> str:
 def asked_groups(folder: Path) -> list[str]:
     """List the sampled groups of the current round, in order."""
     path = folder / "asked.json"
-    return [safe_name(str(name)) for name in read_object(path)["groups"]] if path.exists() else []
+    document = read_json(path) if path.exists() else {"groups": []}
+    with blamed_on(path):
+        return [safe_name(name) for name in typed(document, AskedGroups).groups]
 
 
 def read_group(folder: Path, name: str) -> dict[str, Any]:
     """Read a group: its prompt, theme, panels, grid, and how many images."""
-    return read_object(folder / safe_name(name) / "group.json")
+    path = folder / safe_name(name) / "group.json"
+    document = read_json(path)
+    with blamed_on(path):
+        return typed(document, ShownGroup).model_dump()
 
 
 def read_ranks(folder: Path, name: str) -> list[int]:
     """Read a group's ranks, one per image; empty while it is not ranked."""
     path = folder / safe_name(name) / "ranks.json" if name else None
-    return check_ranks(read_json(path)) if path and path.exists() else []
+    if not path or not path.exists():
+        return []
+    document = read_json(path)
+    with blamed_on(path):
+        return check_ranks(document)
 
 
 def write_ranks(folder: Path, name: str, ranks: Sequence[int]) -> None:

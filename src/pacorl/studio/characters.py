@@ -7,10 +7,16 @@ FOLDER/loras/NAME/run/                                the trainer's own folder; 
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from PIL.Image import Image
+from pydantic import BaseModel
 
 from pacorl.character_training.character_config import CharacterConfig
 from pacorl.character_training.pictures import LEAST
@@ -18,20 +24,41 @@ from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe, recipe_names
 from pacorl.io.documents import blamed_on, dump_yaml, read_json, read_jsonl, read_text, read_yaml, typed, write_json
-from pacorl.io.files import PRIVATE, free_name, read_bytes, remove_made, safe_name, write_atomic
+from pacorl.io.files import PRIVATE, check_no_link, free_name, read_bytes, remove_made, safe_name, write_atomic
+from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
 from pacorl.studio.trainer_process import TrainerProcess, lora_of
 from pacorl.types import TINY, Character
 from pacorl.web.guard import RefusedError
 
+logger = logging.getLogger(__name__)
+
 LORAS = "loras"
 MOST = 60
 """Most pictures of a character."""
 RECIPE = re.compile(r"character/(?P<kind>\w+?)(_(?P<gigabytes>\d+)gb)?")
 """Name of a recipe that trains a character: the kind of its generator, and the memory of its card."""
+NUMBERS = range(1, 100)
+"""Numbers of pictures."""
+SIDE = 1536
+"""Longer side of a picture: training and generators read 1,024 pixels."""
 MADE = ("[0-9][0-9].png", "[0-9][0-9].txt", CARD)
 """Files of a character that the studio writes, and may delete."""
+
+
+class Request(BaseModel):
+    """request.json of a training."""
+
+    character: str
+    steps: int
+
+
+class Progress(BaseModel):
+    """A line of a training's log."""
+
+    step: int
+    held_out_loss: float | None = None
 
 
 class Characters:
@@ -42,6 +69,7 @@ class Characters:
         self.loras = folder / LORAS
         self.names = names
         self.trainer = trainer
+        self._lock = threading.Lock()
 
     # --- pictures and description ------------------------------------------------------------------------------
 
@@ -50,11 +78,11 @@ class Characters:
         name: str,
         description: str,
         *,
-        added: Iterable[bytes] = (),
+        added: Sequence[bytes] = (),
         captions: Mapping[str, str] = {},
         removed: Iterable[str] = (),
     ) -> None:
-        """Write a character, or change it.
+        """Write a character, or change it. Whatever is refused has no effect.
 
         Args:
             name: of its folder.
@@ -64,31 +92,34 @@ class Characters:
             removed: pictures to delete.
 
         Raises:
-            ValueError: for a name that is none of a folder, an empty description, or too many pictures.
+            ValueError: for a name that is none of a folder, an empty or long description, or too many pictures.
+            OSError: the folder is a link, or cannot be written.
         """
         folder = self.folder / safe_name(name)
         if not description.strip():
             raise ValueError(f"{name} has no description; say what the character looks like")
-        taken = [path.stem for path in images_in(folder)]
-        pictures = list(added)
-        if len(taken) + len(pictures) > MOST:
-            raise ValueError(f"{name} would have {len(taken) + len(pictures)} pictures; at most {MOST} are kept")
+        check_no_link(self.folder, folder)
+        with self._lock:
+            # Traits that a person wrote into the card by hand stay.
+            kept = _card(folder).model_dump() if (folder / CARD).is_file() else {}
+            card = kept | {"description": description.strip()}
+            typed(card, Card)
+            texts = {}
+            for picture, caption in captions.items():
+                texts[self._picture(name, picture).with_suffix(".txt")] = caption.strip()
+            gone = [self._picture(name, picture) for picture in dict.fromkeys(removed)]
+            numbers = _free_numbers(folder, len(added))
 
-        # Traits that a person wrote into the card by hand stay.
-        kept = _card(folder).model_dump() if (folder / CARD).is_file() else {}
-        write_atomic(folder / CARD, dump_yaml(kept | {"description": description.strip()}))
-        first = max([int(stem) for stem in taken if stem.isdigit()], default=0) + 1
-        for number, content in enumerate(pictures, first):
-            write_atomic(folder / f"{number:02d}.png", content)
-        for picture, caption in captions.items():
-            path = self._picture(name, picture).with_suffix(".txt")
-            if caption.strip():
-                write_atomic(path, caption.strip())
-            else:
-                remove_made(folder, [path.name])
-        for picture in removed:
-            path = self._picture(name, picture)
-            remove_made(folder, [path.name, path.with_suffix(".txt").name])
+            write_atomic(folder / CARD, dump_yaml(card), mode=PRIVATE)
+            for number, content in zip(numbers, added, strict=True):
+                write_atomic(folder / f"{number:02d}.png", content, mode=PRIVATE)
+            for path, caption in texts.items():
+                if caption:
+                    write_atomic(path, caption, mode=PRIVATE)
+                else:
+                    remove_made(folder, [path.name])
+            for path in gone:
+                remove_made(folder, [path.name, path.with_suffix(".txt").name])
 
     def find(self, name: str) -> Character:
         """Read a character that can be drawn; raises ValueError naming a fault."""
@@ -96,8 +127,14 @@ class Characters:
         return read_character(self.folder / name, most=MOST)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Describe all characters."""
-        return [self.describe(card.parent.name) for card in sorted(self.folder.glob(f"*/{CARD}"))]
+        """Describe all characters; damaged ones are left out, with a warning."""
+        described = []
+        for card in sorted(self.folder.glob(f"*/{CARD}")):
+            try:
+                described.append(self.describe(card.parent.name))
+            except (ValueError, OSError) as fault:
+                _warn(f"{fault}; this character is not shown")
+        return described
 
     def describe(self, name: str) -> dict[str, Any]:
         """Describe a character: its pictures with their captions, and its newest training."""
@@ -132,7 +169,7 @@ class Characters:
     def _picture(self, name: str, picture: str) -> Path:
         # By the folder's own listing, so that no name can lead out of it.
         for path in images_in(self._check(name)):
-            if path.name == picture and re.fullmatch(r"\d\d\.png", picture):
+            if path.name == picture and re.fullmatch(r"\d\d\.png", picture) and path.is_file():
                 return path
         raise RefusedError(f"{name} has no picture {picture[:20]!r}", status=404)
 
@@ -174,7 +211,7 @@ class Characters:
     def launch(self, training: str) -> None:
         """Start an announced training, or let it go on from its last checkpoint."""
         folder = self._run(training)
-        character = self._check(read_json(folder / "request.json")["character"])
+        character = self._check(_request(folder).character)
         self.trainer.launch(folder, "train-character", str(character), "--config", str(folder / "config.yaml"))
 
     def _run(self, training: str) -> Path:
@@ -184,33 +221,51 @@ class Characters:
         return folder
 
     def _trainings(self, name: str) -> list[Path]:
-        """List the trainings of a character, the newest last."""
-        files = self.loras.glob("*/request.json")
-        mine = [file for file in files if read_json(file)["character"] == name]
+        """List the trainings of a character, the newest last; damaged ones are left out, with a warning."""
+        mine = []
+        for file in self.loras.glob("*/request.json"):
+            try:
+                if _request(file.parent).character == name:
+                    mine.append(file)
+            except (ValueError, OSError) as fault:
+                _warn(f"{fault}; this LoRA is not shown")
         return [file.parent for file in sorted(mine, key=lambda file: file.stat().st_mtime_ns)]
 
     def _training(self, folder: Path) -> dict[str, Any]:
         """Describe a training: its progress, its measured pictures, and whether there is a LoRA."""
-        request = read_json(folder / "request.json")
+        steps = _request(folder).steps
+        fault = self.trainer.fault(folder)
         log = folder / "run" / "metrics.jsonl"
-        lines = read_jsonl(log) if log.exists() else []
-        done = max([line["step"] for line in lines], default=0)
-        losses = [[line["step"], line["held_out_loss"]] for line in lines if "held_out_loss" in line]
-        status = "done" if done >= request["steps"] else "stopped"
-        if self.trainer.fault(folder):
+        lines = []
+        try:
+            document = read_jsonl(log) if log.exists() else []
+            with blamed_on(log):
+                lines = typed(document, list[Progress])
+        except (ValueError, OSError) as damage:
+            fault = fault or str(damage)
+        done = max([line.step for line in lines], default=0)
+        losses = [[line.step, line.held_out_loss] for line in lines if line.held_out_loss is not None]
+        status = "done" if done >= steps else "stopped"
+        if fault:
             status = "failed"
         if self.trainer.waits(folder) or self.trainer.runs(folder):
             status = "learning" if lines else "starting"
         return {
             "name": folder.name,
-            "steps": request["steps"],
+            "steps": steps,
             "done": done,
             "status": status,
             "losses": losses,
             "lora": lora_of(folder / "run") is not None,
             "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
-            "error": self.trainer.fault(folder),
+            "error": fault,
         }
+
+
+def picture_bytes(image: Image) -> bytes:
+    """Encode a picture of a character as PNG, with at most SIDE pixels on a side."""
+    image.thumbnail((SIDE, SIDE))
+    return png_bytes(image)
 
 
 def training_config(names: StudioModels, overrides: list[str], *, card_bytes: int | None = None) -> CharacterConfig:
@@ -246,6 +301,30 @@ def character_recipes() -> dict[str, dict[int, str]]:
     return found
 
 
+def _free_numbers(folder: Path, count: int) -> list[int]:
+    """Number further pictures of a character, behind its last one as long as there are numbers."""
+    taken = [path.stem for path in images_in(folder)]
+    if len(taken) + count > MOST:
+        raise ValueError(f"{folder.name} would have {len(taken) + count} pictures; at most {MOST} are kept")
+    used = {int(stem) for stem in taken if stem.isdecimal()}
+    free = [number for number in NUMBERS if number not in used]
+    free.sort(key=lambda number: number < max(used, default=0))
+    return free[:count]
+
+
+def _request(folder: Path) -> Request:
+    document = read_json(folder / "request.json")
+    with blamed_on(folder / "request.json"):
+        return typed(document, Request)
+
+
+@cache
+def _warn(fault: str) -> None:
+    """Log a fault once: the page asks every second."""
+    logger.warning("%s", fault)
+
+
 def _card(folder: Path) -> Card:
+    document = read_yaml(folder / CARD)
     with blamed_on(folder / CARD):
-        return typed(read_yaml(folder / CARD), Card)
+        return typed(document, Card)

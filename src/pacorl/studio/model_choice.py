@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config.options import AUTO, MEMORY, StudioModels
+from pacorl.config.user_files import is_in_file
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_object, read_text
-from pacorl.io.files import open_regular
+from pacorl.io.files import LONGEST_NAME, open_regular
 from pacorl.io.hub import local_file
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.types import TINY
@@ -90,7 +92,7 @@ def check_name(name: str, known: Collection[str] = ()) -> str:
     """Return a name of the hub, or one of the `known` names.
 
     Raises:
-        ValueError: for any other text, such as a path of this machine.
+        ValueError: for any other text, such as a path of this machine or a name in a Python file.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
@@ -102,10 +104,19 @@ def check_name(name: str, known: Collection[str] = ()) -> str:
         validate_repo_id(repository)
     except HFValidationError:
         repository = ""
+    # The system raises for longer names.
+    is_hub_name = "/" in repository and name.isprintable() and len(name.encode()) <= LONGEST_NAME
+    is_hub_name = is_hub_name and not is_in_file(name)
     # A folder of this machine wins over the hub's name, and a page must not choose folders.
-    if "/" not in repository or Path(name).exists() or Path(repository).exists() or ".." in Path(file).parts:
+    if not is_hub_name or Path(name).exists() or Path(repository).exists() or ".." in Path(file).parts:
         raise ValueError(f"{name[:80]!r} is no model of the list, and no name of the hub such as OWNER/NAME")
     return name
+
+
+def check_cached(name: str) -> None:
+    """Raise ValueError if a model of the hub is not in its cache."""
+    if name.partition(":")[0] not in cached_bytes():
+        raise ValueError(f"{name} is not on this machine; download it under Models")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------
@@ -148,8 +159,15 @@ def fit_of(names: StudioModels, model: str, kind: str = "") -> Fit:
     return _planned(model, kind, names.judge, names.judge_adapter, names.memory)
 
 
-@cache
 def _planned(model: str, kind: str, judge: str, judge_adapter: str, memory: str) -> Fit:
+    fit = _plan(model, kind, judge, judge_adapter, memory)
+    if fit.absent:
+        _plan.cache_clear()  # a download may be at its end the next time
+    return fit
+
+
+@cache
+def _plan(model: str, kind: str, judge: str, judge_adapter: str, memory: str) -> Fit:
     # Imported here: torch takes seconds, and the page is there before.
     from pacorl.lab.plan.plan import judge_options, plan_generation
 
@@ -206,6 +224,7 @@ class Downloads:
         """
         self.log = log
         self.name = ""
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, name: str, *, token: str = "") -> None:
@@ -218,17 +237,18 @@ class Downloads:
         Raises:
             RefusedError: another download runs, or the hub must not be asked.
         """
-        if self._runs:
-            raise RefusedError(f"{self.name} is being downloaded; stop that first, it can go on later", status=409)
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             raise RefusedError("the hub must not be asked: the studio was started with HF_HUB_OFFLINE", status=409)
         environment = dict(os.environ)
         if token:
             environment["HF_TOKEN"] = token
-        self.name = name
-        with open(open_regular(self.log, os.O_WRONLY | os.O_TRUNC), "wb") as log:
-            pipes: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "env": environment}
-            self._process = start_python("-m", "pacorl.studio.download_process", name, **pipes)
+        with self._lock:
+            if self._runs:
+                raise RefusedError(f"{self.name} is being downloaded; stop that first, it can go on later", status=409)
+            with open(open_regular(self.log, os.O_WRONLY | os.O_TRUNC), "wb") as log:
+                pipes: Any = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "env": environment}
+                self._process = start_python("-m", "pacorl.studio.download_process", name, **pipes)
+            self.name = name
 
     @property
     def _runs(self) -> bool:
@@ -236,10 +256,11 @@ class Downloads:
 
     def stop(self) -> None:
         """End the download; what it has fetched stays."""
-        if self._process and self._runs:
-            self._process.terminate()
-            self._process.wait()
-            self.name = ""
+        with self._lock:
+            if self._process and self._runs:
+                self._process.terminate()
+                self._process.wait()
+                self.name = ""
 
     def state(self) -> dict[str, Any] | None:
         """Describe the download: name, bytes, and the fault that ended it; None without one."""

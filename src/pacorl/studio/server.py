@@ -11,7 +11,7 @@ import math
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,9 @@ from pacorl.core.grid import parse_layout
 from pacorl.generate.panels import write_panels
 from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
-from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.studio import model_choice, models
-from pacorl.studio.characters import Characters
+from pacorl.studio.characters import Characters, picture_bytes
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
@@ -122,8 +121,8 @@ class AppState:
 
     def choose(self, names: StudioModels) -> Job:
         """Take other models from now on, and queue their loading."""
-        self.names = self.taste.names = self.characters.names = names
         self.loading = self.jobs.submit("load", lambda job: self.host.choose(job, names))
+        self.names = self.taste.names = self.characters.names = names
         return self.loading
 
     def loras(self) -> dict[str, str]:
@@ -177,6 +176,8 @@ def make_app(state: AppState) -> FastAPI:
     app = state.site.app(router, state=state)
     # Prompts, sizes and images of users raise ValueError with one line for them, wherever they are checked.
     app.add_exception_handler(ValueError, lambda request, error: error_response(error))
+    # A full disk, or a folder or a pipe in the place of a file.
+    app.add_exception_handler(OSError, lambda request, error: error_response(error))
     return app
 
 
@@ -360,9 +361,7 @@ def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
     _check_mode(state, "edit")
     prompt = models.edit_prompt(state.names, form.instruction)
     sampling = form.sampling(state.names.strengths)
-    sources = []
-    for name in form.sources:
-        sources.append(_upload(state, name, browser))
+    sources = _uploads_to_open(state, form.sources, browser)
     return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling, sources=sources))
 
 
@@ -502,25 +501,33 @@ def teach(form: TasteForm, state: State) -> dict[str, Any]:
     """Start a run. An invalid run is refused before anything is written."""
     state.trainer.check_idle()
     request = TasteRequest(**{**form.model_dump(), "prompts": tuple(form.prompts)})
-    return _launch(state, state.taste.create(request))
+    return _teach(state, state.taste.create(request))
 
 
 @router.post("/api/taste/{name}/continue")
 def teach_on(name: str, state: State) -> dict[str, Any]:
     """Resume a run."""
     state.trainer.check_idle()
-    return _launch(state, name)
+    return _teach(state, name)
 
 
-def _launch(state: AppState, name: str) -> dict[str, Any]:
-    def launch(job: Job) -> dict[str, Any]:
-        state.host.unload()  # two generators would not fit most cards
-        state.taste.launch(name)
+def _teach(state: AppState, name: str) -> dict[str, Any]:
+    state.taste.announce(name)
+    _launch(state, "taste", lambda: state.taste.launch(name))
+    return state.taste.state(name)
+
+
+def _launch(state: AppState, kind: str, launch: Callable[[], None]) -> None:
+    """Queue the launch of an announced run."""
+
+    def unload_and_launch(job: Job) -> dict[str, Any]:
+        with state.trainer.reservation():
+            state.host.unload()  # two generators would not fit most cards
+            launch()
         return {}
 
-    state.taste.announce(name)
-    state.jobs.submit("taste", launch)
-    return state.taste.state(name)
+    with state.trainer.reservation():
+        state.jobs.submit(kind, unload_and_launch)
 
 
 @router.post("/api/taste/{name}/stop")
@@ -590,15 +597,24 @@ def choose_models(form: ModelsForm, state: State, browser: Browser) -> dict[str,
     if form.check:
         return state.jobs.submit("fit", check, owner=browser).to_dict()
     state.trainer.check_idle()
+    # A load would download an absent model, whose licence nobody has accepted.
+    for name in {names.model, names.editor, names.judge} - _known(state.started_with):
+        model_choice.check_cached(name)
     return state.choose(names).to_dict()
+
+
+def _known(started: StudioModels) -> set[str]:
+    """Models that need no download: embedded, or of the command."""
+    return {"", TINY, started.model, started.editor, started.judge}
 
 
 def _named(form: ModelsForm, state: AppState) -> StudioModels:
     """Check the names of a choice: the page names no path of this machine."""
     started = state.started_with
-    known = {"", TINY, TEMPLATE, started.model, started.editor, started.judge, started.writer}
-    for name in (form.model, form.editor, form.judge, form.writer):
-        model_choice.check_name(name, known)
+    for name in (form.model, form.editor, form.judge):
+        model_choice.check_name(name, _known(started))
+    if form.writer not in (TEMPLATE, started.writer):
+        raise ValueError(f"{form.writer[:80]!r} is no model of the list; another writer is given by --writer")
     trained = state.loras()
     loras = {trained.get(name) or model_choice.check_name(name): strength for name, strength in form.loras.items()}
     kind = started.kind if form.model == started.model else ""
@@ -658,9 +674,9 @@ class CharacterForm(Form):
 def save_character(name: str, form: CharacterForm, state: State, browser: Browser) -> dict[str, Any]:
     """Create a character, or change its description, captions and pictures."""
     added = []
-    for upload in form.uploads:
+    for upload in dict.fromkeys(form.uploads):
         # Written again from its pixels: no foreign file reaches the folder.
-        added.append(png_bytes(_upload(state, upload, browser).open()))
+        added.append(picture_bytes(_upload(state, upload, browser).open()))
     for image in form.sheet:
         content = state.history.image(form.of, image)
         if content is None:
@@ -682,7 +698,8 @@ def remove_character(name: str, state: State) -> list[dict[str, Any]]:
 @router.get("/characters/{name}/{picture}")
 def character_picture(name: str, picture: str, state: State) -> Response:
     """Return a picture of a character."""
-    return _png(state.characters.image(name, picture))
+    # Not kept by the browser: the number of a removed picture may become that of another one.
+    return Response(state.characters.image(name, picture), media_type="image/png")
 
 
 class SheetForm(SamplingForm):
@@ -734,13 +751,7 @@ def train(name: str, form: TrainForm, state: State) -> dict[str, Any]:
         state.characters.resume(training)
     else:
         training = state.characters.prepare(name, steps=form.steps)
-
-    def launch(job: Job) -> dict[str, Any]:
-        state.host.unload()
-        state.characters.launch(training)
-        return {}
-
-    state.jobs.submit("train", launch)
+    _launch(state, "train", lambda: state.characters.launch(training))
     return state.characters.describe(name)
 
 
@@ -785,6 +796,20 @@ def _upload(state: AppState, name: str, browser: str) -> Upload:
     if uploaded is None:
         raise RefusedError(f"there is no image {name[:20]!r}; hand it in again", status=404)
     return uploaded
+
+
+def _uploads_to_open(state: AppState, names: Sequence[str], browser: str) -> list[Upload]:
+    """Find the images of a job, which opens all of them at a time. Raises ValueError for too many pixels."""
+    uploads = []
+    for name in names:
+        uploads.append(_upload(state, name, browser))
+    pixels = sum(math.prod(upload.size) for upload in uploads)
+    if pixels > MAX_JUDGED_PIXELS:
+        raise ValueError(
+            f"the images have {pixels:,} pixels together; at most {MAX_JUDGED_PIXELS:,} are judged or "
+            "changed, so add smaller ones"
+        )
+    return uploads
 
 
 @router.get("/uploads/{name}")
@@ -865,15 +890,7 @@ def _asked(form: JudgeForm, state: AppState, browser: str) -> tuple[list[Upload]
         raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")
 
     # The job keeps the images: removing an upload while the job waits does not change its judgement.
-    uploads = []
-    for name in form.uploads:
-        uploads.append(_upload(state, name, browser))
-    # The job opens all of them at a time.
-    pixels = sum(math.prod(upload.size) for upload in uploads)
-    if pixels > MAX_JUDGED_PIXELS:
-        raise ValueError(
-            f"the images have {pixels:,} pixels together; at most {MAX_JUDGED_PIXELS:,} are judged, so add smaller ones"
-        )
+    uploads = _uploads_to_open(state, form.uploads, browser)
     criteria = []
     for text in form.criteria:
         if text.strip():

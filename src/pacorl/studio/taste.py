@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from pacorl.config import base as configs
 from pacorl.config.options import AUTO, StudioModels
 from pacorl.config.recipes import recipe as tiny_recipe
 from pacorl.config.reward_section import RewardConfig
 from pacorl.generate.compose import prompt_from
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.io.documents import read_json, read_jsonl, write_json
+from pacorl.io.documents import blamed_on, read_json, read_jsonl, typed, write_json
 from pacorl.io.files import PRIVATE, safe_name, write_atomic
 from pacorl.judge import JUDGES, backend_of
 from pacorl.models.policies import POLICIES, kind_of
@@ -37,6 +39,20 @@ from pacorl.web.guard import RefusedError
 
 SHOWN = 4
 """Prompts of the pictures before and after."""
+
+
+class Plan(BaseModel):
+    """request.json of a run."""
+
+    rounds: int
+    groups: int
+
+
+class LogLine(BaseModel):
+    """A line of a run's log."""
+
+    kind: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +198,7 @@ class TasteRuns:
         names = self.names if self.recipe else with_memory(self.names, self.names.model, kind)
         config = run_config(request, names, folder, self.recipe)
         config.check_prompts(prompts)
-        save_prompts(prompts, folder / "prompts.jsonl")
+        save_prompts(prompts, folder / "prompts.jsonl", mode=PRIVATE)
         described = {"rounds": request.rounds, "groups": request.groups}
         write_json(folder / "request.json", described, mode=PRIVATE)
         write_atomic(folder / "config.yaml", configs.dump(config), mode=PRIVATE)
@@ -205,6 +221,8 @@ class TasteRuns:
         # The request, and the folder of the people's rankings.
         folder = self._folder(name)
         request = read_json(folder / "request.json")
+        with blamed_on(folder / "request.json"):
+            plan = typed(request, Plan)
         rankings = folder / "rankings"
 
         # The groups of this round.
@@ -220,12 +238,12 @@ class TasteRuns:
             shown = group if group in groups else waiting[0]
 
         done = rounds_done(folder / "run" / "metrics.jsonl")
-        finished = done >= request["rounds"]
+        finished = done >= plan.rounds
         return {
             "name": name,
-            **request,
+            **plan.model_dump(),
             "done": done,
-            "status": self._status(folder, len(groups), len(waiting), groups=request["groups"], finished=finished),
+            "status": self._status(folder, len(groups), len(waiting), groups=plan.groups, finished=finished),
             "ranked": len(list(rankings.glob("*/ranks.json"))),
             "asked": groups,
             "task": _task(name, rankings, shown) if shown else None,
@@ -262,8 +280,10 @@ class TasteRuns:
 
 def rounds_done(log: Path) -> int:
     """Count the epochs in a run's log."""
-    lines = read_jsonl(log) if log.exists() else []
-    return max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
+    document = read_jsonl(log) if log.exists() else []
+    with blamed_on(log):
+        lines = typed(document, list[LogLine])
+    return max([line.epoch for line in lines if line.kind == "epoch"], default=0)
 
 
 def _task(name: str, rankings: Path, group: str) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pacorl.io.children import start_python
-from pacorl.io.files import open_regular, read_bytes
+from pacorl.io.files import check_no_link, open_regular, read_bytes
 from pacorl.runtime.stopping import Interrupted
 from pacorl.web.guard import RefusedError
 
@@ -29,13 +31,28 @@ class TrainerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._announced: Path | None = None
+        self._faults: dict[Path, str] = {}
+        """Announced runs that could not be launched."""
 
     def announce(self, folder: Path) -> None:
         """Reserve the machine for a run whose launch waits for the studio's jobs."""
+        self._faults.pop(folder, None)
         self._announced = folder
+
+    @contextmanager
+    def reservation(self) -> Iterator[None]:
+        """End the reservation if the block raises: the machine would stay reserved for a run that never starts."""
+        try:
+            yield
+        except Exception as error:
+            if self._announced:
+                self._faults[self._announced] = str(error)
+            self._announced = None
+            raise
 
     def launch(self, folder: Path, *command: str) -> None:
         """Start `pacorl COMMAND` for an announced run, or let it go on from its last checkpoint."""
+        check_no_link(folder)
         # A killed studio cannot end its trainer, which therefore watches its standard input.
         arguments = ["-m", "pacorl", *command, "--resume", "auto", "--stop-with-stdin"]
         with self._lock, open(open_regular(folder / LOG, os.O_WRONLY | os.O_TRUNC), "wb") as log:
@@ -66,7 +83,9 @@ class TrainerProcess:
         return self._announced == folder
 
     def fault(self, folder: Path) -> str:
-        """Return the last line of a run that failed; empty for other runs."""
+        """Return the reason or the last line of a run that failed; empty for other runs."""
+        if folder in self._faults:
+            return self._faults[folder]
         # A negative code is a signal's, and ours.
         code = self._process.poll() if self._process and self._folder == folder else None
         if code is None or code <= 0 or code == Interrupted.exit_code:
