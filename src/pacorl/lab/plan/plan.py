@@ -391,7 +391,9 @@ def _where(row: Row) -> str:
 
 
 def _largest_size(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
-    sizes = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
+    sizes = []
+    for prompt in prompts:
+        sizes.append((prompt.size.height, prompt.size.width) if prompt.size else size)
     return max(sizes, key=math.prod, default=size)
 
 

@@ -14,7 +14,7 @@ S = mean over pairs of ⟨gᵢ, gⱼ⟩, and the noise is the mean of |gᵢ|² l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -34,7 +34,7 @@ from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.lab.probe.variance import Estimate, Floats
 from pacorl.rewards.reward import Reward
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Advantages, Prompt, Samples
+from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples
 
 CREDITS = {"set": 0.0, "half": 0.5, "panel": 1.0}
 """Compared credits by name, as a share of panel credit."""
@@ -169,15 +169,22 @@ def _redrawn(
 
 def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
     """Score finished sets: (B, 1 + P), the weighted score and its part of each panel; NaN if one is missing."""
-    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
-        scorer.submit(trunk.finish(trunk.rows, x_BNC))
-        scores, parts = scorer.results(), scorer.parts
-    table = reward_table(scores, trunk.rows, names=tuple(rewards), parts=parts)
+    table = _table(config, rewards, trunk.rows, [trunk.finish(trunk.rows, x_BNC)])
     assert table.part_RBP is not None
     weight_R = torch.tensor([reward.weight for reward in config.rewards], dtype=torch.float64)
     score_B = (weight_R[:, None] * table.score_RB).sum(0)
     part_BP = (weight_R[:, None, None] * table.part_RBP).sum(0)
     return torch.cat([score_B[:, None], part_BP], dim=1)
+
+
+def _table(
+    config: PolicyConfig, rewards: Mapping[str, Reward], rows: Sequence[Row], rollouts: Iterable[Rollout]
+) -> RewardTable:
+    """Score the rollouts of some rows, with the parts of the scores."""
+    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
+        for rollout in rollouts:
+            scorer.submit(rollout)
+        return reward_table(scorer.results(), rows, names=tuple(rewards), parts=scorer.parts)
 
 
 # --- signal ----------------------------------------------------------------------------------------------------
@@ -190,14 +197,10 @@ def _gradients(
     rows = [Row(prompt, member) for member in range(draw.sampler.tree.group_size)]
     # Draw and score one group.
     samples = Samples()
-    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
-        for rollout in draw_samples(draw, rows, samples):
-            scorer.submit(rollout)
-        scores, parts = scorer.results(), scorer.parts
-    if any(None in row for row in scores.values()):
+    table = _table(config, rewards, rows, draw_samples(draw, rows, samples))
+    if not table.valid_RB.all():
         return {}
 
-    table = reward_table(scores, rows, names=tuple(rewards), parts=parts)
     # One loss for all credits: only the advantages differ.
     weights = [reward.weight for reward in config.rewards]
     nodes = draw.sampler.tree.nodes([row.number for row in rows])

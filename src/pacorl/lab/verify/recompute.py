@@ -172,9 +172,9 @@ def replay(config: PolicyConfig, out: Path, *, checkpoint: Path | None, start: R
     # Rewards without a judge score again; the others return their recorded scores.
     recomputed = start["recomputed"]
     scored = [reward for reward in config.rewards if reward.key in recomputed]
-    functions: dict[str, RewardFunction] = {
-        reward.key: lambda prompts, images: [0.0] * len(images) for reward in config.rewards
-    }
+    functions: dict[str, RewardFunction] = {}
+    for reward in config.rewards:
+        functions[reward.key] = lambda prompts, images: [0.0] * len(images)
     functions |= build_rewards(scored, judge=None, device=Runtime().device)
 
     # The trainer, in the temporary folder.
