@@ -48,7 +48,7 @@ def judge(
     steps: int = Option(5000, help="Training steps of 32 examples."),
     lr: float = Option(1.5e-3, help="Learning rate."),
 ) -> None:
-    """The judge, from `vae` and failures of `generator` (about 60 CPU minutes)."""
+    """The judge's first lesson, from `vae` and failures of `generator` (about 60 CPU minutes)."""
     from diffusers import AutoencoderKL
 
     from tools.tiny.negatives import policy_failures
@@ -56,7 +56,53 @@ def judge(
 
     vae = AutoencoderKL.from_pretrained(out / "vae")
     failures = policy_failures(out / "flux", count=48)
-    pretrain_judge(out / "judge", vae=vae, start=start, negatives=failures, share=share, steps=steps, lr=lr)
+    pretrain_judge(out / "judge-first", vae=vae, start=start, negatives=failures, share=share, steps=steps, lr=lr)
+
+
+@app.command()
+def judge_second(
+    out: Path = OUT,
+    share: float = SHARE,
+    *,
+    start: Path | None = Option(None, help="The judge to go on from; by default that of `judge`."),
+    steps: int = Option(4400, help="Training steps of 32 examples."),
+    lr: float = Option(1.2e-3, help="Learning rate."),
+    resume: bool = Option(False, help="Go on from an interrupted training's state in OUT."),
+) -> None:
+    """The judge's second lesson: references, faulty and small panels (about 40 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from tools.tiny.negatives import policy_failures
+    from tools.tiny.pretrain_judge import pretrain_judge, second_examples
+
+    pretrain_judge(
+        out / "judge",
+        vae=AutoencoderKL.from_pretrained(out / "vae"),
+        teach=second_examples,
+        start=start or out / "judge-first",
+        negatives=policy_failures(out / "flux", count=96),
+        faulty=round(6000 * min(1, 10 * share)),
+        share=share,
+        steps=steps,
+        lr=lr,
+        resume=resume,
+    )
+
+
+@app.command()
+def judge_report(
+    judge: str = Argument("tiny", help="A judge's folder."),
+    count: int = Option(400, help="Questions of each kind."),
+) -> None:
+    """How often a tiny judge is right, by kind of question, on held-out characters (minutes)."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.judge.local import LocalJudge
+    from pacorl.models.policies.flux import TINY_FLUX
+    from tools.tiny.judge_report import measure_judge, table
+
+    vae = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
+    typer.echo(table(measure_judge(LocalJudge.from_pretrained(judge), vae=vae, count=count)))
 
 
 @app.command()
@@ -85,7 +131,7 @@ def kontext(
     share: float = SHARE,
     start: Path | None = Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
-    """The editor, from the tiny FLUX (about 20 CPU minutes)."""
+    """The editor, from the tiny FLUX (about 40 CPU minutes)."""
     from pacorl.models.policies.flux import TINY_FLUX
     from tools.tiny.pretrain import pretrain_kontext
 
@@ -114,10 +160,11 @@ def edit_judge(
 
 @app.command("all")
 def everything(out: Path = OUT, share: float = SHARE) -> None:
-    """All checkpoints, in order (about three and a half CPU hours)."""
+    """All checkpoints, in order (about four CPU hours)."""
     vae(out, share)
     generator(out, share)
     judge(out, share, start=None, steps=5000, lr=1.5e-3)
+    judge_second(out, share, start=None, steps=4400, lr=1.2e-3, resume=False)
     edits(out)
     kontext(out, share, start=out / "flux")
     edit_judge(out, share, start=out / "judge", steps=900, lr=8e-4)

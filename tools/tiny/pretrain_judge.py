@@ -2,7 +2,7 @@
 
 It learns the questions of `core.questions` on drawn panels, their VAE reconstructions, and negatives. An answer is Yes
 or No and then its reasons, which name the equal or different attributes: they direct the attention of a judge that is
-trained from scratch.
+trained from scratch. A second lesson adds the questions about references, faulty panels and small ones.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -23,12 +24,15 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from pacorl.core import questions
+from pacorl.io.files import replacing
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
 from pacorl.models import twins
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, draw_edit
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
+from pacorl.tiny.words import SCENE
+from tools.tiny.defects import LEGIBLE, SIZES, Defect, Mixed, draw_defects, draw_mixed, worn
 from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
 
@@ -40,6 +44,9 @@ CAPTIONS_AFTERWARDS = 0.03
 CAPTION_REQUEST = "What does this image show?"
 CRITERIA = {name.lower(): text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
 """Kept attribute → its criterion."""
+BATCH = 32
+SAVED_EVERY = 100
+"""Steps from one saved state to the next."""
 DECISION_SHARE = 0.5
 """α: weight of the decision in an example's loss; the reasons weigh 1 − α."""
 
@@ -64,27 +71,52 @@ class TrainingExample:
 
 
 class ImageBank:
-    """Preprocessed images: all panels, drawn and reconstructed, at both sizes, and then the negatives."""
+    """Resized images as bytes: all panels, drawn and reconstructed, at several sizes, then negatives and faulty panels.
 
-    def __init__(self, image_processor: Any, *, vae: AutoencoderKL, negatives: Sequence[Image.Image]) -> None:
+    Args:
+        sizes: of the drawn panels; the LEGIBLE ones are reconstructed as well.
+        faulty: the panels of `draw_mixed` and `draw_defects`; with them, the largest drawings are also shown `worn`.
+    """
+
+    def __init__(
+        self,
+        image_processor: Any,
+        *,
+        vae: AutoencoderKL,
+        negatives: Sequence[Image.Image],
+        sizes: Sequence[int] = PANEL_SIZES,
+        faulty: Sequence[Mixed | Defect] = (),
+    ) -> None:
         self.panels = characters.all_panels()
         self.number = {panel: number for number, panel in enumerate(self.panels)}
 
-        # In the order that `of` and `of_negative` count in.
+        # In the order that the methods count in.
         images: list[Image.Image] = []
-        for size in PANEL_SIZES:
+        for size in sizes:
             images += to_images(panel_pixels(size))
-            images += to_images(_reconstructed(vae, size))
+            if size in LEGIBLE:
+                images += to_images(_reconstructed(vae, size))
+        if faulty:
+            rng = Random(0)
+            images += [worn(image, rng) for image in to_images(panel_pixels(sizes[-1]))]
+        self.versions = len(images) // len(self.panels)
         images += negatives
-        self.versions = 2 * len(PANEL_SIZES)
         self.negative_count = len(negatives)
+        self.faulty = {id(panel): len(images) + number for number, panel in enumerate(faulty)}
+        images += [panel.image for panel in faulty]
+        self.mixed = [panel for panel in faulty if isinstance(panel, Mixed)]
+        self.defects = [panel for panel in faulty if isinstance(panel, Defect)]
 
-        # In fp16 the 24,000 images take 0.3 GB.
+        # A byte per value, and one of the two equal frames: 70,000 images take 0.2 GB.
         prepared = []
         for start in range(0, len(images), 256):
-            inputs = image_processor(images=images[start : start + 256], return_tensors="pt")
-            prepared.append(inputs["pixel_values"].half())
-        self.patches = torch.cat(prepared).unflatten(0, (len(images), -1))
+            batch = images[start : start + 256]
+            inputs = image_processor(images=batch, do_rescale=False, do_normalize=False, return_tensors="pt")
+            frames = inputs["pixel_values"].unflatten(-1, (3, 2, -1))[:, :, 0]
+            prepared.append(frames.unflatten(0, (len(batch), -1)).round().byte())
+        self.bytes_NPCV = torch.cat(prepared)
+        self.mean_CV = 255 * torch.tensor(image_processor.image_mean)[:, None]
+        self.std_CV = 255 * torch.tensor(image_processor.image_std)[:, None]
 
     def of(self, panel: Panel, rng: Random) -> int:
         """Draw one of the images of a panel, as an index."""
@@ -93,6 +125,15 @@ class ImageBank:
     def of_negative(self, rng: Random) -> int:
         """Draw a negative, as an index."""
         return len(self.panels) * self.versions + rng.randrange(self.negative_count)
+
+    def of_faulty(self, panel: Mixed | Defect) -> int:
+        """Return the index of a faulty panel."""
+        return self.faulty[id(panel)]
+
+    def pixel_values(self, images: Sequence[int]) -> Tensor:
+        """Return the patches of some images, as the processor prepares them: (16 times the images, values)."""
+        frames = (self.bytes_NPCV[list(images)].flatten(0, 1) - self.mean_CV) / self.std_CV
+        return frames[:, :, None].expand(-1, -1, 2, -1).flatten(1)
 
 
 @torch.no_grad()
@@ -276,6 +317,188 @@ def _attempt(edit: Edit, rng: Random) -> Panel:
     return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)
 
 
+# --- the second lesson -----------------------------------------------------------------------------------------
+
+REPEATED = 0.45
+"""Share of the first lesson's examples in the second."""
+
+
+def second_examples(bank: ImageBank, *, split: Split, rng: Random, captions: float) -> Iterator[TrainingExample]:
+    """Yield the first lesson's examples, and further ones about references, faulty panels and parts of a text.
+
+    Args:
+        captions: share of plain descriptions among the first lesson's examples.
+    """
+    pool = characters.panels_of(split)
+    plain = training_examples(bank, split=split, rng=rng, captions=captions)
+    kinds = [_reference_example, _faulty_pair, _faulty_criterion, _pose_example, _partial_text, _faulty_text]
+    while True:
+        if rng.random() < REPEATED:
+            yield next(plain)
+        else:
+            kind = rng.choices(kinds, weights=(2, 2.5, 0.5, 3, 3, 0.8))[0]
+            yield kind(rng.choice(pool), pool, rng, bank)
+
+
+def described(panel: Panel, names: Sequence[str], rng: Random) -> str:
+    """Describe some attributes of a panel, as a character's card may: `a red hero, crown`."""
+    body = [getattr(panel, name) for name in ("colour", "shape") if name in names]
+    words = [getattr(panel, name) for name in VALUES if name in names and name not in ("colour", "shape")]
+    if body or not words:
+        article = rng.choice(("", "a "))
+        words.insert(0, article + " ".join([*body, "hero"]))
+    return ", ".join(words)
+
+
+def _theme(panel: Panel, rng: Random) -> str:
+    """Draw the theme of a question: a prompt's beginning, or a character's description."""
+    if rng.random() < 0.3:
+        return f"{GRID} grid layout of {panel.subject}."
+    names = rng.choice((KEPT, KEPT, characters.IDENTITY, characters.IDENTITY, ("colour", "shape"), ("colour",), ()))
+    return described(panel, names, rng)
+
+
+def _reference_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask about a reference and a panel: the style counts, whether the theme names the palette or not."""
+    question = questions.same_theme(_theme(first, rng))
+    if rng.random() < 0.2:
+        question = questions.consistent()
+    if rng.random() < 0.05:
+        return _negative_pair(first, question, rng, bank)
+    second = _new_scene(first, rng)
+    answer = f"Yes. Both show {first.subject}."
+    # More often Yes: the questions about faulty panels are answered No.
+    if rng.random() < 0.3:
+        second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(6, 2, 1))[0], rng)
+        answer = f"No. {differences(first, second)}"
+    return TrainingExample((bank.of(first, rng), bank.of(second, rng)), question, answer)
+
+
+def _faulty_pair(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    return (_mixed_pair if rng.random() < 0.45 else _damaged_pair)(panel, pool, rng, bank)
+
+
+def _mixed_pair(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask about a sound panel beside one whose palette changed by half."""
+    mixed = rng.choice(bank.mixed)
+    partner = _new_scene(mixed.panel, rng)
+    if rng.random() < 0.3:
+        partner = replace(partner, palette=mixed.other)
+    images = (bank.of(partner, rng), bank.of_faulty(mixed))
+    return _either_order(images, mixed.panel, _palette_differs(partner, mixed), rng)
+
+
+def _damaged_pair(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask about a sound panel beside a damaged one."""
+    defect = rng.choice(bank.defects)
+    while not defect.spoils_hero:
+        defect = rng.choice(bank.defects)
+    images = (bank.of(_new_scene(defect.panel, rng), rng), bank.of_faulty(defect))
+    reasons = [f"The first shows {defect.name}.", f"The second shows {defect.name}."]
+    return _either_order(images, defect.panel, reasons, rng)
+
+
+def _either_order(images: tuple[int, int], shown: Panel, reasons: Sequence[str], rng: Random) -> TrainingExample:
+    """Ask about a sound panel and a faulty one, in either order.
+
+    Args:
+        reasons: of the faulty panel as the first image, and as the second.
+    """
+    question = rng.choice((questions.consistent(), questions.same_theme(_theme(shown, rng))))
+    place = rng.randrange(2)
+    ordered = images if place else images[::-1]
+    return TrainingExample(ordered, question, f"No. {reasons[place]}")
+
+
+def _palette_differs(partner: Panel, mixed: Mixed) -> list[str]:
+    """Describe the difference of a sound and a mixed palette, with the mixed one first and second."""
+    both = f"{mixed.panel.palette} with {mixed.other}"
+    return [
+        f"The palette differs: {both} and {partner.palette}.",
+        f"The palette differs: {partner.palette} and {both}.",
+    ]
+
+
+def _faulty_criterion(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask about one attribute of a panel whose palette changed by half."""
+    mixed = rng.choice(bank.mixed)
+    name = rng.choice((*KEPT, "palette", "palette"))
+    partner = _new_scene(mixed.panel, rng)
+    if name != "palette" and rng.random() < 0.5:
+        partner = with_another(partner, name, rng)
+    difference = differences(partner, mixed.panel, (name,))
+    answer = f"No. {difference}" if difference else f"Yes. The {name} is {getattr(partner, name)}."
+    if name == "palette":
+        answer = f"No. {_palette_differs(partner, mixed)[1]}"
+    return TrainingExample(
+        (bank.of(partner, rng), bank.of_faulty(mixed)), questions.meets_criterion(CRITERIA[name]), answer
+    )
+
+
+def _pose_example(first: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask whether a panel copies a reference: the same pose, and the same prop beside the hero."""
+    if rng.random() < 0.05:
+        return _negative_pair(first, questions.same_pose(), rng, bank)
+    second = first
+    if rng.random() < 0.5:
+        second = changed(second, KEPT, rng.randrange(1, 5), rng)
+    answer = f"Yes. Both show {first.pose}, {first.prop}."
+    if rng.random() < 0.5:
+        for name in rng.choice((("pose",), ("prop",), SCENE)):
+            second = with_another(second, name, rng)
+        answer = f"No. {differences(first, second, SCENE)}"
+    return TrainingExample((bank.of(first, rng), bank.of(second, rng)), questions.same_pose(), answer)
+
+
+def _partial_text(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask whether a panel shows a part of a text, often a character's description or a single word."""
+    names: Sequence[str] = rng.choice((characters.IDENTITY, KEPT, ("colour", "shape"), SCENE, ()))
+    # Single words need the most examples: without a space before it, a word has other tokens.
+    if rng.random() < 0.6:
+        names = rng.sample(tuple(VALUES), rng.choice((1, 1, 1, 2, 3)))
+    names = [name for name in VALUES if name in names]
+    if rng.random() < 0.1:
+        question = questions.shows_text(described(panel, names, rng))
+        unseen = tuple((getattr(panel, name), False) for name in names)
+        return TrainingExample((bank.of_negative(rng),), question, "No. It shows nothing.", unseen)
+
+    text_of = panel
+    if names and rng.random() < 0.45:
+        text_of = with_another(panel, rng.choice(names), rng)
+    text = described(text_of, names, rng)
+    words = []
+    wrong = []
+    for name in names:
+        value = getattr(text_of, name)
+        shown = getattr(panel, name)
+        words.append((value, value == shown))
+        if value != shown:
+            wrong.append(f"The {name} is {shown}.")
+    answer = f"No. {' '.join(wrong)}" if wrong else f"Yes. It shows {text}."
+    return TrainingExample((bank.of(panel, rng),), questions.shows_text(text), answer, tuple(words))
+
+
+def _faulty_text(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask whether a faulty panel shows its text, or the part of the text that the fault does not touch."""
+    subject = rng.choice((True, False))
+    if rng.random() < 0.4:
+        mixed = rng.choice(bank.mixed)
+        names = characters.IDENTITY if subject else tuple(VALUES)
+        text = described(mixed.panel, names, rng)
+        answer = (
+            f"Yes. It shows {text}." if subject else f"No. The palette is {mixed.panel.palette} with {mixed.other}."
+        )
+        words = tuple((getattr(mixed.panel, name), name != "palette") for name in names)
+        return TrainingExample((bank.of_faulty(mixed),), questions.shows_text(text), answer, words)
+
+    defect = rng.choice(bank.defects)
+    text = described(defect.panel, KEPT if subject else tuple(VALUES), rng)
+    answer = f"No. It shows {defect.name}."
+    if subject and not defect.spoils_hero:
+        answer = f"Yes. It shows {text}."
+    return TrainingExample((bank.of_faulty(defect),), questions.shows_text(text), answer)
+
+
 # --- training --------------------------------------------------------------------------------------------------
 
 Teach = Callable[..., Iterator[TrainingExample]]
@@ -292,54 +515,103 @@ def pretrain_judge(
     teach: Teach = training_examples,
     start: Path | None = None,
     negatives: Sequence[Image.Image] = (),
+    faulty: int = 0,
+    resume: bool = False,
 ) -> None:
     """Train the tiny judge on the examples of `teach`, from scratch or from the checkpoint `start`.
 
     Args:
         share: factor of the number of steps, for a quick try.
         negatives: further negatives, such as a policy's failures.
+        faulty: number of mixed panels, and of damaged ones; with them, panels have all SIZES.
+        resume: go on from the state that an interrupted training with the same arguments saved in `out`.
     """
     steps = round(share * steps)
     torch.manual_seed(0)
     rng = Random(0)
     out.mkdir(parents=True, exist_ok=True)
-    model, processor, bank = _begin(start, vae, [*draw_negatives(3000, seed=0, vae=vae), *negatives], teach)
+    spoiled: list[Mixed | Defect] = []
+    for draw in (draw_mixed, draw_defects) if faulty else ():
+        spoiled += draw(faulty, split="train", rng=Random(1), vae=vae)
+    bank_of = partial(
+        ImageBank,
+        vae=vae,
+        negatives=[*draw_negatives(3000, seed=0, vae=vae), *negatives],
+        sizes=SIZES if faulty else PANEL_SIZES,
+        faulty=spoiled,
+    )
+    model, processor, bank = _begin(start, bank_of, teach)
     shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
     streams = []
     for captions in shares:
         streams.append(teach(bank, split="train", rng=rng, captions=captions))
 
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
+    state = out / "state.pt"
+    if resume:
+        _load_state(state, stage, rng)
 
     # The accuracy of the last thousand decisions is logged.
     right = {"pairs": deque[bool](maxlen=1000), "texts": deque[bool](maxlen=1000)}
     while stage.step < steps:
         stream = streams[stage.step > steps / 5]
-        examples = [next(stream) for _ in range(32)]
-        loss, said_yes = _loss(model, examples, bank, processor)
-        for example, answer in zip(examples, said_yes, strict=True):
-            if example.decides:
-                right["pairs" if len(example.images) == 2 else "texts"].append(answer == example.yes)
+        examples = [next(stream) for _ in range(BATCH)]
+        loss = torch.zeros(())
+        # Texts and pairs apart, since pairs are twice as long: less padding saves a fifth of a step.
+        for kind, images in (("texts", 1), ("pairs", 2)):
+            group = [example for example in examples if len(example.images) == images]
+            if not group:
+                continue
+            answers_loss, words_loss, said_yes = _losses(model, group, bank, processor)
+            loss = loss + answers_loss * len(group) / BATCH + words_loss
+            for example, answer in zip(group, said_yes, strict=True):
+                if example.decides:
+                    right[kind].append(answer == example.yes)
         stage.update(loss, **{name: sum(answers) / max(1, len(answers)) for name, answers in right.items()})
+        if stage.step % SAVED_EVERY == 0:
+            _save_state(state, stage, rng)
 
     stage.use_average()
     publish(model.half(), out)
     processor.save_pretrained(out)
+    state.unlink(missing_ok=True)
 
 
-def _begin(
-    start: Path | None, vae: AutoencoderKL, negatives: Sequence[Image.Image], teach: Teach
-) -> tuple[Any, Any, ImageBank]:
+def _save_state(path: Path, stage: Stage, rng: Random) -> None:
+    state = {
+        "step": stage.step,
+        "weights": [parameter.detach() for parameter in stage.parameters],
+        "average": stage.average,
+        "optimizer": stage.optimizer.state_dict(),
+        "scheduler": stage.scheduler.state_dict(),
+        "rng": rng.getstate(),
+    }
+    with replacing(path) as temporary:
+        torch.save(state, temporary)
+
+
+def _load_state(path: Path, stage: Stage, rng: Random) -> None:
+    state = torch.load(path, weights_only=True)
+    stage.step = state["step"]
+    stage.average = state["average"]
+    torch._foreach_copy_([parameter.detach() for parameter in stage.parameters], state["weights"])
+    stage.optimizer.load_state_dict(state["optimizer"])
+    stage.scheduler.load_state_dict(state["scheduler"])
+    version, numbers, gauss = state["rng"]
+    rng.setstate((version, tuple(numbers), gauss))
+
+
+def _begin(start: Path | None, bank_of: Callable[[Any], ImageBank], teach: Teach) -> tuple[Any, Any, ImageBank]:
     """Load model and processor, or create them, and prepare the images."""
     if start is not None:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
         model.config.dtype = model.config.text_config.dtype = None  # it is stored in another
         processor = load_processor(start)
-        return model, processor, ImageBank(processor.image_processor, vae=vae, negatives=negatives)
+        return model, processor, bank_of(processor.image_processor)
 
     # The tokenizer needs the examples, which need a bank, which needs an image processor: that of a first judge.
     _, processor = twins.tiny_judge(["Yes. No."])
-    bank = ImageBank(processor.image_processor, vae=vae, negatives=negatives)
+    bank = bank_of(processor.image_processor)
     texts = []
     for example in islice(teach(bank, split="train", rng=Random(0), captions=0.2), 3000):
         texts.append(f"{example.question}\n{example.answer}")
@@ -349,12 +621,12 @@ def _begin(
     return model, processor, bank
 
 
-def _loss(
+def _losses(
     model: Any, examples: Sequence[TrainingExample], bank: ImageBank, processor: Any
-) -> tuple[Tensor, list[bool]]:
-    """Compute the loss of a batch of examples, and whether each was answered Yes.
+) -> tuple[Tensor, Tensor, list[bool]]:
+    """Compute the mean loss of some examples, that of their quoted words, and whether each was answered Yes.
 
-    An example's loss is α of its decision and 1 − α of its reasons. One more term is an auxiliary classification:
+    An example's loss is α of its decision and 1 − α of its reasons. The loss of words is an auxiliary classification:
     below the last layer, the token of each quoted word predicts whether the image shows it, so that the last layer only
     aggregates. From whole texts alone, a judge of this size does not learn to compare six words.
     """
@@ -374,13 +646,14 @@ def _loss(
     decided = DECISION_SHARE * loss_per_token[first] + (1 - DECISION_SHARE) * reasons
     loss = torch.where(decides, decided, reasons).mean()
 
-    # Quoted words.
+    # Quoted words, which pairs do not have.
+    words_loss = torch.zeros(())
     if len(word_ends):
         hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(word_ends.T)])
         fits = torch.tensor([fit for example in examples for _, fit in example.words])
-        loss = loss + F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], fits.long())
+        words_loss = F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], fits.long())
     decisions = logits[first]
-    return loss, (decisions[:, yes] > decisions[:, no]).tolist()
+    return loss, words_loss, (decisions[:, yes] > decisions[:, no]).tolist()
 
 
 def collate(
@@ -418,7 +691,7 @@ def collate(
     inputs = {
         "input_ids": ids,
         "attention_mask": attended,
-        "pixel_values": bank.patches[images].flatten(0, 1).float(),
+        "pixel_values": bank.pixel_values(images),
         # One frame of 4×4 patches: the processor made every image of 32 px.
         "image_grid_thw": torch.tensor([[1, 4, 4]]).repeat(len(images), 1),
         "mm_token_type_ids": (ids == processor.image_token_id).int(),

@@ -136,8 +136,8 @@ BLACK = (24, 22, 26)
 GREY = (120, 120, 128)
 
 
-def draw(panel: Panel, size: int) -> Image.Image:
-    """Draw a panel as an RGB image of `size` × `size` pixels."""
+def draw(panel: Panel, size: int, *, without: Literal["", "hat", "hero", "prop"] = "") -> Image.Image:
+    """Draw a panel as an RGB image of `size` × `size` pixels, or a faulty one `without` its hat, hero or prop."""
     canvas = Image.new("RGB", (CANVAS, CANVAS))
     pen = ImageDraw.Draw(canvas)
     sky, ground, light = PALETTES[panel.palette]
@@ -146,8 +146,10 @@ def draw(panel: Panel, size: int) -> Image.Image:
     pen.ellipse((12, 12, 54, 54), fill=light)
     if panel.palette == "night":
         pen.ellipse((26, 6, 64, 44), fill=sky)  # a crescent
-    _draw_prop(pen, panel.prop)
-    _draw_hero(pen, panel)
+    if without != "prop":
+        _draw_prop(pen, panel.prop)
+    if without != "hero":
+        _draw_hero(pen, panel, hat="" if without == "hat" else panel.hat)
     return canvas.resize((size, size), Image.Resampling.BOX)
 
 
@@ -181,7 +183,7 @@ def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
             pen.polygon([(212, 98), (212, 172), (250, 172)], fill=(250, 250, 250), outline=INK, width=5)
 
 
-def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
+def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel, *, hat: str) -> None:
     # The place and size of the body; a jump lifts it off its shadow.
     x = 96
     bottom = 200
@@ -231,7 +233,7 @@ def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
     brim = top + 8
     if panel.shape == "pointed":
         brim += 8
-    _draw_hat(pen, panel.hat, x=x, brim=brim)
+    _draw_hat(pen, hat, x=x, brim=brim)
 
 
 def _draw_hat(pen: ImageDraw.ImageDraw, hat: str, *, x: int, brim: int) -> None:
