@@ -8,9 +8,8 @@ chosen by hand, as plausible mistakes.
 
 One pytest session collects the fast tests, and runs none itself. A bug is put into the functions that it changes, in a
 fork of that session, which then runs the test in the table; another fork has shown that this test passes without the
-bug. If the test passes with the bug, or the table has none, the bug is tried on every test that calls one of its
-functions, quick tests first, and first the tests of its own package. The calls of each test are recorded once, without
-a bug, in about twice the time of the tests themselves.
+bug. If the test passes with the bug, or the table has none, the bug is tried on the tests of its own package, first
+those named after its file, and then on all others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import hashlib
 import importlib
 import inspect
 import json
@@ -30,14 +28,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -155,38 +153,28 @@ def _content(code: CodeType) -> tuple[Any, ...]:
 class Recorder:
     """Pytest plugin of a fork, which writes `start`, `failed` and `done` of each test as lines of JSON."""
 
-    def __init__(self, path: Path, *, seconds: Mapping[str, float], source: Path | None = None) -> None:
+    def __init__(self, path: Path, *, seconds: Mapping[str, float]) -> None:
         """
         Args:
             path: the log, which remains if the fork is killed.
-            seconds: duration of each test; far longer ends the fork.
-            source: folder whose functions are traced, if any.
+            seconds: duration of each known test; far longer ends the fork.
         """
         self.failed = False
         self._events = path.open("w")
         self._seconds = seconds
-        self._source = source
         self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the fork lives
-        self._codes: dict[int, CodeType] = {}
         self._started = 0.0
 
     def _write(self, event: str, test: str, **facts: Any) -> None:
         self._events.write(json.dumps({"event": event, "test": test, **facts}) + "\n")
         self._events.flush()
 
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._codes[id(frame.f_code)] = frame.f_code
-
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write("start", nodeid)
-        self._codes = {}
         self._started = time.perf_counter()
-        if self._source:
-            threading.settrace(self._trace)
-            sys.settrace(self._trace)
-        else:
+        if nodeid in self._seconds:
             # Not by a signal, whose handler would wait for ever for a loop in a library.
-            limit = PATIENCE + 10 * self._seconds.get(nodeid, 0.0)
+            limit = PATIENCE + 10 * self._seconds[nodeid]
             faulthandler.dump_traceback_later(limit, exit=True, file=self._nowhere)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -195,16 +183,7 @@ class Recorder:
             self._write("failed", report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        sys.settrace(None)
-        self._write("done", nodeid, seconds=time.perf_counter() - self._started, calls=sorted(self._calls()))
-
-    def _calls(self) -> set[str]:
-        prefix = f"{self._source}/"
-        calls = set()
-        for code in self._codes.values():
-            if code.co_filename.startswith(prefix):
-                calls.add(f"{code.co_filename.removeprefix(prefix)}:{code.co_qualname}")
-        return calls
+        self._write("done", nodeid, seconds=time.perf_counter() - self._started)
 
 
 def in_fork(
@@ -233,73 +212,6 @@ def in_fork(
         os._exit(0)
 
 
-# --- calls of tests --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Calls:
-    """Functions that each test calls, stored in a JSON file."""
-
-    path: Path
-    functions: list[str] = field(default_factory=list)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Test file → the called `sources`, a digest of these files, and per test its seconds and the indices of the called
-    `functions`."""
-
-    @classmethod
-    def load(cls, path: Path) -> Calls:
-        """Read the stored calls, if there are any."""
-        if not path.is_file():
-            return cls(path)
-        return cls(path, **json.loads(path.read_text()))
-
-    def save(self) -> None:
-        """Write the file atomically."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_suffix(".partial")
-        aside.write_text(json.dumps({"functions": self.functions, "files": self.files}))
-        aside.replace(self.path)
-
-    def tests(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield each test with its seconds and calls."""
-        for entry in self.files.values():
-            yield from entry["tests"].items()
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Duration of each test."""
-        return {name: test["seconds"] for name, test in self.tests()}
-
-    def add(self, name: str, events: Sequence[Mapping[str, Any]], folder: Path) -> None:
-        """Store the calls of a test file."""
-        failed = {event["test"] for event in events if event["event"] == "failed"}
-        for test in sorted(failed):
-            print(f"  {test} fails without a bug, and is left out", flush=True)
-
-        # Functions are stored once, and each test has their numbers.
-        numbers = {function: number for number, function in enumerate(self.functions)}
-        sources: set[str] = set()
-        tests = {}
-        for event in events:
-            calls = event.get("calls", ())
-            sources.update(call.partition(":")[0] for call in calls)
-            if event["event"] == "done" and event["test"] not in failed:
-                tests[event["test"]] = {
-                    "seconds": round(event["seconds"], 3),
-                    "calls": [numbers.setdefault(function, len(numbers)) for function in calls],
-                }
-
-        digest = _digest_of(name, sorted(sources), folder)
-        self.functions = list(numbers)
-        self.files[name] = {"digest": digest, "sources": sorted(sources), "tests": tests}
-        self.save()
-
-    def callers(self, functions: set[str]) -> dict[str, float]:
-        """Return the tests that call one of these functions, with their seconds."""
-        numbers = {number for number, function in enumerate(self.functions) if function in functions}
-        return {name: test["seconds"] for name, test in self.tests() if numbers.intersection(test["calls"])}
-
-
 # --- the session -----------------------------------------------------------------------------------------------
 
 
@@ -317,108 +229,106 @@ class Result:
 class Trials:
     """Pytest plugin that tries the bugs instead of running the session's tests."""
 
-    def __init__(self, folder: Path, mutants: Sequence[Mutant], calls: Calls, hints: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, mutants: Sequence[Mutant], hints: Mapping[str, str]) -> None:
         """
         Args:
             folder: copy of the repository.
-            calls: stored calls of the tests.
+            mutants: the bugs.
             hints: mutant → the test that detected it last.
         """
         self.folder = folder
         self.mutants = mutants
-        self.calls = calls
         self.hints = hints
         self.results = {mutant.name: Result() for mutant in mutants}
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: Functions = {}
+        self.seconds: dict[str, float] = {}
+        """Duration of each test that passes without a bug."""
         self._events = folder.parent / "events.jsonl"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {item.nodeid: item for item in session.items}
+        self.items = {item.nodeid: item for item in session.items}
         for mutant in self.mutants:
             importlib.import_module(mutant.module)
-        functions = live_functions(self.folder / SOURCE)
+        self.functions = live_functions(self.folder / SOURCE)
 
         # The tests of the table.
-        hinted = self._hinted(items)
-        unseen = [mutant for mutant in self.mutants if not self._sees(mutant, hinted[mutant.name], items, functions)]
+        hinted = self._hinted()
+        unseen = [mutant for mutant in self.mutants if not self._sees(mutant, hinted[mutant.name])]
 
-        # All tests of the bug's own package.
-        rooms = {mutant.room for mutant in unseen}
-        self._measure({name: item for name, item in items.items() if _room(name) in rooms})
-        unseen = [mutant for mutant in unseen if not self._sees(mutant, self._callers(mutant), items, functions)]
+        # The tests of the bug's own package.
+        by_room: dict[str, list[str]] = {}
+        for test in self.items:
+            by_room.setdefault(_room(test), []).append(test)
+        rooms = {}
+        for room in {mutant.room for mutant in unseen}:
+            rooms[room] = self._passing(by_room.get(room, []))
+        unseen = [mutant for mutant in unseen if not self._sees(mutant, rooms[mutant.room])]
 
         # All other tests, unless the bug is known to survive.
         unseen = [mutant for mutant in unseen if not mutant.survives]
         if unseen:
-            self._measure(items)
+            for room in by_room.keys() - rooms.keys():
+                rooms[room] = self._passing(by_room[room])
         for mutant in unseen:
-            self._sees(mutant, self._callers(mutant, elsewhere=True), items, functions)
+            others = [tests for room, tests in rooms.items() if room != mutant.room]
+            self._sees(mutant, [*chain.from_iterable(others)])
         return True
 
     def pytest_internalerror(self, excrepr: object) -> None:
         # The terminal plugin, which is off, would print it.
         print(excrepr, file=sys.stderr)
 
-    def _run(self, items: Sequence[pytest.Item], *, traced: bool = False, **bug: Any) -> list[dict[str, Any]]:
-        source = self.folder / SOURCE if traced else None
-        in_fork(items, lambda: Recorder(self._events, seconds=self.calls.seconds, source=source), **bug)
+    def _run(self, tests: Sequence[str], prepare: Callable[[], None] | None = None) -> list[dict[str, Any]]:
+        items = [self.items[test] for test in tests]
+        in_fork(items, lambda: Recorder(self._events, seconds=self.seconds), prepare)
         return [json.loads(line) for line in self._events.read_text().splitlines()]
 
-    def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
-        """Map each mutant to the tests that detected it last and pass without it, with their seconds."""
+    def _passing(self, tests: Sequence[str]) -> list[str]:
+        """Run tests without a bug, and return those that pass."""
+        events = self._run(tests)
+        failed = {event["test"] for event in events if event["event"] == "failed"}
+        for test in sorted(failed):
+            print(f"  {test} fails without a bug, and is left out", flush=True)
+        passing = {}
+        for event in events:
+            if event["event"] == "done" and event["test"] not in failed:
+                passing[event["test"]] = event["seconds"]
+        self.seconds |= passing
+        return list(passing)
+
+    def _hinted(self) -> dict[str, list[str]]:
+        """Map each mutant to the tests that detected it last and pass without it."""
         # The table names a parametrised test without its parameters.
         variants: dict[str, list[str]] = {}
-        for test in items:
+        for test in self.items:
             variants.setdefault(test.partition("[")[0], []).append(test)
 
         # Each test by itself: a dependent test would fail with every bug.
-        passed = dict[str, float]()
-        count = 0
+        passing: dict[str, list[str]] = {}
         for hint in sorted(set(self.hints.values())):
+            passing[hint] = []
             for test in variants.get(hint, []):
-                count += 1
-                events = self._run([items[test]])
-                if [event["event"] for event in events] == ["start", "done"]:
-                    passed[test] = events[-1]["seconds"]
-        print(f"{len(passed)} of the {count} tests in the table pass without a bug", flush=True)
+                passing[hint] += self._passing([test])
+        print(f"{sum(map(len, passing.values()))} tests of the table pass without a bug", flush=True)
+        return {mutant.name: passing.get(self.hints.get(mutant.name, ""), []) for mutant in self.mutants}
 
-        hinted = {}
-        for mutant in self.mutants:
-            tests = variants.get(self.hints.get(mutant.name, ""), [])
-            hinted[mutant.name] = {test: passed[test] for test in tests if test in passed}
-        return hinted
+    def _sees(self, mutant: Mutant, tests: Collection[str]) -> bool:
+        """Check whether one of the tests detects a bug; those named after its file run first, then quick files."""
+        seconds: dict[str, float] = {}
+        for test in tests:
+            seconds[_file(test)] = seconds.get(_file(test), 0.0) + self.seconds[test]
+        own = f"test_{Path(mutant.file).stem}.py"
+        # File by file, since the tests of a file share fixtures.
+        ordered = sorted(tests, key=lambda test: (not _file(test).endswith(own), seconds[_file(test)], _file(test)))
 
-    def _measure(self, items: Mapping[str, pytest.Item]) -> None:
-        by_file: dict[str, list[pytest.Item]] = {}
-        for name, item in items.items():
-            by_file.setdefault(name.partition("::")[0], []).append(item)
-        for name, file_items in by_file.items():
-            # The stored calls are of today if neither the test file nor the files that it calls have changed.
-            entry = self.calls.files.get(name)
-            if entry is None or entry["digest"] != _digest_of(name, entry["sources"], self.folder):
-                print(f"tracing the calls of {name}", flush=True)
-                self.calls.add(name, self._run(file_items, traced=True), self.folder)
-
-    def _callers(self, mutant: Mutant, *, elsewhere: bool = False) -> dict[str, float]:
-        """Return the tests that call a changed function, with their seconds, of the bug's package or of all others."""
-        changes = mutant.changes((self.folder / SOURCE / mutant.file).read_text())
-        callers = self.calls.callers({f"{mutant.file}:{old.co_qualname}" for old, _ in changes})
-        return {test: seconds for test, seconds in callers.items() if (_room(test) != mutant.room) == elsewhere}
-
-    def _sees(
-        self,
-        mutant: Mutant,
-        tests: Mapping[str, float],
-        items: Mapping[str, pytest.Item],
-        functions: Functions,
-    ) -> bool:
-        """Check whether one of the tests detects a bug; quick tests run first."""
         # The functions that are loaded now, each with the code of the bug.
         path = self.folder / SOURCE / mutant.file
         source = path.read_text()
         live = []
         for old, new in mutant.changes(source):
-            for function in functions[mutant.file, old.co_qualname, old.co_firstlineno]:
+            for function in self.functions[mutant.file, old.co_qualname, old.co_firstlineno]:
                 live.append((function, new))
 
         def bug() -> None:
@@ -427,16 +337,11 @@ class Trials:
 
         # Run the tests with the bug in memory, and in the file for processes that a test starts.
         started = time.perf_counter()
-        ordered = []
-        for test in sorted(tests, key=tests.__getitem__):
-            if test in items:
-                ordered.append(items[test])
-
         events: list[dict[str, Any]] = []
         if ordered:
             path.write_text(mutant.apply(source))
             try:
-                events = self._run(ordered, prepare=bug)
+                events = self._run(ordered, bug)
             finally:
                 path.write_text(source)
 
@@ -458,6 +363,10 @@ class Trials:
         return bool(result.seen_by)
 
 
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
 def _room(test: str) -> str:
     return test.split("/")[1]
 
@@ -477,14 +386,6 @@ def live_functions(source: Path) -> Functions:
             key = (code.co_filename.removeprefix(f"{source}/"), code.co_qualname, code.co_firstlineno)
             functions.setdefault(key, []).append(function)
     return functions
-
-
-def _digest_of(test_file: str, sources: Sequence[str], folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in (folder / test_file, *(folder / SOURCE / source for source in sources)):
-        digest.update(path.read_bytes() if path.is_file() else b"")
-        digest.update(b"\0")
-    return digest.hexdigest()
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -518,7 +419,7 @@ def enter(folder: Path) -> None:
 
 
 def try_all(
-    mutants: Sequence[Mutant], calls: Calls, tests: Sequence[str], hints: Mapping[str, str], *, root: Path
+    mutants: Sequence[Mutant], tests: Sequence[str], hints: Mapping[str, str], *, root: Path
 ) -> dict[str, Result]:
     """Try bugs on a copy of a repository."""
     with tempfile.TemporaryDirectory() as parent:
@@ -529,7 +430,7 @@ def try_all(
         options = ["-o", "addopts=--import-mode=importlib", "-m", FAST]
         options += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:xdist"]
         options += ["--basetemp", str(folder.parent / "tmp"), *tests]
-        trials = Trials(folder, mutants, calls, hints)
+        trials = Trials(folder, mutants, hints)
         code = pytest.main(options, plugins=[trials])
         os.chdir(root)
     if code:
@@ -564,7 +465,6 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="Which fast test sees each bug?")
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="try these alone")
-    parser.add_argument("--json", type=Path, default=Path("runs/mutants.json"), help="file of the calls of each test")
     parser.add_argument("--page", type=Path, default=Path("docs/mutants.md"), help="page with the table of results")
     options = parser.parse_args(arguments)
 
@@ -587,7 +487,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
 
     # The new table.
     started = time.perf_counter()
-    results = try_all(selected, Calls.load(root / options.json), options.tests, hints, root=root)
+    results = try_all(selected, options.tests, hints, root=root)
     if not options.only:
         page.write_text(f"{text}{MARK}\n\n{table(mutants, results)}")
     seen = sum(bool(result.seen_by) for result in results.values())
