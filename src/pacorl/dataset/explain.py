@@ -84,8 +84,7 @@ def explain(
         estimated = estimate(len(missing), TOKENS_PER_PAIR, price)
         return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
 
-    # Explain them, and count all pairs.
-    # Explain them. Answers arrive in any order, and the journal keeps each at once.
+    # Explain them, and count all pairs. Answers arrive in any order, and the journal keeps each at once.
     answer = partial(explain_pair, folder, model, attempts=attempts)
     fill_journal(journal, missing, answer, workers=workers, progress=progress)
     status = Counter(rows[pair.key]["status"] for pair in pairs)

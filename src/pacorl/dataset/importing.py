@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.folder import Answer, LabelledPair, write_records
 from pacorl.dataset.label_studio import load_label_studio
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.rules import pair_key, question_suffix
+from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
 from pacorl.io.files import digest, flush_all, inside, safe_name
 from pacorl.io.images import check_readable, listed
@@ -107,9 +108,9 @@ def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
                 if len(comparison.images) != 2:
                     raise ValueError(f"a pair shows two images, this has {len(comparison.images)}")
                 names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
-                images = tuple(bundle.add_image(name) for name in names)
+                images = (bundle.add_image(names[0]), bundle.add_image(names[1]))
             yield LabelledPair(
-                key=pair_key(*images) + question_suffix(comparison.question),
+                key=pair_key(*images, comparison.question),
                 group=f"{bundle.name}:{comparison.group or Path(names[0]).parent.as_posix()}",
                 images=images,
                 consistent=comparison.consistent,
@@ -147,7 +148,7 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
             instruction = str(_required(row, "input_prompt"))
         # One group per source: its edits must not be divided between training and test.
         yield LabelledPair(
-            key=pair_key(*images) + question_suffix(instruction),
+            key=pair_key(*images, instruction),
             group=f"{bundle.name}:{sources[0]}",
             images=images,
             consistent=True,
@@ -253,7 +254,7 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
 def _folder_name(text: str) -> str:
     """Turn a group's name into a folder name. Two groups with one folder name become one group, which is no leak."""
     short = re.sub(r"[^\w.-]+", "-", text).strip("-.")
-    return short if 0 < len(short) <= 80 else f"{short[:60]}-{pair_key(text, '')[:8]}"
+    return short if 0 < len(short) <= 80 else f"{short[:60]}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
 SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {

@@ -7,7 +7,7 @@ not.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -97,25 +97,31 @@ def label_pairs(
             raise ValueError(f"unknown {role} {name!r}; there are {', '.join(table)}")
 
     # Collect the votes. Decisions come first, so that later rankings of the same pair are skipped.
-    voted: dict[tuple[str, str], LabelledPair] = {}
-    adjudicated: set[tuple[str, str]] = set()
+    voted: dict[str, LabelledPair] = {}
+    adjudicated: set[str] = set()
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
         # The question of this ranking, and a pair per vote.
         text = QUESTIONS[question](answer)
         for candidate, consistent in RULES[rule](answer.tiers):
             images = in_either_order(answer.reference, candidate)
-            pair = LabelledPair(pair_key(*images), answer.group, images, consistent, text, category=answer.category)
+            key = pair_key(*images, text)
             if answer.adjudicated:
-                adjudicated.add((pair.key, text))
-            elif (pair.key, text) in adjudicated:
+                adjudicated.add(key)
+            elif key in adjudicated:
                 continue
 
-            pair = voted.setdefault((pair.key, text), pair)
+            new = LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
+            pair = voted.setdefault(key, new)
             yes, no = pair.votes
-            voted[pair.key, text] = replace(pair, votes=(yes + consistent, no + (not consistent)))
+            voted[key] = replace(pair, votes=(yes + consistent, no + (not consistent)))
 
-    # Decide each pair and count.
-    pairs = _decided(voted)
+    # The majority decides. Sorted, so that the pairs do not depend on the order in which people answered.
+    pairs = []
+    for _, pair in sorted(voted.items()):
+        yes, no = pair.votes
+        if yes != no:
+            pairs.append(replace(pair, consistent=yes > no))
+
     # Statistics of people's rankings: decisions are counted apart.
     ranked = [answer for answer in answers if not answer.adjudicated]
     yes_count = sum(pair.consistent for pair in pairs)
@@ -130,37 +136,19 @@ def label_pairs(
     }
 
 
-def _decided(voted: Mapping[tuple[str, str], LabelledPair]) -> list[LabelledPair]:
-    """Pairs with the label of the majority; tied pairs are dropped."""
-    question_counts = Counter(key for key, _ in voted)
-
-    pairs = []
-    # Sorted, so that the pairs do not depend on the order in which people answered.
-    for key, text in sorted(voted):
-        pair = voted[key, text]
-        yes, no = pair.votes
-        if yes == no:
-            continue
-        # Only if necessary: explanations of older folders have the bare key.
-        suffix = question_suffix(text) if question_counts[key] > 1 else ""
-        pairs.append(replace(pair, key=key + suffix, consistent=yes > no))
-    return pairs
+def pair_key(first: str, second: str, question: str) -> str:
+    """Key of a pair and its question, the same in both orders."""
+    return f"{_digest(*sorted((first, second)))}-{_digest(question)[:8]}"
 
 
-def question_suffix(question: str) -> str:
-    """Suffix of the key that distinguishes questions about the same images."""
-    return "-" + pair_key(question, "")[:8]
-
-
-def pair_key(first: str, second: str) -> str:
-    """Key of a pair, the same in both orders."""
-    return sha256("\n".join(sorted((first, second))).encode()).hexdigest()[:24]
+def _digest(*texts: str) -> str:
+    return sha256("\n".join(texts).encode()).hexdigest()[:24]
 
 
 def in_either_order(first: str, second: str) -> tuple[str, str]:
     """Order a pair by a hash of its names, so that no judge can learn from the order."""
     low, high = sorted((first, second))
-    if int(pair_key(low, high), 16) % 2:
+    if int(_digest(low, high), 16) % 2:
         return low, high
     return high, low
 

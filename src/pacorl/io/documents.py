@@ -382,7 +382,7 @@ class Journal:
     """Finished items of a long step, one JSON object a line, safe against a kill at any moment.
 
     Each line is on the disk before `add` returns. A torn last line, the mark of a kill, is dropped on opening; a later
-    line with the same key replaces an earlier one.
+    line with the same `key` replaces an earlier one.
 
     Example:
         journal = Journal(out / "results.jsonl")
@@ -391,15 +391,14 @@ class Journal:
                 journal.add({"key": item.key, "score": measure(item)})
     """
 
-    def __init__(self, path: Path, *, key: str = "key") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._key = key
         whole, torn = _whole_lines(path)
         if torn or not path.is_file():
             write_atomic(path, whole, mode=PRIVATE)  # else the next item would be appended to half a line
         self.torn = torn.decode(errors="replace")
         """Text dropped on opening; empty if the file was whole."""
-        self.items = read_journal(path, key=key)
+        self.items = read_journal(path)
 
     def __contains__(self, key: object) -> bool:
         return key in self.items
@@ -408,11 +407,11 @@ class Journal:
         """Append items, on the disk when this returns: one wait for all of them."""
         append_jsonl(self.path, *items)
         for item in items:
-            self.items[item[self._key]] = item
+            self.items[item["key"]] = item
 
 
-def read_journal(path: Path, *, key: str = "key") -> dict[Any, JsonObject]:
-    """Read a journal without writing to it: key → item, empty without a file.
+def read_journal(path: Path) -> dict[Any, JsonObject]:
+    """Read a journal without writing to it: an item's `key` → the item, empty without a file.
 
     A half-written last line may be another process at work, so it is passed over.
     """
@@ -421,9 +420,9 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, JsonObject]:
         if line.strip():
             with blamed_on(f"{path}:{number}"):
                 row = parse_object(line, fix="delete the line to go on without it")
-                if not isinstance(row.get(key), str | int):
-                    raise ValueError(f"{key!r} must be a name or a number; delete the line to go on without it")
-            items[row[key]] = row
+                if not isinstance(row.get("key"), str | int):
+                    raise ValueError("'key' must be a name or a number; delete the line to go on without it")
+            items[row["key"]] = row
     return items
 
 

@@ -112,8 +112,11 @@ class JudgeTrainer:
         check_no_link(*(config.out / name for name in ("adapter", "model", "merged")))
         self.checkpoint = _newest_whole(complete) if complete else None
         """The checkpoint for resuming; None at the start."""
-        self.changes = self._changes(allow_changes) if self.checkpoint else {}
+        self.changes: dict[str, list[Any]] = {}
         """Changed keys of a resumed run → both values."""
+        if self.checkpoint:
+            self.changes = changes_to(config, read_object(self.checkpoint / MARK)["config"])
+            check_changes(frozen_changes(self.changes, free=FREE_KEYS), allowed=allow_changes)
         self.sums = LossSums()
         """Losses and decisions since the last line of the log."""
 
@@ -136,12 +139,6 @@ class JudgeTrainer:
             disk_errors(self.config.out),
         ):
             return self._run(signals)
-
-    def _changes(self, allowed: bool) -> dict[str, list[Any]]:
-        assert self.checkpoint is not None
-        changes = changes_to(self.config, read_object(self.checkpoint / MARK)["config"])
-        check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
-        return changes
 
     def _run(self, signals: StopSignals) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.

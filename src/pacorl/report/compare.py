@@ -24,18 +24,15 @@ NOT_COMPARED = {"out"}
 """Keys that differ between any two runs."""
 
 
-def write_comparison(first: Path, second: Path, out: Path | None = None) -> Path:
-    """Write one page that compares two runs.
-
-    Args:
-        out: the page; `compare-FIRST.html` in the second run's folder if left out.
+def write_comparison(first: Path, second: Path) -> Path:
+    """Write one page that compares two runs, `compare-FIRST.html` in the second run's folder.
 
     Raises:
         ValueError: a folder is no run's, a file in it cannot be understood, or both are the same.
     """
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} and {second} are the same run; name two")
-    path = out or comparison_path(first, second)
+    path = comparison_path(first, second)
     write_atomic(path, render("compare.html", **_contents(read_run(first), read_run(second))))
     return path
 
