@@ -217,7 +217,7 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             yield Finding("fine", "memory", text)
 
     # Pages of files may be dropped: without them a run fits, but loads slowly.
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = _main_memory()
     text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
     if resident > memory:
         yield Finding("error", "memory", text)
@@ -226,6 +226,10 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         yield Finding("warning", "memory", f"{text}; {pages}: loading is slow")
     else:
         yield Finding("fine", "memory", text)
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _on_card(plan: Plan, card: int) -> Finding:
