@@ -25,6 +25,8 @@ from qa.attack.damage import content_of, remove
 from qa.attack.harness import Target, WrongError
 from qa.campaign.stories import STORIES, draw_images
 
+from pacorl.tiny.characters import all_panels, draw
+
 OUT = "run"
 """The folder that a command writes."""
 ELSEWHERE = "elsewhere"
@@ -177,6 +179,7 @@ def keep_characters() -> None:
 
 @contextlib.contextmanager
 def _idle_trainer() -> Iterator[None]:
+    """Starts `true` in place of Python."""
     executable, sys.executable = sys.executable, shutil.which("true") or "/bin/true"
     try:
         yield
@@ -184,11 +187,24 @@ def _idle_trainer() -> Iterator[None]:
         sys.executable = executable
 
 
+def draw_hero() -> None:
+    """A character, and five of its images, of which one is held out."""
+    folder = Path("hero")
+    folder.mkdir()
+    for number, panel in enumerate(all_panels()[:5]):
+        draw(panel, 64).save(folder / f"{number}.png")
+    (folder / "card.yaml").write_text("description: red round hero, crown, night\n")
+
+
 TRAIN, LEARN = STORIES["train-policy"][0], STORIES["train-reward"][0]
+TEACH = ["train-character", "hero", "--config", "character/tiny", f"out={OUT}", "evaluate_every=1", "steps=1"]
+TEACH += ["optimizer.batch=1", "optimizer.micro_batch=1", "gallery.steps=1", "gallery.seeds=1", "--resume", "auto"]
+TEACH += ["prior.weight=0.5", "prior.prompts=[green square hero]", "prior.images=1", "keep_checkpoints=1"]
 RANK = ["benchmark", "consistency-rank", "data", "--judge", "tiny", "--out", OUT]
 TABLE: dict[str, Story] = {
     "train-policy": Story(toy(TRAIN), again=toy([*TRAIN, "epochs=3"])),
     "train-reward": Story(commands(LEARN), again=commands([*LEARN, "max_steps=3"])),
+    "train-character": Story(commands(TEACH), draw_hero, again=commands([*TEACH, "steps=2"])),
     **{name: Story(commands(*STORIES[name])) for name in ("dataset", "export", "generate", "score")},
     "report": Story(toy(["report", OUT]), make_run),
     "publish": Story(toy(["publish", OUT, "--licence", "mit"]), make_run),

@@ -19,7 +19,7 @@ from pacorl.runtime.stopping import Interrupted
 from pacorl.web.guard import RefusedError
 
 PATIENCE = 10.0
-"""Seconds for a stopping trainer to save; a kill afterwards loses no work."""
+"""Seconds for a stopping trainer to save; a kill afterwards loses what came after its last checkpoint."""
 LOG = "log.txt"
 
 
