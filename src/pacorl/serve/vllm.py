@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from pacorl import ALLOCATOR, EXPANDABLE
 from pacorl.io.children import SAFE_PATH
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
@@ -116,13 +117,7 @@ def run_vllm(
     # All commands before any process: an invalid adapter must not end servers that started before.
     commands = [vllm_command(server, options, gpus=each, program=program) for server in servers]
 
-    # The key goes into the environment: every user of the machine can read command lines.
-    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if api_key:
-        environment["VLLM_API_KEY"] = api_key
-    environment |= SAFE_PATH  # vLLM starts further Python processes
-
+    environment = environment_of(api_key)
     with ExitStack() as stack:
         # Start the servers, each with its share of the GPUs.
         caught = stack.enter_context(_signals())
@@ -145,6 +140,21 @@ def run_vllm(
                     raise ServerFailedError(f"{waiting[0].url} was not healthy in time; its log is above")
             time.sleep(0.2)
         return 128 + caught[0]
+
+
+def environment_of(api_key: str) -> dict[str, str]:
+    """Return the environment of the servers, with the key: every user of the machine can read command lines."""
+    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if api_key:
+        environment["VLLM_API_KEY"] = api_key
+    environment |= SAFE_PATH  # vLLM starts further Python processes
+
+    # This package's own setting ends a vLLM of several GPUs at its start: they share memory by cudaIpcGetMemHandle,
+    # which refuses expandable segments (vllm-project/vllm#42609).
+    if environment.get(ALLOCATOR[0]) == EXPANDABLE:
+        del environment[ALLOCATOR[0]]
+    return environment
 
 
 # --- processes -------------------------------------------------------------------------------------------------
