@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu_day import kernels, measuring, page, product, runner
-from benchmarks.gpu_day.parts import PARTS, SkipPart
+from benchmarks.gpu_day import kernels, machine, measuring, page, product, runner
+from benchmarks.gpu_day.parts import PARTS, SkipPart, UnusableMachine
 from benchmarks.gpu_day.results import Results
 from torch.profiler import ProfilerActivity, profile
 
@@ -118,7 +118,11 @@ def test_a_slice_ends_with_what_is_left(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"left: {', '.join(NAMES)}; go on with --resume")
 
 
-def test_a_stopped_day_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)], ids=["told", "killed"]
+)
+def test_a_stopped_day_leaves_no_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """A part that went on would share the card with the next slice, and write into its results."""
     out = tmp_path / "day.jsonl"
     line = [sys.executable, "-m", "benchmarks.gpu_day", "--tiny", "--out", str(out), "--parts", "rates"]
     process = subprocess.Popen([*line, "--inject", "rates=hang"], cwd=ROOT)
@@ -126,10 +130,49 @@ def test_a_stopped_day_leaves_no_process(tmp_path: Path) -> None:
     while not any(Results(out).records()) and time.monotonic() < deadline:
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    process.send_signal(number)
+    assert process.wait(60) == code
     assert children
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    deadline = time.monotonic() + 60
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, children))
+
+
+def is_running(pid: str) -> bool:
+    """Whether there is such a process, and nobody's zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_machine_without_a_package_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpcore2", None)
+    with pytest.raises(UnusableMachine, match=r"import of httpcore2 .*\(needed packages: --needs\)"):
+        list(machine.describe_machine(runner.arguments(["--tiny"])))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")
+def test_a_machine_without_a_card_is_unusable() -> None:
+    with pytest.raises(UnusableMachine, match="no CUDA device is here; --tiny"):
+        list(machine.describe_machine(runner.arguments([])))
+
+
+def test_an_unusable_machine_ends_the_day_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each part would fail likewise, and take the time of a card."""
+    line = f"import sys; print('no diffusers', file=sys.stderr); sys.exit({runner.UNUSABLE})"
+    monkeypatch.setattr(runner, "command", lambda *_: [sys.executable, "-c", line])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    out = tmp_path / "day.jsonl"
+    assert runner.run_day(runner.arguments(["--tiny", "--out", str(out)])) == 2
+    assert list(Results(out).outcomes()) == ["machine"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("machine: unusable")
+    assert "no diffusers" in printed
 
 
 def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
@@ -137,7 +180,7 @@ def test_parts_fit_a_slice_and_the_first_are_worth_most() -> None:
     assert sum(part.seconds for part in PARTS.values()) < 25 * 60
     worth = [part.value / part.seconds for part in PARTS.values()]
     assert worth == sorted(worth, reverse=True)
-    assert NAMES[0] == "rates"
+    assert NAMES[:2] == ["machine", "rates"]
     options = runner.arguments([])
     assert not runner.fits(PARTS["product"], 439, options)
     assert runner.fits(PARTS["product"], 440, options)
@@ -242,6 +285,7 @@ def test_the_source_tree_comes_before_an_installation(tmp_path: Path) -> None:
 
 
 TITLES = {
+    "machine": "Machine",
     "rates": "Rates",
     "full": "Full depth",
     "kernels": "Kernels",

@@ -72,8 +72,8 @@ END = """
 [scaling.md](scaling.md) explains sharding, and [recipes.md](recipes.md) each recipe.
 """
 
-TIMED = tuple(card for card in cost.CARDS if "A100" not in card.name)
-"""One card of each size."""
+TIMED = tuple(card for card in cost.CARDS if card.name.split()[1].partition("-")[0] not in ("A100", "H200"))
+"""One card of each size of the computed table; another has rows once it is measured."""
 
 RATES = """
 ## Seconds per epoch
@@ -94,7 +94,8 @@ no row. Judging counts where the judge computes on the card that trains. Left ou
 once), CLIP, models that change places by `memory: low`, and waiting for other cards.
 
 *Measured* are sampling and training alone, at two depths by `python -m benchmarks.gpu_day`, and extrapolated to the
-published depth. `python -m tools.hardware day.jsonl` fills this column in the row of the card that it was on{measured}.
+published depth: recipes of FLUX.1-dev whose batch was measured (1 and 8, unless `--batches` has others).
+`python -m tools.hardware day.jsonl` fills this column in the row of the card that it was on{measured}.
 
 | Recipe | GPUs that train | PFLOP an epoch | Card | Sampling | Training | Decoding | Judging | Seconds | Measured |
 |---|---|---|---|---|---|---|---|---|---|
@@ -106,15 +107,16 @@ def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
     """Write the tables of all recipes in Markdown; `records` are measurements of a card."""
     needs = ""
     seconds = ""
+    cards = [card for card in cost.CARDS if card in TIMED or card.name == device_name(records)]
     for name, processes in RECIPES.items():
         run = load(PolicyConfig, ROOT / "configs" / f"{name}.yaml")
         plan = planned(run)
         needs += row(name, run, plan)
         measured = {device_name(records): measured_epoch(run, records, processes=processes)}
-        seconds += seconds_rows(name, plan, measured)
+        seconds += seconds_rows(name, plan, measured, cards=cards)
 
     rates = RATES.format(products=PRODUCTS_SHARE, copies=COPIES_SHARE)
-    for card in TIMED:
+    for card in cards:
         rates += f"| {sold_as(card)} | {card.tflops:g} | {card.memory_rate:g} | {card.bus_rate:g} |\n"
     heading = SECONDS.format(measured=f", which here was {device(records)}" if records else "")
     return INTRODUCTION + needs + NEEDS + rates + heading + seconds + END
@@ -126,14 +128,14 @@ def planned(run: PolicyConfig) -> Plan:
     return plan_policy(with_checkpointing(run, on=on))
 
 
-def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str]) -> str:
+def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str], *, cards: Sequence[Card] = TIMED) -> str:
     """Format a recipe's rows: the computed seconds of an epoch and its phases on each card that fits, and the measured
     seconds by the card's name."""
     assert plan.cost is not None
     trains = RECIPES[name]
     phases = {phase: load * (1 / trains) for phase, load in plan.cost.epoch_phases.items()}
     rows = ""
-    for card in TIMED:
+    for card in cards:
         if plan.peak_bytes + CARD_MARGIN > card.gigabytes * 10**9:
             continue
         by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]

@@ -16,6 +16,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     """All tables that have rows."""
     tables = [
         ("Parts", ("Part", "Outcome", "Seconds", "Reason"), outcomes(records)),
+        ("Machine", ("What", "Value"), machine(records)),
         ("Rates", ("Operation", "Rate", "Unit"), rates(records)),
         (
             "Forms",
@@ -59,6 +60,12 @@ def device_name(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _devices(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [record for record in records if record.get("figure") == "device" and "device" in record]
+
+
+def machine(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The last description of the machine."""
+    named = _devices(records)
+    return [[name, str(value)] for name, value in named[-1].items() if name not in ("part", "figure")] if named else []
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:

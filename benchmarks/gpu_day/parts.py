@@ -20,6 +20,10 @@ class SkipPart(Exception):
     """This machine cannot run the part; the message is the reason."""
 
 
+class UnusableMachine(Exception):
+    """This machine can run no part; the message is the reason and the fix."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A measurement in a process of its own."""
@@ -51,7 +55,8 @@ def form_part(form: str, seconds: int, value: int) -> Part:
 
 
 ALL = (
-    Part("rates", "rates:measure_rates", 40, 100),
+    Part("machine", "machine:describe_machine", 15, 1000),
+    Part("rates", "rates:measure_rates", 25, 100),
     form_part("bf16", 60, 120),
     form_part("int8", 50, 90),
     form_part("fused", 50, 80),

@@ -6,12 +6,16 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+
+from pacorl.io.children import end_with_parent
 
 from .parts import Record
 from .runner import ROOT
@@ -73,6 +77,7 @@ def run(*line: str) -> float:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),  # noqa: PLW1509 - there are no threads
     ) as process:
         assert process.stdout is not None
         for printed in process.stdout:

@@ -23,22 +23,12 @@ def measure_rates(options: argparse.Namespace) -> Iterator[Record]:
     """One record per operation: TFLOP/s of products, attention and convolutions, GB/s of copies and unpacking."""
     device = device_of(options)
     dtype = torch.float32 if options.tiny else torch.bfloat16
-    yield {"figure": "device", **machine(device)}
     small = 16 if options.tiny else 1
     for rate, unit, amount, work in works(device, dtype, small=small):
         record = measured(work, device, repeats=options.repeats)
         if "seconds" in record:
             record["value"] = amount / record["seconds"]
         yield {"rate": rate, "unit": unit, **record}
-
-
-def machine(device: torch.device) -> Record:
-    """Names and versions."""
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    if device.type != "cuda":
-        return {"device": "CPU", **versions}
-    properties = torch.cuda.get_device_properties(device)
-    return {"device": properties.name, "bytes": properties.total_memory, **versions}
 
 
 def works(device: torch.device, dtype: torch.dtype, *, small: int) -> Iterator[tuple[str, str, float, Work]]:

@@ -15,10 +15,11 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
-from .parts import PARTS, Part, Record, SkipPart
+from .parts import PARTS, Part, Record, SkipPart, UnusableMachine
 from .results import FINISHED, Results
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +30,8 @@ NEEDS = (
 """Packages that the parts import. Compiled are torch, numpy, pillow, pydantic-core, safetensors and tokenizers."""
 FAULTS = ("oom", "hang", "kill", "pass")
 """Injected in place of a part's work, after one record: an out-of-memory error, a hang, a kill, or nothing."""
-SKIPPED = 5
-"""Exit code of a part that this machine cannot run."""
+SKIPPED, UNUSABLE = 5, 6
+"""Exit codes of a part that this machine cannot run, and of one without which no part can."""
 LEAST = 10.0
 """Seconds of a slice in which no part is begun any more."""
 
@@ -114,7 +115,7 @@ def unpacked(wheels: Path) -> Path:
 
 
 def run_day(options: argparse.Namespace) -> int:
-    """Run parts until all are done or the time is over; 1 if a part was lost, else 0."""
+    """Run parts until all are done or the time is over; 1 if a part was lost, 2 if none can run, else 0."""
     path = options.resume or options.out
     if not options.resume and path.exists():
         print(f"gpu_day: {path} exists; go on with --resume {path}, or name another --out", file=sys.stderr)
@@ -133,6 +134,8 @@ def run_day(options: argparse.Namespace) -> int:
         results.add(record)
         print(f"{part.name}: {record['outcome']}, {record['seconds']:.0f} s {record['reason']}", flush=True)
         write_page(results)
+        if record["outcome"] == "unusable":
+            return 2
     if waiting:
         print(f"left: {', '.join(part.name for part in waiting)}; go on with --resume {path}")
     return int(any(record["outcome"] not in FINISHED for record in results.outcomes().values()))
@@ -160,6 +163,8 @@ def fits(part: Part, left: float, options: argparse.Namespace) -> bool:
 
 def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit: float) -> Record:
     """Run a part in a process of its own; its outcome, with the last line of its errors as the reason."""
+    from pacorl.io.children import end_with_parent
+
     started = time.monotonic()
     with (
         NamedTemporaryFile("w+", prefix="gpu-day-", suffix=".log") as log,
@@ -173,6 +178,7 @@ def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit:
             stdout=log,
             stderr=log,
             process_group=0,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),  # noqa: PLW1509 - there are no threads
         )
         try:
             code: int | None = process.wait(limit)
@@ -183,7 +189,7 @@ def outcome(part: Part, options: argparse.Namespace, results: Results, *, limit:
         log.seek(0)
         lines = [line for line in log.read().splitlines() if line.strip()]
     last = lines[-1][:500] if lines else ""
-    names = {0: "done", SKIPPED: "skipped", None: "timeout"}
+    names = {0: "done", SKIPPED: "skipped", UNUSABLE: "unusable", None: "timeout"}
     record = {"part": part.name, "outcome": names.get(code, "failed"), "seconds": time.monotonic() - started}
     if code is None:
         return record | {"reason": f"killed after {limit:.0f} s; its last line: {last}"}
@@ -226,9 +232,9 @@ def run_part(part: Part, options: argparse.Namespace) -> int:
     try:
         for record in struck(kind) if kind else part.load()(options):
             results.add({"part": part.name, **record})
-    except SkipPart as reason:
+    except (SkipPart, UnusableMachine) as reason:
         print(reason, file=sys.stderr)
-        return SKIPPED
+        return SKIPPED if isinstance(reason, SkipPart) else UNUSABLE
     return 0
 
 

@@ -79,6 +79,8 @@ _HOMES = {
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of torch's allocator, which reads them once: today's name, and the older one."""
+EXPANDABLE = "expandable_segments:True"
+"""The setting that this package makes."""
 
 
 def _use_expandable_segments() -> None:
@@ -88,7 +90,7 @@ def _use_expandable_segments() -> None:
     must precede torch's import, and has no effect without a card.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+        os.environ[ALLOCATOR[0]] = EXPANDABLE
 
 
 _use_expandable_segments()

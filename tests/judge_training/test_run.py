@@ -28,7 +28,7 @@ from pacorl.core.questions import consistent
 from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge_training import judge_trainer
+from pacorl.judge_training import judge_trainer, loop
 from pacorl.judge_training.examples import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.judge_training.judge_config import JudgeConfig, RewardTuningConfig
 from pacorl.judge_training.judge_trainer import BEGUN, MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
@@ -113,7 +113,12 @@ def model() -> Any:
     return load_model("tiny", dtype="float32")
 
 
-def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str, Any], model: Any) -> None:
+@pytest.mark.parametrize("selects", sorted({loop.SELECTS_POSITIONS, False}))
+def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(
+    batch: dict[str, Any], model: Any, selects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where transformers selects columns alone, as 5.17 does."""
+    monkeypatch.setattr(loop, "SELECTS_POSITIONS", selects)
     answers = read_answers(model, batch, yes=0, no=1)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values",
                                              "image_grid_thw")}  # fmt: skip
@@ -146,6 +151,7 @@ def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.skipif(not loop.SELECTS_POSITIONS, reason="this transformers selects columns of all rows")
 def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:
     seen = []
     with model.lm_head.register_forward_hook(lambda module, given, made: seen.append(made.shape)):

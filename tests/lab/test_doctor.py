@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,6 +174,16 @@ def test_a_version_that_is_too_old_or_missing_is_named(monkeypatch: pytest.Monke
     assert [fault.severity for fault in faults] == ["error", "error"]
     assert "`pip install 'torch>=99'`" in faults[0].text
     assert "nonesuch-library is not installed" in faults[1].text
+
+
+def test_a_source_tree_without_an_installation_is_examined_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", absent)
+    (finding,) = doctor._versions()
+    assert (finding.severity, finding.topic) == ("warning", "versions")
+    assert "runs from a source tree" in finding.text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import pacorl
 from pacorl.config.base import ConfigError, dump
 from pacorl.io.files import write_atomic
 from pacorl.judge.http.endpoints import (
@@ -125,6 +126,23 @@ def test_vllm_follows_no_redirect_unless_its_user_says_so(
     with pytest.raises(ServerFailedError):
         run_vllm([server()], program=program("dies", tmp_path))
     assert [note["environment"]["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] for note in notes(tmp_path)] == [after]
+
+
+@pytest.mark.parametrize(
+    ("setting", "passed_on"),
+    [(pacorl.EXPANDABLE, None), ("expandable_segments:False", "expandable_segments:False"), (None, None)],
+)
+def test_vllm_s_allocator_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, passed_on: str | None
+) -> None:
+    """With expandable segments, this package's own setting, vLLM ends at its start with several GPUs."""
+    name = pacorl.ALLOCATOR[0]
+    monkeypatch.delenv(name, raising=False)
+    if setting:
+        monkeypatch.setenv(name, setting)
+    with pytest.raises(ServerFailedError):
+        run_vllm([server()], program=program("dies", tmp_path))
+    assert [note["environment"].get(name) for note in notes(tmp_path)] == [passed_on]
 
 
 def test_an_adapter_of_the_vision_tower_is_refused(tmp_path: Path) -> None:

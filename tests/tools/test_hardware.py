@@ -52,6 +52,28 @@ def test_a_recipe_has_a_row_for_each_card_that_holds_it() -> None:
     assert several[4] == f"{6e15 / 7 / (0.5 * 989.4e12):.3g}"
 
 
+def test_a_day_on_a_card_fills_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a card that the computed table leaves out too."""
+    monkeypatch.setattr(hardware, "RECIPES", {"flux_t2is_own": 1})
+    plan = Plan((Row("transformer", 30 * GIB),), (), (), "CPU", None, cost=TEN_PFLOP)
+    monkeypatch.setattr(hardware, "planned", lambda run: plan)
+    records = [
+        *measured("fused", 8, 0.01, phase="sample"),
+        *measured("fused", 2, 0.04, phase="train", checkpointing=True),
+        *measured("fused", 1, 0.04, phase="train", checkpointing=True),
+        *measured("fused", 1, 0.03, phase="train", checkpointing=False),
+    ]
+    for name, sold in (("NVIDIA H200", "141 GB, H200"), ("NVIDIA H100 80GB HBM3", "80 GB, H100 80GB HBM3")):
+        text = hardware.page([{"figure": "device", "device": name, "torch": "2.11.0"}, *records])
+        assert f"which here was {name}, torch 2.11.0" in text
+        rows = [cells(line) for line in text.splitlines() if line.startswith("| [flux_t2is_own.yaml]")]
+        filled = {row[3]: row[9] for row in rows if len(row) == 10}
+        assert float(filled.pop(sold)) > 1
+        assert set(filled.values()) <= {""}
+        assert f"| {sold} | 989.4 |" in text
+    assert "H200" not in hardware.page()
+
+
 def test_a_measured_epoch_is_its_forwards_at_full_depth() -> None:
     settings = ["group_size=16", "prompts_per_epoch=42", "sampling.steps=10", "sampling.suffix={}"]
     run = load(PolicyConfig, None, [*settings, "model.gradient_checkpointing=true"])

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from itertools import combinations, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from PIL.Image import Image
 
+from pacorl import __version__
 from pacorl.core.grid import split
 from pacorl.core.set_scores import Statistic, set_score, tied_groups
 from pacorl.generate.generated_images import GeneratedImage, Judged, Recipe
@@ -168,7 +168,7 @@ def _ranked_candidates(
         # Attention reads the padding, so the length affects short prompts too: from 64 to 128 tokens the tiny
         # generator's pixels change by 8 of 255.
         max_sequence_length=getattr(settings, "max_sequence_length", None),
-        version=version("pacorl"),
+        version=__version__,
         quantize=None if settings.quantize == NONE else settings.quantize,
         separate=separate,
         previous=separate and previous,

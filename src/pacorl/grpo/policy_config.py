@@ -24,6 +24,7 @@ from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
 from pacorl.models.policies.spec import PolicySpec
+from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
 
 
@@ -306,6 +307,17 @@ class PolicyConfig(LoraConfig):
     def in_turns(self) -> bool:
         """Whether the generator and the models that score are on the device in turn."""
         return self.memory != "normal"
+
+    @model_validator(mode="after")
+    def _leaves_in_turns(self) -> PolicyConfig:
+        model = self.model
+        resident = model.dtype == "bfloat16" and model.quantize == NONE and not model.stream
+        if self.in_turns and self.sampling.fuse_lora and resident:
+            raise ValueError(
+                f"memory {self.memory}, model.quantize none and sampling.fuse_lora true: the fused weights would stay "
+                "on the device while the judge scores; leave fuse_lora out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +30,7 @@ CONFINED = (
 )
 
 # linux/prctl.h, linux/sched.h and linux/capability.h
+PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION_3 = 0x20080522
 CLONE_NEWUSER = 0x10000000
@@ -37,6 +40,12 @@ CLONE_NEWNET = 0x40000000
 def start_python(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
     """Start `python -P ARGUMENTS` with this environment and working directory; `pipes` are Popen's."""
     return subprocess.Popen([sys.executable, "-P", *arguments], **pipes)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Let the kernel signal this process when its parent is gone, which cannot if it was killed; for `preexec_fn`."""
+    with suppress(OSError, AttributeError):  # not on Linux: there a killed parent leaves its children to the user
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def start_confined(entry: str) -> subprocess.Popen[bytes]:

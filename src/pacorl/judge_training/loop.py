@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, modeling_utils
 from transformers.trainer_utils import EvalPrediction
 
 from pacorl.core.calibration import calibration_error
@@ -34,6 +34,11 @@ LABEL_KEYS = ("answer", "index", "consistent")
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 BEGUN = "begun.json"
 """First file of a checkpoint: a folder without it does not belong to the run, and is not touched."""
+FIELDS = TrainingArguments.__dataclass_fields__
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
+"""Argument of `Trainer`; the older name is that of transformers 5.17."""
+SELECTS_POSITIONS = hasattr(modeling_utils, "slice_logits_to_keep")
+"""Whether transformers takes a mask of positions (B, L) as `logits_to_keep`."""
 ALL_FILES = ("**/*",)
 """Patterns of the files of an incomplete checkpoint."""
 
@@ -70,7 +75,12 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
         if name not in LABEL_KEYS:
             inputs[name] = tensor
 
-    logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
+    # transformers 5.17 selects columns of all rows, and no single positions.
+    columns_K = before_BL.any(0).nonzero()[:, 0]
+    kept = before_BL if SELECTS_POSITIONS else columns_K
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=kept).logits
+    if not SELECTS_POSITIONS:
+        logits_TV = logits_TV[before_BL[:, columns_K]]
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
 
     # The log-probabilities, and the decision at each answer's first token.
@@ -226,7 +236,7 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": accumulate,
         "bf16": config.model.dtype == "bfloat16",
-        "activation_checkpointing": config.model.gradient_checkpointing,
+        CHECKPOINTING: config.model.gradient_checkpointing,
         "logging_strategy": "steps",
         "logging_steps": config.log_every,
         "logging_nan_inf_filter": False,  # otherwise the last finite loss would hide the fault
@@ -244,7 +254,7 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         ours["eval_steps"] = every
     if config.model.gradient_checkpointing:
         # Reentrant checkpointing requires an input with a gradient, and a judge's embeddings are frozen.
-        ours["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+        ours[f"{CHECKPOINTING}_kwargs"] = {"use_reentrant": False}
 
     # Arguments that `config.trainer` may override.
     defaults = {
@@ -253,7 +263,7 @@ def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = 
         "disable_tqdm": not sys.stderr.isatty(),
     }
     for name in config.trainer:
-        if name not in TrainingArguments.__dataclass_fields__:
+        if name not in FIELDS:
             raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
         if name in ours:
             raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")

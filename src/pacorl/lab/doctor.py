@@ -136,8 +136,14 @@ def judge_severity(answers: JudgeProbe) -> Severity:
 def _versions() -> list[Finding]:
     from packaging.requirements import Requirement
 
+    try:
+        requirements = requires("pacorl") or ()
+    except PackageNotFoundError:
+        text = "pacorl runs from a source tree, and its requirements are unchecked; `pip install -e .` installs them"
+        return [Finding("warning", "versions", text)]
+
     faults = []
-    for text in requires("pacorl") or ():
+    for text in requirements:
         requirement = Requirement(text)
         # Requirements of extras have a marker.
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):

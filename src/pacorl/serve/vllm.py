@@ -5,7 +5,6 @@ One process per endpoint. Signals are passed on; when one server ends, or this p
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -16,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from pacorl.io.children import SAFE_PATH
+from pacorl import ALLOCATOR, EXPANDABLE
+from pacorl.io.children import SAFE_PATH, end_with_parent
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
 from pacorl.io.net import TransientError, blocking, exchange
@@ -32,7 +33,6 @@ NO_HOST = "nothing.invalid"
 GRACE_SECONDS = 20.0
 """Seconds to wait for the end of a server before it is killed."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,7 @@ def run_vllm(
     # All commands before any process: an invalid adapter must not end servers that started before.
     commands = [vllm_command(server, options, gpus=each, program=program) for server in servers]
 
-    # The key goes into the environment: every user of the machine can read command lines.
-    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if api_key:
-        environment["VLLM_API_KEY"] = api_key
-    environment |= SAFE_PATH  # vLLM starts further Python processes
-
+    environment = environment_of(api_key)
     with ExitStack() as stack:
         # Start the servers, each with its share of the GPUs.
         caught = stack.enter_context(_signals())
@@ -147,6 +141,21 @@ def run_vllm(
         return 128 + caught[0]
 
 
+def environment_of(api_key: str) -> dict[str, str]:
+    """Return the environment of the servers, with the key: every user of the machine can read command lines."""
+    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if api_key:
+        environment["VLLM_API_KEY"] = api_key
+    environment |= SAFE_PATH  # vLLM starts further Python processes
+
+    # This package's own setting ends a vLLM of several GPUs at its start: they share memory by cudaIpcGetMemHandle,
+    # which refuses expandable segments (vllm-project/vllm#42609).
+    if environment.get(ALLOCATOR[0]) == EXPANDABLE:
+        del environment[ALLOCATOR[0]]
+    return environment
+
+
 # --- processes -------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +167,7 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         command,
         env=dict(environment),
         start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509
+        preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
     )
     try:
         yield process
@@ -168,14 +177,6 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
             process.wait(GRACE_SECONDS)
         _signal_group(process, signal.SIGKILL)  # its workers, if they outlived it
         process.wait()
-
-
-def _die_with_parent() -> None:
-    """End the child if the launcher is killed and cannot clean up (Linux)."""
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):
-        return  # another system; there a killed launcher leaves its servers to the user
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

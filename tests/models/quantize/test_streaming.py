@@ -102,6 +102,26 @@ def test_a_known_order_sends_each_weight_once_and_ahead() -> None:
     assert forward() == [1, 2, 3, 4, 0]
 
 
+def card_stream(number: int) -> torch.Stream:
+    """A stream of torch's own type, of a card that need not be here."""
+    return torch.Stream(stream_id=number, device_index=0, device_type=1)
+
+
+def test_copies_follow_the_computing_stream_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's streams none is unequal to None, which the first one is compared with."""
+    synchronized: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronized.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: (device, len(synchronized)))
+    stream, (main, scorer) = WeightStream(), map(card_stream, (0, 3))
+    for computing, switches in ((main, 1), (main, 1), (card_stream(0), 1), (scorer, 2), (main, 3)):
+        stream._ahead = ((), ())
+        before = len(synchronized)
+        stream._follow(computing)  # type: ignore[arg-type]
+        assert stream._computing == computing
+        assert (stream._copier, len(synchronized)) == ((computing.device, switches), switches)
+        assert (stream._ahead is None) == (switches > before)
+
+
 def test_nothing_moves_streamed_weights_and_they_are_counted_apart() -> None:
     model = stack("int8", stream=True)
     plain = stack("none", stream=False)

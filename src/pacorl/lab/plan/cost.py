@@ -75,9 +75,10 @@ CARDS = (
     Card("NVIDIA L40S", 48, 362.0, 864, 31.5),
     Card("NVIDIA A100-SXM4-80GB", 80, 312.0, 2039, 31.5),
     Card("NVIDIA H100 80GB HBM3", 80, 989.4, 3350, 63),
+    Card("NVIDIA H200", 141, 989.4, 4800, 63),
 )
-"""From NVIDIA's data sheets of A100, H100 and L40S, and its whitepaper of the AD102. The RTX 3060's follows from the
-whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
+"""From NVIDIA's data sheets of A100, H100, H200 and L40S, and its whitepaper of the AD102. The RTX 3060's follows from
+the whitepaper of the GA102: 512 FLOP a cycle on each of 28 multiprocessors at 1.78 GHz."""
 
 
 def roofline(card: Card, load: Load) -> tuple[float, str]:

@@ -43,13 +43,7 @@ class WeightStream:
     def fetch(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         """Copy a layer's parked tensors, for the next work on the device's current stream."""
         if device.type == "cuda":
-            # Switch to another computing stream: the main thread tries a judge, and the scorer's thread uses it.
-            computing = torch.cuda.current_stream(device)
-            if computing != self._computing:
-                torch.cuda.synchronize(computing.device)  # copies belong to the memory of their stream
-                self._ahead = None
-                self._computing = computing
-                self._copier = torch.cuda.Stream(computing.device)
+            self._follow(torch.cuda.current_stream(device))
 
         # Use the prefetched copies, or free wrong copies before sending the right weights.
         current = self._ahead
@@ -67,6 +61,16 @@ class WeightStream:
         if following:
             self._ahead = (following, self._send(following, device))
         return current[1]
+
+    def _follow(self, computing: torch.cuda.Stream) -> None:
+        """Switch to another computing stream: the main thread tries a judge, and the scorer's thread uses it."""
+        # torch's streams are not unequal to None: `computing != None` is False.
+        if self._computing is not None and computing == self._computing:
+            return
+        torch.cuda.synchronize(computing.device)  # copies belong to the memory of their stream
+        self._ahead = None
+        self._computing = computing
+        self._copier = torch.cuda.Stream(computing.device)
 
     def _send(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         # Memory of the computing stream: it is reusable once the last use is launched there.
