@@ -193,7 +193,7 @@ def test_the_recipe_is_the_largest_for_the_model_that_fits_the_card(tmp_path):
     named = {name for recipes in character_recipes().values() for name in recipes.values()}
     assert named == {name for name in recipe_names() if name.startswith("character/")}
     with pytest.raises(
-        ValueError, match="cannot be taught to Qwen/Qwen-Image; choose black-forest-labs/FLUX.1-dev or "
+        ValueError, match=r"cannot be taught to Qwen/Qwen-Image; choose black-forest-labs/FLUX.1-dev or "
     ):
         config_of("Qwen/Qwen-Image", 80)
 
