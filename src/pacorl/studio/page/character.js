@@ -100,11 +100,14 @@ async function forgetPerson() {
 
 function drawPictures(one) {
   const key = JSON.stringify(one.pictures);
-  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best.`;
+  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best. Say under each what differs: pose, place, light.`;
+  // The practice judge has no words.
+  $("describePictures").hidden = state.tiny.judge || one.pictures.every((picture) => picture.caption);
+  $("describePictures").disabled = Boolean(running.captions);
   if ($("personPictures").dataset.drawn === one.name + key) return;
   $("personPictures").dataset.drawn = one.name + key;
   $("personPictures").replaceChildren(...one.pictures.map((picture, i) => {
-    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "pose, place, light", ariaLabel: `What picture ${i + 1} shows` });
+    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "waving, at night", ariaLabel: `What picture ${i + 1} shows` });
     caption.onchange = () => savePicture({ captions: { [picture.file]: caption.value } });
     const away = remover(`Remove picture ${i + 1}`, () => savePicture({ removed: [picture.file] }));
     return make("li", {}, pixelated(make("img", { src: `/characters/${one.name}/${picture.file}`, alt: picture.caption || `picture ${i + 1} of ${one.name}` })), away, caption);
@@ -117,6 +120,22 @@ async function savePicture(changes) {
     drawPeople();
   } catch (error) {
     toast(error.message);
+  }
+}
+
+async function describePictures() {
+  say("captionError", "");
+  try {
+    const job = await call("POST", `/api/characters/${encodeURIComponent(who)}/captions`);
+    const ended = (text) => { $("describePictures").textContent = "Let the judge describe them"; say("captionError", text); openCharacters(); };
+    $("describePictures").disabled = true;
+    follow("captions", job.id, {
+      update(now) { $("describePictures").textContent = `${phaseOf(now)} …`; },
+      done() { ended(""); },
+      failed: ended,
+    });
+  } catch (error) {
+    say("captionError", error.message);
   }
 }
 
@@ -287,6 +306,7 @@ $("personForm").addEventListener("submit", (event) => { event.preventDefault(); 
 $("forgetPerson").addEventListener("click", forgetPerson);
 $("forgetPerson").addEventListener("blur", () => { $("forgetPerson").textContent = "Delete this character"; });
 $("addSheetScene").addEventListener("click", () => addRow("sheetScenes", "Picture").focus());
+$("describePictures").addEventListener("click", describePictures);
 $("drawSheet").addEventListener("click", () => drawTheSheet());
 $("sheetCancel").addEventListener("click", () => cancel("sheet"));
 $("keepSheet").addEventListener("click", keepSheet);
