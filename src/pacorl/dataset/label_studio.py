@@ -92,8 +92,8 @@ def _instances(folder: Path, answers: list[Answer]) -> dict[str, Instance]:
     for answer in answers:
         # By name, because the order of the candidates would reveal the ranking.
         names = tuple(sorted(answer.candidates))
-        texts = {"theme": answer.theme, "category": answer.category}
-        shown = Instance(answer.instance, answer.group, answer.reference, names, **texts, panels=answer.panels)
+        identity = (answer.instance, answer.group, answer.reference)
+        shown = Instance(*identity, names, answer.theme, answer.category, panels=answer.panels)
         instances.setdefault(answer.instance, shown)
     return instances
 

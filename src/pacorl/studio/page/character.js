@@ -6,6 +6,7 @@ let who = "";           // the one on the screen; empty for a new one
 let dropped = [];       // uploads of a character that is not saved yet
 let sheet = null;       // the newest sheet
 let picked = {};        // picture of the sheet → the chosen candidate
+let ticked = {};        // picture of the sheet → whether a person keeps it; by its score otherwise
 let watching = false;
 
 const person = () => people.find((one) => one.name === who);
@@ -48,6 +49,7 @@ function lookAtPerson(name) {
   if (name !== who) {
     sheet = null;
     picked = {};
+    ticked = {};
     $("personName").value = "";
     if (!name) $("personWords").value = "";
   }
@@ -169,7 +171,7 @@ function drawSheet() {
 function sheetPicture(scene, i) {
   const all = sheet.candidates.filter((one) => one.picture === i), best = all.find((one) => one.image === picked[i]) || all[0];
   const url = (one) => `${sheet.images}/${one.image}.png`;
-  const keep = make("input", { type: "checkbox", checked: best.score >= 0.5, ariaLabel: `Keep picture ${i + 1}` });
+  const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= 0.5, onchange: () => { ticked[i] = keep.checked; }, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
   const again = make("button", { type: "button", className: "quiet small", textContent: "This panel again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {
@@ -177,7 +179,7 @@ function sheetPicture(scene, i) {
     small.setAttribute("aria-pressed", String(one === best));
     return small;
   });
-  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} – ${number(best.score)}` }),
+  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} Score ${number(best.score)}` }),
     make("div", { className: "links" }, ...others), make("div", { className: "links" }, make("label", { className: "check" }, keep, " keep"), again));
 }
 
@@ -210,6 +212,9 @@ function watchSheet(id) {
 
 async function keepSheet() {
   const kept = [...$("sheetPictures").querySelectorAll("input:checked")].map((box) => box.dataset.image);
+  if (!kept.length) return say("sheetError", "No picture is marked “keep”.");
+  say("sheetError", "");
+  ticked = Object.fromEntries(sheet.asked.scenes.map((_, i) => [i, false]));  // each is added once
   await savePicture({ sheet: kept, of: sheet.id });
   toast(`${kept.length} pictures were added to ${who}.`);
 }
