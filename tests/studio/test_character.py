@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,25 @@ def finished(client, answer) -> dict[str, Any]:
         time.sleep(0.01)
     assert job["status"] == "done", job["error"]
     return job["result"]
+
+
+def test_the_judge_describes_pictures_without_a_caption(server, monkeypatch):
+    client, studio = server
+    hero(client)
+    refused = client.post("/api/characters/hero/captions")
+    assert "choose a real one under Models" in refused.text
+    assert refused.status_code == 422
+
+    def describe(self, job, pictures):
+        # A person writes one meanwhile.
+        studio.characters.save("hero", HERO, added=[], captions={"02.png": "by hand"}, removed=[])
+        return {path.name: f"of {path.stem}" for path in pictures}
+
+    monkeypatch.setattr(type(studio.host), "describe", describe)
+    studio.names = replace(studio.names, judge="a/vlm")
+    assert finished(client, client.post("/api/characters/hero/captions")) == {"captions": 2}
+    (one,) = client.get("/api/characters").json()
+    assert [picture["caption"] for picture in one["pictures"]] == ["of 01", "by hand", "of 03"]
 
 
 def test_dropped_pictures_become_a_folder_that_the_commands_read(server, tmp_path):

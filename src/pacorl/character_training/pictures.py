@@ -13,8 +13,9 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.io.documents import read_text
 from pacorl.io.files import digest
 from pacorl.io.images import open_image
+from pacorl.judge.judge import ChatJudge, Judge
 from pacorl.records.characters import find_character
-from pacorl.types import Prompt, Size
+from pacorl.types import Chat, Prompt, Size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,11 @@ MOST = 200
 """Most images to train on: all are in memory as latents."""
 HELD_OUT_FROM = 5
 """Fewest images of which one is held out."""
+QUESTION = (
+    "Caption this picture in at most 25 words: the pose and action, the place, the light and the framing. "
+    "Neither name nor describe the character itself. Answer with the caption alone."
+)
+"""What a vision-language model is asked about a training image."""
 SUBJECT = "{character}"
 """Placeholder of the trigger word and the description in a gallery's prompts."""
 
@@ -75,8 +81,9 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     if not config.character:
         raise ValueError("character is empty; name a folder with images and a card.yaml")
     character = find_character(config.character, least=LEAST, most=MOST)
-    subject = f"{config.trigger or character.name}, {character.text}"
-    pictures = [Picture(path, caption_of(path, subject)) for path in character.images]
+    trigger = config.trigger or character.name
+    subject = f"{trigger}, {character.text}"
+    pictures = [Picture(path, caption_of(path, subject, trigger=trigger)) for path in character.images]
 
     # The last images in equal distances, so that a series of one scene is not held out whole.
     held_out = []
@@ -91,8 +98,10 @@ def read_pictures(config: CharacterConfig) -> PictureSet:
     return PictureSet(subject, tuple(train), tuple(held_out))
 
 
-def caption_of(path: Path, subject: str) -> str:
+def caption_of(path: Path, subject: str, *, trigger: str) -> str:
     """Read the caption from the image's .txt file; without one it is the subject.
+
+    The subject goes before a caption without the trigger word, which would teach the character no name.
 
     Raises:
         ValueError: if the file is empty.
@@ -103,6 +112,27 @@ def caption_of(path: Path, subject: str) -> str:
     caption = " ".join(read_text(file).split())
     if not caption:
         raise ValueError(f"{file} is empty; write the caption of {path.name} into it, or delete it")
+    return caption if trigger.casefold() in caption.casefold() else f"{subject}, {caption}"
+
+
+def uncaptioned(images: Sequence[Path]) -> list[Path]:
+    """List the images without a caption."""
+    return [path for path in images if not path.with_suffix(".txt").is_file()]
+
+
+def describe_picture(path: Path, judge: Judge) -> str:
+    """Ask a judge's vision-language model for the caption of an image.
+
+    Raises:
+        ValueError: if the judge answers Yes or No only.
+        RuntimeError: if there is no answer.
+    """
+    if not isinstance(judge, ChatJudge):
+        raise ValueError(f"{type(judge).__name__} describes no images; choose a vision-language model as the judge")
+    answer = judge.reply(Chat((open_image(path), QUESTION)), max_new_tokens=80)
+    caption = " ".join(answer.split()).strip('"')
+    if not caption:
+        raise RuntimeError(f"the judge has no caption for {path.name}; write it by hand")
     return caption
 
 

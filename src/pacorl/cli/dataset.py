@@ -269,17 +269,20 @@ def pair(
     *,
     prompts: str = PROMPTS,
     from_folder: Path | None = Option(None, help="Your own images in place of grids: one folder for each theme."),
+    sets: bool = Option(
+        False, "--sets", help="Whole sets are ranked, without a reference; of your own images, a folder in its theme's."
+    ),
     step: StepOptions,
 ) -> None:
     """Cut the grids, or take images of your own, and combine them into questions for people."""
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", pair_images, folder, from_folder)
+        step.perform("copying", pair_images, folder, from_folder, sets=sets)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", cut, folder, prompts=prompts)
+        step.perform("cutting", cut, folder, prompts=prompts, sets=sets)
 
 
 @app.command()

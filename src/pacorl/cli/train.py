@@ -17,7 +17,8 @@ from typer import Argument, Exit, Option
 from typer.core import TyperCommand
 
 from pacorl.cli.shared import echo, echo_errors, echo_json
-from pacorl.config.options import inherited, option
+from pacorl.config.options import JudgeOptions, inherited, option
+from pacorl.types import TINY
 
 if TYPE_CHECKING:
     from pacorl.grpo.policy_config import PolicyConfig
@@ -212,7 +213,7 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     from pacorl.records.prompts import load_prompts
     from pacorl.rewards import asks_judge, check_rewards
     from pacorl.runtime.logbook import check_trackers
-    from pacorl.types import TINY, Size
+    from pacorl.types import Size
 
     # Folder and rewards.
     check_writable(run.out, folder=True)
@@ -247,6 +248,12 @@ def train_character(
     overrides: list[str] = OVERRIDES,
     *,
     config: Path = Option("character/tiny", help="A YAML file, or a recipe of `pacorl recipes`."),
+    caption: bool = Option(
+        False,
+        "--caption",
+        help="First let the vision-language model of --judge describe each image without a text file.",
+    ),
+    judge: JudgeOptions,
     options: RunOptions,
 ) -> None:
     """Train a LoRA of one character on your own images."""
@@ -271,6 +278,9 @@ def train_character(
             print_plan(plan)
         raise Exit(plan.exit_code)
 
+    if caption:
+        with config_errors(config, run):
+            _caption_pictures(run.character, judge)
     # Import. The pipeline's class imports diffusers, which takes seconds.
     from pacorl.io.imports import frozen_imports
 
@@ -291,6 +301,26 @@ def train_character(
 
         _echo_peak(peaks, lambda: plan_character(run))
     echo(f"done: {result.page}\nLoRA: {result.adapter}")
+
+
+def _caption_pictures(name: str, options: JudgeOptions) -> None:
+    """Write a text file beside each image without one."""
+    from pacorl.character_training.pictures import LEAST, MOST, describe_picture, uncaptioned
+    from pacorl.io.files import write_atomic
+    from pacorl.judge.paco_reward import PacoReward
+    from pacorl.records.characters import find_character
+
+    pictures = uncaptioned(find_character(name, least=LEAST, most=MOST).images)
+    if options.judge == TINY:
+        raise ValueError(
+            "--caption: the tiny judge answers Yes or No only; name a vision-language model, such as "
+            "--judge Qwen/Qwen2.5-VL-7B-Instruct"
+        )
+    # The judge's weights go before the generator's come.
+    with PacoReward.from_pretrained(options.judge, **options.judge_access) as reward:
+        for picture in pictures:
+            write_atomic(picture.with_suffix(".txt"), describe_picture(picture, reward.judge))
+            echo(f"{picture.name}: {picture.with_suffix('.txt').read_text(encoding='utf-8')}")
 
 
 def train_reward(

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pacorl.core.questions import same_theme
-from pacorl.dataset.folder import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
+from pacorl.dataset.folder import (
+    Answer,
+    LabelledPair,
+    collect_answers,
+    images_of,
+    read_answers,
+    read_pairs,
+    write_records,
+)
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
@@ -52,7 +60,7 @@ class Export:
         for pair in self.pairs:
             ties += [(pair.group, image) for image in pair.images]
         for answer in self.answers:
-            ties += [(answer.group, image) for image in (answer.reference, *answer.candidates)]
+            ties += [(answer.group, image) for image in images_of(answer)]
             if answer.own_group:
                 own_groups.add(answer.group)
 
@@ -83,8 +91,15 @@ class Export:
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
 
     def benchmark(self) -> tuple[list[Answer], int]:
-        """One ranking per instance of the test split, by mean rank, and the number left out for ties."""
-        return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
+        """One ranking per instance of the test split, by mean rank, and the number left out for ties.
+
+        Rankings of whole sets are left out: the benchmark has references.
+        """
+        tested = []
+        for answer in self.answers:
+            if answer.reference and self.split_of.get(answer.group) == "test":
+                tested.append(answer)
+        return mean_rankings(tested)
 
     def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
         """Turn pairs into a judge's training data; bring their images into the export and onto the disk."""

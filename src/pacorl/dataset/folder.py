@@ -52,11 +52,16 @@ class PromptRecord(NamedTuple):
     row: JsonObject
 
 
+Panels = tuple[tuple[str, ...], ...]
+"""Images of each candidate, if the candidates are whole sets."""
+
+
 @dataclass(frozen=True, slots=True, config=RECORD)
 class Instance:
     """One question to a person: rank `candidates` by their consistency with `reference`.
 
-    Paths are relative to the dataset's folder, in POSIX form.
+    Without a reference the candidates are whole sets, and `panels` has the images of each. Paths are relative to the
+    dataset's folder, in POSIX form.
     """
 
     id: str
@@ -70,9 +75,11 @@ class Instance:
     criteria: Criteria | None = None
     must: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """(better, worse) indices of candidates with a known order; only for control questions."""
+    panels: Panels = ()
 
     def __post_init__(self) -> None:
         count = len(self.candidates)
+        _check_sets(self)
         if count < 2 or len(set(self.candidates)) < count:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
         if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
@@ -110,6 +117,10 @@ class Answer:
     """Whether it is an adjudicator's decision, which replaces the rankings of its instance."""
     own_group: bool = False
     """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
+    panels: Panels = ()
+
+    def __post_init__(self) -> None:
+        _check_sets(self)
 
     @property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
@@ -134,6 +145,7 @@ class Answer:
             question.theme,
             question.category,
             adjudicated=adjudicated,
+            panels=tuple(question.panels[question.candidates.index(name)] for name in best_first if question.panels),
         )
 
 
@@ -151,6 +163,17 @@ class LabelledPair:
     votes: tuple[int, int] = (0, 0)
     """(Yes, No)"""
     reasons: str = ""
+
+
+def _check_sets(record: Instance | Answer) -> None:
+    """Raise ValueError unless a record has a reference, or the images of each set."""
+    if not record.reference and [len(images) > 1 for images in record.panels] != [True] * len(record.candidates):
+        raise ValueError("without a `reference`, `panels` lists two images or more of each candidate")
+
+
+def images_of(record: Instance | Answer) -> tuple[str, ...]:
+    """Images that a person sees: the reference if there is one, and the candidates."""
+    return (record.reference, *record.candidates) if record.reference else record.candidates
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:

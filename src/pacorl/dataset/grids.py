@@ -180,10 +180,37 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
             )
 
 
+def set_instance(record: PromptRecord, grids: Sequence[str]) -> Instance:
+    """One prompt's question about its whole grids, without a reference."""
+    prompt = record.prompt
+    panels = []
+    for number in range(len(grids)):
+        panels.append(tuple(panel_path(record.idx, number, position) for position in range(prompt.grid.count)))
+    return Instance(
+        id=f"{record.idx}:sets",
+        group=record.idx,
+        reference="",
+        candidates=tuple(grids),
+        theme=shared_text(prompt.text),
+        category=prompt.category,
+        task=prompt.task,
+        criteria=prompt.criteria,
+        panels=tuple(panels),
+    )
+
+
 def pair(
-    folder: Path, *, prompts: str = "diverse.jsonl", dry_run: bool = False, progress: Progress = silent
+    folder: Path,
+    *,
+    prompts: str = "diverse.jsonl",
+    sets: bool = False,
+    dry_run: bool = False,
+    progress: Progress = silent,
 ) -> dict[str, int]:
     """Cut every grid of grids.jsonl, and write instances.jsonl.
+
+    Args:
+        sets: whether people rank the grids of a prompt as whole sets, without a reference.
 
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
@@ -199,17 +226,18 @@ def pair(
 
     # Combine their sub-figures.
     instances: list[Instance] = []
-    panels = 0
+    panels: list[str] = []
     for record in records:
-        count = len(grids[record.idx])
-        instances += instances_of(record, grids=count)
-        panels += count * record.prompt.grid.count
-    counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
+        questions = list(instances_of(record, grids=len(grids[record.idx])))
+        of_sets = set_instance(record, grids[record.idx])
+        instances += [of_sets] if sets else questions
+        for images in of_sets.panels:
+            panels += images
+    counts = {"prompts": len(records), "panels": len(panels), "instances": len(instances)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
-    references = {instance.reference for instance in instances}
-    if dry_run or (step.counts_if_done() == counts and all((folder / name).is_file() for name in references)):
+    if dry_run or (step.counts_if_done() == counts and all((folder / name).is_file() for name in panels)):
         return counts
 
     # Cut the grids, and wait for the disk once before the manifest names the panels.

@@ -52,6 +52,11 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
     if not instances:
         raise ValueError(f"{folder} has nothing to rank; make instances.jsonl with `pacorl dataset pair` first")
 
+    if any(not item.reference for item in instances.values()):
+        raise ValueError(
+            f"{folder} ranks whole sets, which the labelling interface lacks; use `pacorl dataset annotate`"
+        )
+
     # Copy their images.
     claim_folder(out)
     images = set[str]()
@@ -87,7 +92,8 @@ def _instances(folder: Path, answers: list[Answer]) -> dict[str, Instance]:
     for answer in answers:
         # By name, because the order of the candidates would reveal the ranking.
         names = tuple(sorted(answer.candidates))
-        shown = Instance(answer.instance, answer.group, answer.reference, names, answer.theme, answer.category)
+        identity = (answer.instance, answer.group, answer.reference)
+        shown = Instance(*identity, names, answer.theme, answer.category, panels=answer.panels)
         instances.setdefault(answer.instance, shown)
     return instances
 

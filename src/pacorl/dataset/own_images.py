@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from pacorl.dataset.folder import Instance, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.files import flush_all, read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, check_readable, open_image, png_bytes
+from pacorl.types import Size
 
 MAX_CANDIDATES = 4
 """Candidates of a question, as many as in the published rankings: the length of a question grows by their square."""
+SHEET = Size(1024, 1024)
+"""Size of the image that shows a set of separate images."""
 CONVERTED = (".bmp", ".gif", ".tif", ".tiff")
 """Suffixes of images that browsers do not show, or show moving."""
 
 
-def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: Progress = silent) -> dict[str, int]:
+def pair_images(
+    folder: Path, images: Path, *, sets: bool = False, dry_run: bool = False, progress: Progress = silent
+) -> dict[str, int]:
     """Copy the images into a dataset's folder, and write its instances.jsonl.
+
+    Args:
+        sets: whether IMAGES has a folder for each theme, and that one a folder for each set, to be ranked whole.
 
     Returns:
         The number of groups, images and instances, and of files that are no images and left out.
@@ -32,7 +41,7 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
         ValueError: a group has too few images, an image cannot be used, or there is none at all.
     """
     # Plan the copies and the instances.
-    groups, other_files = groups_of(images)
+    groups, other_files = sets_of(images) if sets else groups_of(images)
     pairs: list[tuple[Path, Path]] = []
     instances: list[Instance] = []
     for group, paths in groups.items():
@@ -40,9 +49,12 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
         for path in paths:
             # A converted image keeps its whole name, so that a.gif and a.png remain two files.
             name = path.name if path.suffix.lower() in IMAGE_TYPES else f"{path.name}.png"
-            copies.append(folder / "images" / group / name)
+            copies.append(folder / "images" / group / (f"{path.parent.name}-{name}" if sets else name))
         pairs += zip(paths, copies, strict=True)
-        instances += _instances(folder, group, copies)
+        if sets:
+            instances.append(_set_instance(folder, group, paths, copies))
+        else:
+            instances += _instances(folder, group, copies)
     check_readable(source for source, _ in pairs)
     counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances), "other files": other_files}
     if dry_run:
@@ -52,30 +64,80 @@ def pair_images(folder: Path, images: Path, *, dry_run: bool = False, progress: 
     for done, (source, copy) in enumerate(pairs, 1):
         write_atomic(copy, read_bytes(source) if copy.suffix == source.suffix else png_bytes(open_image(source)))
         progress(done, len(pairs))
+    if sets:
+        _write_sheets(folder, instances)
     flush_all(folder / "images")
     target = folder / "instances.jsonl"
     write_records(target, instances)
     return DatasetStep(folder, "pair", inputs=[copy for _, copy in pairs]).finish(outputs=[target], counts=counts)
 
 
-def groups_of(images: Path) -> tuple[dict[str, list[Path]], int]:
-    """Group → its images by name, and the number of other files; hidden files do not count."""
-    if not images.is_dir():
-        raise ValueError(f"--from-folder {images}: there is no such folder")
-    folders = sorted(path for path in images.iterdir() if path.is_dir() and not path.name.startswith("."))
+def groups_of(images: Path, *, least: int = 3) -> tuple[dict[str, list[Path]], int]:
+    """Group → its images by name, `least` or more, and the number of other files; hidden files do not count."""
     groups = {}
     other_files = 0
-    for group in folders or [images.resolve()]:
+    for group in _folders(images) or [images.resolve()]:
         files = sorted(path for path in group.iterdir() if path.is_file() and not path.name.startswith("."))
         usable = [path for path in files if path.suffix.lower() in (*IMAGE_TYPES, *CONVERTED)]
-        if len(usable) < 3:
-            raise ValueError(
-                f"{group}: {len(usable)} images give nothing to rank; a group needs a reference and two "
-                "candidates, so three images or more in one folder"
-            )
+        if len(usable) < least:
+            need = "a group needs a reference and two candidates, so three" if least > 2 else "a set needs two"
+            raise ValueError(f"{group}: {len(usable)} images give nothing to rank; {need} images or more in one folder")
         groups[group.name] = usable
         other_files += len(files) - len(usable)
     return groups, other_files
+
+
+def sets_of(images: Path) -> tuple[dict[str, list[Path]], int]:
+    """Theme → the images of all its sets, which are folders of it, and the number of other files."""
+    themes = {}
+    other_files = 0
+    for theme in _folders(images):
+        sets, others = groups_of(theme, least=2)
+        if len(sets) < 2:
+            raise ValueError(f"{theme}: there are no two sets to rank; make a folder in it for the images of each set")
+        themes[theme.name] = list(chain.from_iterable(sets.values()))
+        other_files += others
+    if not themes:
+        raise ValueError(
+            f"--from-folder {images}: there are no themes; make a folder for each, with a folder for each set"
+        )
+    return themes, other_files
+
+
+def _folders(images: Path) -> list[Path]:
+    if not images.is_dir():
+        raise ValueError(f"--from-folder {images}: there is no such folder")
+    return sorted(path for path in images.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _set_instance(folder: Path, group: str, paths: Sequence[Path], copies: Sequence[Path]) -> Instance:
+    panels: dict[str, tuple[str, ...]] = {}
+    for path, copy in zip(paths, copies, strict=True):
+        sheet = f"sets/{group}/{path.parent.name}.png"
+        panels[sheet] = (*panels.get(sheet, ()), copy.relative_to(folder).as_posix())
+    return Instance(
+        id=f"{group}:sets",
+        group=group,
+        reference="",
+        candidates=tuple(panels),
+        theme=_theme(group),
+        panels=tuple(panels.values()),
+    )
+
+
+def _write_sheets(folder: Path, instances: Sequence[Instance]) -> None:
+    """Write one image of each set, as people see it."""
+    from pacorl.models.policies.pipeline import stitch
+
+    for instance in instances:
+        for sheet, names in zip(instance.candidates, instance.panels, strict=True):
+            panels = [open_image(folder / name) for name in names]
+            write_atomic(folder / sheet, png_bytes(stitch(panels, SHEET)))
+    flush_all(folder / "sets")
+
+
+def _theme(group: str) -> str:
+    return re.sub(r"[-_\s]+", " ", group).strip()
 
 
 def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Instance]:
@@ -92,5 +154,5 @@ def _instances(folder: Path, group: str, images: Sequence[Path]) -> Iterator[Ins
             group=group,
             reference=name,
             candidates=tuple(names[(index + step) % len(names)] for step in steps),
-            theme=re.sub(r"[-_\s]+", " ", group).strip(),
+            theme=_theme(group),
         )

@@ -2,15 +2,16 @@
 
 A rule reads the tiers of a ranking, best first; the candidates of one tier are tied. The paper does not publish its
 rule. Its numbers suggest `best_worst`: the best candidate of a ranking is consistent with the reference, the worst is
-not.
+not. A ranking of whole sets votes for every two images of a set.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import combinations
 from random import Random
 
 from pacorl.core import questions
@@ -102,8 +103,7 @@ def label_pairs(
     for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):
         # The question of this ranking, and a pair per vote.
         text = QUESTIONS[question](answer)
-        for candidate, consistent in RULES[rule](answer.tiers):
-            images = in_either_order(answer.reference, candidate)
+        for images, consistent in _voted_pairs(answer, rule):
             key = pair_key(*images, text)
             if answer.adjudicated:
                 adjudicated.add(key)
@@ -134,6 +134,14 @@ def label_pairs(
         "no": len(pairs) - yes_count,
         "tied": len(voted) - len(pairs),
     }
+
+
+def _voted_pairs(answer: Answer, rule: str) -> Iterator[tuple[tuple[str, str], bool]]:
+    """Yield a ranking's votes: for a candidate with the reference, or for every two images of a set."""
+    panels = dict(zip(answer.candidates, answer.panels, strict=False))  # empty if there is a reference
+    for candidate, consistent in RULES[rule](answer.tiers):
+        for pair in combinations(panels[candidate], 2) if panels else [(answer.reference, candidate)]:
+            yield in_either_order(*pair), consistent
 
 
 def pair_key(first: str, second: str, question: str) -> str:
@@ -173,7 +181,8 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
             dropped += 1
             continue
         order = tuple(sorted(rank_sum, key=rank_sum.__getitem__))
-        merged.append(replace(group[0], annotator="mean", candidates=order, ranks=()))
+        panels = tuple(group[0].panels[group[0].candidates.index(name)] for name in order if group[0].panels)
+        merged.append(replace(group[0], annotator="mean", candidates=order, panels=panels, ranks=()))
     return merged, dropped
 
 

@@ -19,7 +19,7 @@ from PIL.Image import Image
 from pydantic import BaseModel
 
 from pacorl.character_training.character_config import CharacterConfig
-from pacorl.character_training.pictures import LEAST
+from pacorl.character_training.pictures import LEAST, uncaptioned
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe, recipe_names
@@ -151,6 +151,10 @@ class Characters:
             "least": LEAST,
             "training": self._training(trainings[-1]) if trainings else None,
         }
+
+    def uncaptioned(self, name: str) -> list[Path]:
+        """List the pictures of a character that have no caption."""
+        return uncaptioned(images_in(self._check(name)))
 
     def image(self, name: str, picture: str) -> bytes:
         """Read a picture of a character."""

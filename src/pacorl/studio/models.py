@@ -250,6 +250,18 @@ class ModelHost:
             result = {**result, "candidates": compared}
         return result
 
+    def describe(self, job: Job, pictures: Sequence[Path]) -> dict[str, str]:
+        """Caption pictures of a character by the judge's words: file name → caption."""
+        from pacorl.character_training.pictures import describe_picture
+
+        _, reward = self._models(job)
+        job.enter("Describing the pictures", total=len(pictures))
+        captions = {}
+        for path in pictures:
+            captions[path.name] = describe_picture(path, reward.judge)
+            job.advance(1)
+        return captions
+
     def make_storyboard(self, job: Job, board: Storyboard, sampling: Sampling) -> dict[str, Any]:
         """Generate the pages of a storyboard, each the best of its candidates."""
         from pacorl.generate.storyboard import generate_storyboard

@@ -702,6 +702,26 @@ def character_picture(name: str, picture: str, state: State) -> Response:
     return Response(state.characters.image(name, picture), media_type="image/png")
 
 
+@router.post("/api/characters/{name}/captions")
+def write_captions(name: str, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue captions of the pictures without one, in the judge's words."""
+    state.trainer.check_idle()
+    if state.names.judge == TINY:
+        raise ValueError("the practice judge answers Yes or No only; choose a real one under Models")
+    pictures = state.characters.uncaptioned(name)
+
+    def work(job: Job) -> dict[str, Any]:
+        captions = state.host.describe(job, pictures)
+        # A caption that a person wrote meanwhile stays.
+        left = {path.name for path in state.characters.uncaptioned(name)}
+        added = {picture: caption for picture, caption in captions.items() if picture in left}
+        description = state.characters.describe(name)["description"]
+        state.characters.save(name, description, added=[], captions=added, removed=[])
+        return {"captions": len(added)}
+
+    return state.jobs.submit("captions", work, owner=browser).to_dict()
+
+
 class SheetForm(SamplingForm):
     scenes: Annotated[list[Text], Field(min_length=1, max_length=MAX_SHEET)]
     again: Text = ""

@@ -106,11 +106,14 @@ def share_out(
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
     """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
 
-    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one.
+    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one. Whole sets have
+    none: a set of another prompt belongs together too.
 
     Raises:
         ValueError: all prompts have the same images.
     """
+    if instances and not all(instance.reference for instance in instances):
+        return []
     # Instances and images of each prompt.
     groups: dict[str, list[Instance]] = {}
     images: dict[str, set[str]] = {}

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
-from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, read_instances
+from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, images_of, read_instances
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import inside
@@ -198,7 +198,7 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     # Images: every file must be there before the first person ranks.
     names: set[str] = set()
     for instance in instances:
-        names.update((instance.reference, *instance.candidates))
+        names.update(images_of(instance))
     missing = []
     for name in sorted(names):
         try:
@@ -322,13 +322,14 @@ def task(state: State, person: Someone) -> dict[str, Any]:
 
 def _form(shown: Task) -> dict[str, Any]:
     instance = shown.instance
-    reference, *candidates = _addresses(shown)
+    addresses = _addresses(shown)
+    candidates = addresses[-len(shown.slots) :]
     return {
         "instance": public_key(instance.id),
         "theme": instance.theme,
         "category": instance.category,
         "criteria": instance.criteria or {},
-        "reference": reference,
+        "reference": addresses[0] if instance.reference else None,
         "candidates": candidates,
         "previous": shown.previous,
     }
@@ -336,7 +337,8 @@ def _form(shown: Task) -> dict[str, Any]:
 
 def _addresses(shown: Task) -> list[str]:
     key = public_key(shown.instance.id)
-    return [f"/images/{key}/reference", *(f"/images/{key}/{slot}" for slot in range(len(shown.slots)))]
+    slots = ["reference", *range(len(shown.slots))] if shown.instance.reference else range(len(shown.slots))
+    return [f"/images/{key}/{slot}" for slot in slots]
 
 
 class Submission(Form):

@@ -111,6 +111,8 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
     rng = random.Random(name)
 
     def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
+        if not task["reference"]:
+            raise ValueError("people of the tiny world rank against a reference; whole sets are ranked by people alone")
         reference = read_panel(client.image(task["reference"]))
         candidates = []
         for address in task["candidates"]:

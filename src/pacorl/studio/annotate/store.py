@@ -198,7 +198,9 @@ class Store:
             stored = dict(db.execute("SELECT id, content FROM instances"))
             for instance in instances:
                 content = json.dumps(asdict(instance), ensure_ascii=False)
-                if stored.get(instance.id, content) != content:
+                old = stored.get(instance.id, content)
+                # An older version may have stored fewer fields.
+                if old != content and stored_instance(old) != instance:
                     fault = f"instance {instance.id} is in {self.path} with other images"
                     raise ValueError(f"{fault}; export its rankings and begin a new database")
                 row = (instance.id, public_key(instance.id), content, instance.is_control)

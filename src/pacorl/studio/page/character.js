@@ -6,6 +6,7 @@ let who = "";           // the one on the screen; empty for a new one
 let dropped = [];       // uploads of a character that is not saved yet
 let sheet = null;       // the newest sheet
 let picked = {};        // picture of the sheet → the chosen candidate
+let ticked = {};        // picture of the sheet → whether a person keeps it; by its score otherwise
 let watching = false;
 
 const person = () => people.find((one) => one.name === who);
@@ -48,6 +49,7 @@ function lookAtPerson(name) {
   if (name !== who) {
     sheet = null;
     picked = {};
+    ticked = {};
     $("personName").value = "";
     if (!name) $("personWords").value = "";
   }
@@ -100,11 +102,14 @@ async function forgetPerson() {
 
 function drawPictures(one) {
   const key = JSON.stringify(one.pictures);
-  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best.`;
+  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best. Say under each what differs: pose, place, light.`;
+  // The practice judge has no words.
+  $("describePictures").hidden = state.tiny.judge || one.pictures.every((picture) => picture.caption);
+  $("describePictures").disabled = Boolean(running.captions);
   if ($("personPictures").dataset.drawn === one.name + key) return;
   $("personPictures").dataset.drawn = one.name + key;
   $("personPictures").replaceChildren(...one.pictures.map((picture, i) => {
-    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "pose, place, light", ariaLabel: `What picture ${i + 1} shows` });
+    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "waving, at night", ariaLabel: `What picture ${i + 1} shows` });
     caption.onchange = () => savePicture({ captions: { [picture.file]: caption.value } });
     const away = remover(`Remove picture ${i + 1}`, () => savePicture({ removed: [picture.file] }));
     return make("li", {}, pixelated(make("img", { src: `/characters/${one.name}/${picture.file}`, alt: picture.caption || `picture ${i + 1} of ${one.name}` })), away, caption);
@@ -117,6 +122,22 @@ async function savePicture(changes) {
     drawPeople();
   } catch (error) {
     toast(error.message);
+  }
+}
+
+async function describePictures() {
+  say("captionError", "");
+  try {
+    const job = await call("POST", `/api/characters/${encodeURIComponent(who)}/captions`);
+    const ended = (text) => { $("describePictures").textContent = "Let the judge describe them"; say("captionError", text); openCharacters(); };
+    $("describePictures").disabled = true;
+    follow("captions", job.id, {
+      update(now) { $("describePictures").textContent = `${phaseOf(now)} …`; },
+      done() { ended(""); },
+      failed: ended,
+    });
+  } catch (error) {
+    say("captionError", error.message);
   }
 }
 
@@ -150,7 +171,7 @@ function drawSheet() {
 function sheetPicture(scene, i) {
   const all = sheet.candidates.filter((one) => one.picture === i), best = all.find((one) => one.image === picked[i]) || all[0];
   const url = (one) => `${sheet.images}/${one.image}.png`;
-  const keep = make("input", { type: "checkbox", checked: best.score >= 0.5, ariaLabel: `Keep picture ${i + 1}` });
+  const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= 0.5, onchange: () => { ticked[i] = keep.checked; }, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
   const again = make("button", { type: "button", className: "quiet small", textContent: "This panel again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {
@@ -158,7 +179,7 @@ function sheetPicture(scene, i) {
     small.setAttribute("aria-pressed", String(one === best));
     return small;
   });
-  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} – ${number(best.score)}` }),
+  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} Score ${number(best.score)}` }),
     make("div", { className: "links" }, ...others), make("div", { className: "links" }, make("label", { className: "check" }, keep, " keep"), again));
 }
 
@@ -191,6 +212,9 @@ function watchSheet(id) {
 
 async function keepSheet() {
   const kept = [...$("sheetPictures").querySelectorAll("input:checked")].map((box) => box.dataset.image);
+  if (!kept.length) return say("sheetError", "No picture is marked “keep”.");
+  say("sheetError", "");
+  ticked = Object.fromEntries(sheet.asked.scenes.map((_, i) => [i, false]));  // each is added once
   await savePicture({ sheet: kept, of: sheet.id });
   toast(`${kept.length} pictures were added to ${who}.`);
 }
@@ -287,6 +311,7 @@ $("personForm").addEventListener("submit", (event) => { event.preventDefault(); 
 $("forgetPerson").addEventListener("click", forgetPerson);
 $("forgetPerson").addEventListener("blur", () => { $("forgetPerson").textContent = "Delete this character"; });
 $("addSheetScene").addEventListener("click", () => addRow("sheetScenes", "Picture").focus());
+$("describePictures").addEventListener("click", describePictures);
 $("drawSheet").addEventListener("click", () => drawTheSheet());
 $("sheetCancel").addEventListener("click", () => cancel("sheet"));
 $("keepSheet").addEventListener("click", keepSheet);

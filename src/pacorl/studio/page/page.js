@@ -15,7 +15,7 @@ let arriving = 0;       // images that are still being handed in to be judged
 let sources = [];       // to start from
 const SOURCES = "pacorl.sources";
 let examples = 0;
-const running = { set: null, judgement: null, sheet: null, fit: null };
+const running = { set: null, judgement: null, sheet: null, fit: null, captions: null };
 
 // --- talking to the server
 

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const WAITING = "pacorl.waiting";
 const RETRY_MS = 3000;
 const LATER_MS = 5000;
+const OF_A_REFERENCE = $("question").textContent;
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
@@ -97,8 +98,8 @@ function show(state) {
   $("count").textContent = `${done} of ${progress.total}`;
   $("person").textContent = person;
   $("undo").disabled = done === 0;
-  if (state.question) $("question").textContent = state.question;
   task = state.task;
+  $("question").textContent = state.question || (task?.reference === null ? "Which set belongs together best?" : OF_A_REFERENCE);
   if (!task) {
     const verb = state.adjudicates ? "decided" : "ranked";
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
@@ -122,7 +123,12 @@ function show(state) {
   for (const address of state.ahead) new Image().src = address;
 }
 
+// Whole sets are ranked without a reference.
 function showReference() {
+  const sets = !task.reference;
+  $("work").classList.toggle("sets", sets);
+  for (const part of [$("reference"), $("referenceTitle"), $("closerReference").parentElement]) part.hidden = sets;
+  if (sets) return;
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
   image.src = task.reference;
@@ -377,8 +383,9 @@ const toggle = (slot) => (order.includes(slot) ? takeBack(slot) : place(slot));
 let closerSlot = null;
 
 function closer(slot) {
+  if (task.reference) $("closerReference").src = task.reference;
+  else slot ??= 0;
   closerSlot = slot;
-  $("closerReference").src = task.reference;
   $("closerCandidate").parentElement.hidden = slot === null;
   if (slot !== null) {
     $("closerCandidate").src = task.candidates[slot];
