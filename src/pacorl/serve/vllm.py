@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from pacorl import ALLOCATOR, EXPANDABLE
+import pacorl
 from pacorl.io.children import SAFE_PATH, end_with_parent
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
@@ -151,8 +151,8 @@ def environment_of(api_key: str) -> dict[str, str]:
 
     # This package's own setting ends a vLLM of several GPUs at its start: they share memory by cudaIpcGetMemHandle,
     # which refuses expandable segments (vllm-project/vllm#42609).
-    if environment.get(ALLOCATOR[0]) == EXPANDABLE:
-        del environment[ALLOCATOR[0]]
+    if environment.get(pacorl.ALLOCATOR[0]) == pacorl.EXPANDABLE:
+        del environment[pacorl.ALLOCATOR[0]]
     return environment
 
 
