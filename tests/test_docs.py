@@ -295,7 +295,7 @@ def all_options() -> set[str]:
         if hasattr(command, "get_command"):
             context = click.Context(command)
             pending += [command.get_command(context, name) for name in command.list_commands(context)]
-    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "qa/attack/__main__.py"]
+    files = [*(ROOT / "benchmarks").rglob("*.py"), ROOT / "qa/attack/__main__.py"]
     scripts = [path.read_text("utf-8") for path in files]
     return names | {name for text in scripts for name in re.findall(r'"(--[\w-]+)"', text)}
 
