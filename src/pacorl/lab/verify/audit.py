@@ -17,6 +17,7 @@ from pacorl.grpo.ledger import FILES, Record, line_hash, read_ledger, sha256, su
 from pacorl.grpo.start import checkpoints
 from pacorl.io.documents import JsonObject, read_jsonl, read_object, read_text
 from pacorl.io.files import check_digests, safetensors_errors
+from pacorl.report.folder import numbers
 from pacorl.report.page import check_report
 
 Kind = Literal["epoch", "evaluation"]
@@ -78,11 +79,12 @@ def audit(run: Path) -> Audit:
 def _overhead(run: Path) -> float:
     total = hashing = 0.0
     for line in read_jsonl(run / "metrics.jsonl"):
-        if line["kind"] != "epoch":
+        if line.get("kind") != "epoch":
             continue
-        hashing += line.get(f"{SECONDS}hashes", 0.0)
+        seconds = numbers(line)
+        hashing += seconds.get(f"{SECONDS}hashes", 0.0)
         # Sampling hides a part of the rewards' seconds, which does not lengthen the epoch.
-        total += sum(value for name, value in line.items() if name.startswith(SECONDS) and "hidden" not in name)
+        total += sum(value for name, value in seconds.items() if name.startswith(SECONDS) and "hidden" not in name)
     return hashing / total if total else 0.0
 
 
@@ -112,7 +114,7 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 def _check_log(run: Path, records: Sequence[Record]) -> str:
     log = run / "metrics.jsonl"
     # Lines of the log, and the lines that the ledger recorded.
-    lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
+    lines = [(_name(line), line_hash(line)) for line in read_jsonl(log) if line.get("kind") in ("epoch", "evaluation")]
     recorded = []
     for record in records:
         if record["kind"] != "start":
@@ -246,7 +248,7 @@ def _moment(state: JsonObject) -> Moment:
 
 
 def _name(entry: JsonObject) -> str:
-    return f"{entry['kind']} {entry['epoch']}"
+    return f"{entry['kind']} {entry.get('epoch')}"
 
 
 # --- computing again -------------------------------------------------------------------------------------------
