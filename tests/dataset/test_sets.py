@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,22 @@ from pacorl.records.comparisons import load_comparisons
 
 
 def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset):
-    folder = dataset(prompts=2, grids=3, paired=False)
-    assert pair(folder, sets=True) == {"prompts": 2, "panels": 24, "instances": 2}
+    folder = dataset(prompts=3, grids=3, paired=False)
+    assert pair(folder, sets=True) == {"prompts": 3, "panels": 36, "instances": 3}
     shown = read_instances(folder / "instances.jsonl")
-    assert [len(instance.panels) for instance in shown] == [3, 3]
+    assert [len(instance.panels) for instance in shown] == [3, 3, 3]
     answers = [
         Answer.to(instance, instance.candidates[::-1], annotator=name) for instance in shown for name in ("ann", "ben")
     ]
+    answers[-1] = replace(answers[-1], candidates=answers[-1].candidates[::-1], panels=answers[-1].panels[::-1])
     write_records(folder / "rankings.jsonl", answers)
 
     counts = export(folder, shares={"train": 0.5, "test": 0.5})
 
-    assert counts["balance"] | {"yes": 12, "no": 12, "votes": 48, "tied": 0} == counts["balance"]
-    assert {split["groups"] for split in counts["splits"].values()} == {1}  # an absent reference ties no groups
+    assert counts["balance"] | {"yes": 12, "no": 12, "votes": 72, "tied": 12} == counts["balance"]
+    assert {split["groups"] for split in counts["splits"].values()} == {
+        1
+    }  # not by an absent reference, nor of tied votes
     assert counts["benchmark"]["rankings"] == 0
     comparisons = load_comparisons(folder / "export/comparisons_train.jsonl")
     for comparison in comparisons:
@@ -38,8 +42,8 @@ def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset)
     with pytest.raises(ValueError, match="whole sets"):
         write_tasks(folder, folder / "tasks")
     # The questions of sets take the place of those about references, and the other way round.
-    assert pair(folder) == {"prompts": 2, "panels": 24, "instances": 72}
-    assert pair(folder, sets=True)["instances"] == 2
+    assert pair(folder) == {"prompts": 3, "panels": 36, "instances": 108}
+    assert pair(folder, sets=True)["instances"] == 3
 
 
 def test_folders_of_own_images_are_sets(tmp_path: Path):

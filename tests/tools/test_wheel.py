@@ -73,6 +73,45 @@ def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
     assert scores["judge"] == "tiny"
 
 
+def answered(python: Path, code: str, cwd: Path) -> str:
+    env = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    done = subprocess.run([python, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+STUDIO = """
+import subprocess, urllib.request
+studio = subprocess.Popen(["{pacorl}", "studio", "--port", "0", "--history", "none"], stdout=subprocess.PIPE, text=True)
+link = studio.stdout.readline().split()[-1]
+for path in ("/join", "/page/page.js", "/page/base.css"):
+    print(urllib.request.urlopen(link.partition("/join")[0] + path).status)
+studio.terminate()
+assert studio.wait(60) is not None
+"""
+
+MCP = """
+import anyio
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+async def tools():
+    async with stdio_client(StdioServerParameters(command="{pacorl}-mcp")) as streams:
+        async with ClientSession(*streams) as session:
+            await session.initialize()
+            print(*sorted(tool.name for tool in (await session.list_tools()).tools))
+
+anyio.run(tools)
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_studio_and_the_tools_for_agents(installed: Path, tmp_path: Path) -> None:
+    python = installed.with_name("python")
+    assert answered(python, STUDIO.format(pacorl=installed), tmp_path).split() == ["200"] * 3
+    assert {"check", "rank", "repair"} <= set(answered(python, MCP.format(pacorl=installed), tmp_path).split())
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_what_the_package_reads_and_no_more(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")

@@ -59,7 +59,11 @@ class Export:
         own_groups = set()
         for pair in self.pairs:
             ties += [(pair.group, image) for image in pair.images]
+        labelled = {pair.group for pair in self.pairs}
         for answer in self.answers:
+            # A group whose votes are all tied would fill a split with nothing.
+            if answer.group not in labelled:
+                continue
             ties += [(answer.group, image) for image in images_of(answer)]
             if answer.own_group:
                 own_groups.add(answer.group)

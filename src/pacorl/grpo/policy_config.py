@@ -378,7 +378,7 @@ class PolicyConfig(LoraConfig):
         elif tree.seeds < tree.group_size:
             raise ValueError(
                 f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
-                "since it samples without noise; leave the tree out"
+                "since it samples without noise; leave the tree out (sampling.tree.seeds=null)"
             )
         # Credit among siblings needs siblings.
         if self.advantages.among == "siblings" and min(tree.branches) < 2:

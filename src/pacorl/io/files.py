@@ -113,7 +113,10 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 def check_no_run(folder: Path) -> None:
     """Raise ValueError if a folder holds a training run, of a generator or of a judge, or files with a run's names."""
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
-        raise ValueError(f"{folder} holds a run already; go on with --resume auto, or name another folder with out=…")
+        raise ValueError(
+            f"{folder} holds a run already; go on with --resume auto (in Python resume='auto'), or name another folder "
+            "with out=…"
+        )
     fix = "go on with --resume auto if it is of a run that was stopped, or name another folder with out=…"
     for name in ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl"):
         check_new(folder / name, fix=fix)

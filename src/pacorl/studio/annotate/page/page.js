@@ -126,7 +126,6 @@ function show(state) {
 // Whole sets are ranked without a reference.
 function showReference() {
   const sets = !task.reference;
-  $("work").classList.toggle("sets", sets);
   for (const part of [$("reference"), $("referenceTitle"), $("closerReference").parentElement]) part.hidden = sets;
   if (sets) return;
   const image = $("reference").firstElementChild;
