@@ -84,6 +84,16 @@ class Panel:
         """The part of `text` that a set shares."""
         return f"{self.colour} {self.shape} hero, {self.hat}, {self.palette}"
 
+    @property
+    def scene_text(self) -> str:
+        """The panel for a generator with reference images of the hero, whose traits it does not name."""
+        return f"hero, {self.palette}, {self.pose}, {self.prop}."
+
+    def in_scene(self, text: str) -> Panel:
+        """Return this hero in the scene of a `scene_text`."""
+        _, palette, pose, prop = text.rstrip(".").split(", ")
+        return replace(self, palette=palette, pose=pose, prop=prop)
+
     @classmethod
     def parse(cls, text: str) -> Panel:
         """Invert `text`.
