@@ -165,7 +165,7 @@ def references(
     share: float = SHARE,
     start: Path | None = Option(None, help="The tiny Kontext to go on from; by default the committed one."),
 ) -> None:
-    """The editor that also draws a hero from references, from that of `kontext` (about 8 CPU minutes)."""
+    """The editor that also draws a hero from references, from that of `kontext` (about 12 CPU minutes)."""
     from pacorl.models.policies.kontext import TINY_KONTEXT
     from tools.tiny.pretrain import pretrain_references
 
