@@ -380,7 +380,7 @@ GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 
 
 UNEVEN = (24, 48)
-"""Sizes of panels that are blurred on their way to TEMPLATE_SIZE: they have templates of their own size, blurred alike."""
+"""Sizes of panels that are blurred on their way to TEMPLATE_SIZE: their templates are drawn at these sizes, too."""
 
 
 @lru_cache(maxsize=2)  # over a second of drawing, which all oracles of a process share
