@@ -8,12 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools.tiny.pretrain import COUNTS, PIXELS, EditPhase, draw_edits, pretrain_kontext, taught_edits
+from tools.tiny.pretrain import (
+    COUNTS,
+    PIXELS,
+    STATE,
+    EditPhase,
+    Stage,
+    draw_edits,
+    pretrain_kontext,
+    pretrain_references,
+    seeded,
+    taught_edits,
+)
 from tools.tiny.pretrain_judge import edit_examples
 
 from pacorl.core import questions
 from pacorl.io.images import upright_size
 from pacorl.models.policies.flux import TINY_FLUX
+from pacorl.models.policies.kontext import TINY_KONTEXT
 from pacorl.records.prompts import load_prompts
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
 from pacorl.types import Size
@@ -95,3 +107,54 @@ def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path
         assert trained.keys() == shared.keys()
         same = all(torch.equal(trained[name], shared[name]) for name in trained)
         assert same == (component != "transformer"), component
+
+
+@pytest.mark.campaign
+def test_a_few_steps_of_references_train_the_transformer_alone(tmp_path: Path) -> None:
+    from diffusers import FluxKontextPipeline
+
+    pretrain_references(tmp_path / "kontext", start=TINY_KONTEXT, share=1 / 250)
+    lines = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 1]  # a line per phase
+    assert not (tmp_path / "kontext" / STATE).exists()
+    made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")
+    start = FluxKontextPipeline.from_pretrained(TINY_KONTEXT)
+    for component in ("vae", "text_encoder", "text_encoder_2", "transformer"):
+        trained, shared = getattr(made, component).state_dict(), getattr(start, component).state_dict()
+        same = all(torch.equal(trained[name], shared[name]) for name in trained)
+        assert same == (component != "transformer"), component
+
+
+def trained(folder: Path, *, stops: tuple[int, ...]) -> list[torch.Tensor]:
+    """Train a line in two stages of six and four steps, stopped after some of them and started again."""
+    log, ends = folder / "log.jsonl", iter((*stops, None))
+    while True:
+        end, total = next(ends), 0
+        module = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(module.weight)
+        torch.nn.init.zeros_(module.bias)
+        done = 0
+        for steps in (6, 4):
+            stage = Stage([module], lr=0.1, steps=steps, log=log, ema=0.9)
+            stage.resume(folder / STATE, first=done)
+            while stage.step < steps and total != end:
+                seeded(done + stage.step)
+                stage.update((module(torch.randn(8, 2)) - 1).square().mean())
+                stage.save(folder / STATE, first=done)
+                total += 1
+            if stage.step < steps:
+                break
+            stage.use_average()
+            done += steps
+        else:
+            return [weight.detach().clone() for weight in module.parameters()]
+
+
+@pytest.mark.parametrize("stops", [(2,), (6,), (8,), (3, 5)])
+def test_a_stopped_training_ends_at_the_same_weights(tmp_path: Path, stops: tuple[int, ...]) -> None:
+    folders = [tmp_path / "whole", tmp_path / "stopped"]
+    for folder in folders:
+        folder.mkdir()
+    whole = trained(folders[0], stops=())
+    for first, second in zip(whole, trained(folders[1], stops=stops), strict=True):
+        assert torch.equal(first, second)

@@ -32,12 +32,25 @@ def vae(out: Path = OUT, share: float = SHARE) -> None:
 
 @app.command()
 def generator(out: Path = OUT, share: float = SHARE) -> None:
-    """The generator, from `vae` (about 75 CPU minutes)."""
+    """The generator at 64 and 128 px, from `vae` (about 75 CPU minutes)."""
     from diffusers import AutoencoderKL
 
     from tools.tiny.pretrain import pretrain_generator
 
-    pretrain_generator(out / "flux", vae=AutoencoderKL.from_pretrained(out / "vae"), share=share)
+    pretrain_generator(out / "flux-first", vae=AutoencoderKL.from_pretrained(out / "vae"), share=share)
+
+
+@app.command()
+def sizes(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = Option(None, help="The tiny FLUX to go on from; by default the committed one."),
+) -> None:
+    """The generator at 48, 64, 96 and 128 px, from that of `generator` (about 10 CPU minutes)."""
+    from pacorl.models.policies.flux import TINY_FLUX
+    from tools.tiny.pretrain import pretrain_sizes
+
+    pretrain_sizes(out / "flux", start=start or TINY_FLUX, share=share)
 
 
 @app.command()
@@ -131,11 +144,32 @@ def kontext(
     share: float = SHARE,
     start: Path | None = Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
-    """The editor, from the tiny FLUX (about 40 CPU minutes)."""
+    """The editor's first lessons, from the tiny FLUX (about 40 CPU minutes)."""
     from pacorl.models.policies.flux import TINY_FLUX
     from tools.tiny.pretrain import pretrain_kontext
 
-    pretrain_kontext(out / "kontext", start=start or TINY_FLUX, share=share)
+    pretrain_kontext(out / "kontext-first", start=start or TINY_FLUX, share=share)
+
+
+@app.command()
+def heroes(out: Path = OUT) -> None:
+    """Reference images of heroes and scenes, as `heroes/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
+    from tools.tiny.heroes import draw_heroes
+
+    typer.echo("\n".join(str(path) for path in draw_heroes(out / "heroes")))
+
+
+@app.command()
+def references(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = Option(None, help="The tiny Kontext to go on from; by default the committed one."),
+) -> None:
+    """The editor that also draws a hero from references, from that of `kontext` (about 12 CPU minutes)."""
+    from pacorl.models.policies.kontext import TINY_KONTEXT
+    from tools.tiny.pretrain import pretrain_references
+
+    pretrain_references(out / "kontext", start=start or TINY_KONTEXT, share=share)
 
 
 @app.command()
@@ -163,10 +197,13 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
     """All checkpoints, in order (about four CPU hours)."""
     vae(out, share)
     generator(out, share)
+    sizes(out, share, start=out / "flux-first")
     judge(out, share, start=None, steps=5000, lr=1.5e-3)
     judge_second(out, share, start=None, steps=4400, lr=1.2e-3, resume=False)
     edits(out)
     kontext(out, share, start=out / "flux")
+    heroes(out)
+    references(out, share, start=out / "kontext-first")
     edit_judge(out, share, start=out / "judge", steps=900, lr=8e-4)
 
 
@@ -182,6 +219,20 @@ def edit_story(
 
     path, lines = run_edit_story(config, out=out, seeds=range(1, seeds + 1), overrides=overrides or [])
     typer.echo("\n".join([*lines, str(path), str(path.with_name("edits.png"))]))
+
+
+@app.command()
+def hero_story(
+    config: Path = Argument(Path("configs/tiny_hero.yaml"), help="The run that each seed makes."),
+    overrides: list[str] = Argument(None, metavar="[KEY=VALUE]…", help="Settings over the config's."),
+    out: Path = Option(Path("runs/hero-story"), help="Folder for the runs and summary.json."),
+    seeds: int = Option(3, min=1, help="How many seeds."),
+) -> None:
+    """RL of heroes from references, graded by the oracle before and after, worst of the seeds."""
+    from tools.tiny.hero_story import run_hero_story
+
+    path, lines = run_hero_story(config, out=out, seeds=range(1, seeds + 1), overrides=overrides or [])
+    typer.echo("\n".join([*lines, str(path), str(path.with_name("heroes.png"))]))
 
 
 @app.command()

@@ -100,11 +100,11 @@ MARGIN = 8
 
 
 def draw_edits(run: PolicyConfig) -> Image.Image:
-    """Draw sources and their edits before and after the run, from the same noise."""
+    """Draw sources, or references, and their images before and after the run, from the same noise."""
     # The rows of images.
     prompts = prompts_from(run.prompts.evaluation, limit=None)[:SHOWN]
     samples = run.out / "samples"
-    rows = {"source": [open_image(prompt.sources[0]) for prompt in prompts]}
+    rows = {"source": [open_image((*prompt.sources, *prompt.references)[0]) for prompt in prompts]}
     evaluations = sorted(samples.glob("evaluation-*.jsonl"))
     for name, file in (("before", evaluations[0]), ("after", evaluations[-1])):
         # Each source is edited more than once; reversed, so that the first of a prompt's images stays.

@@ -1,21 +1,23 @@
-"""Training of the tiny autoencoder, generator and editor: `python -m tools.tiny vae|generator|edits|kontext`.
+"""Training of the tiny autoencoder, generator and editor: `python -m tools.tiny vae|generator|sizes|kontext|…`.
 
 All data are images of `tiny.characters`, so there are no downloads. A training prints its loss and writes it to
 `log.jsonl` in the folder of the weights. `docs/tiny.md` has the commands of the committed checkpoints.
 
-The editor starts from the generator, whose autoencoder and text encoders it keeps. The last teacher of both is
-unreliable, so that reinforcement learning can improve on it.
+The editor starts from the generator, whose autoencoder and text encoders it keeps, and then learns to draw a hero from
+references. The last teacher of all is unreliable, so that reinforcement learning can improve on it.
 
 Legend: B batch, P panels, N tokens, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -27,17 +29,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pacorl.io.documents import append_jsonl, read_json, write_json
+from pacorl.io.files import write_atomic
 from pacorl.models import twins
 from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
-from pacorl.models.policies.pipeline import pack
+from pacorl.models.policies.pipeline import pack, stitch
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.types import Conditioning, Grid, Size
+from tools.tiny.heroes import taught_heroes
 
 PANEL_SIZES = (32, 64)
 """Panels of 64 px and of 128 px grids."""
+STATE = "state.pt"
+"""What a stopped training goes on from."""
 GRID = Grid(2, 2)
 
 
@@ -87,6 +93,37 @@ class Stage:
         self.use_average()
         model.save_pretrained(out)
         torch._foreach_copy_([p.detach() for p in self.parameters], last)
+
+    def save(self, path: Path, *, first: int) -> None:
+        """Write all that a resumed stage needs; `first` is the number of steps before the stage."""
+        state = {
+            "first": first,
+            "step": self.step,
+            "parameters": [p.detach() for p in self.parameters],
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomic(path, buffer.getvalue())
+
+    def resume(self, path: Path, *, first: int) -> None:
+        """Go on from a file of `save`: one of an earlier stage is ignored, and one of a later stage ends this one."""
+        if not path.is_file():
+            return
+        state = torch.load(path, weights_only=True)
+        if state["first"] < first:
+            return
+        torch._foreach_copy_([p.detach() for p in self.parameters], state["parameters"])
+        torch._foreach_copy_(self.average, state["average"])
+        if state["first"] > first:
+            # The later stage, whose start is the average of this one, reads all of it again.
+            self.step = self.steps
+            return
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.step = state["step"]
 
     def use_average(self) -> None:
         """Replace the last weights by the averaged ones."""
@@ -196,44 +233,67 @@ class TrainingPhase(NamedTuple):
     """One phase of the generator's training."""
 
     steps: int
-    large_share: float  # share of the steps at 128 px
+    shares: Mapping[int, float]  # size of the panels → share of the steps
     redraw: float  # probability that the teacher redraws a kept attribute of a panel
+    lr: float = 2e-3
+    ema: float = 0.998
 
 
-WORDS = TrainingPhase(steps=1500, large_share=0.15, redraw=0.0)
+WORDS = TrainingPhase(steps=1500, shares={32: 0.85, 64: 0.15}, redraw=0.0)
 """First a faultless teacher, mostly at 64 px: words and images are matched early."""
-SETS = TrainingPhase(steps=2200, large_share=0.55, redraw=0.27)
+SETS = TrainingPhase(steps=2200, shares={32: 0.45, 64: 0.55}, redraw=0.27)
 """Then an unreliable teacher, at both sizes: the generator becomes capable, but inconsistent."""
-BATCH = {32: 32, 64: 12}
-"""Grid images per step by panel size; one of 128 px has four times the tokens."""
+SIZES = TrainingPhase(steps=1500, shares={24: 0.25, 32: 0.15, 48: 0.35, 64: 0.25}, redraw=0.27, lr=1.5e-3, ema=0.995)
+"""Last the sizes between, of grids of 48 and 96 px too."""
+BATCH = {24: 40, 32: 32, 48: 20, 64: 12}
+"""Grid images per step by panel size: about as many tokens in each."""
 
 
 def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
     """Train transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px."""
     torch.manual_seed(0)
-    rng = Random(0)
+    train_generator(tiny_flux(characters.vocabulary(), vae=vae), out, phases=(WORDS, SETS), share=share)
+
+
+def pretrain_sizes(out: Path, *, start: Path, share: float) -> None:
+    """Train the tiny FLUX in `start` further, on grid images of 48, 64, 96 and 128 px."""
+    pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
+    train_generator(pipeline, out, phases=(SIZES,), share=share)
+
+
+def train_generator(pipeline: FluxPipeline, out: Path, *, phases: Sequence[TrainingPhase], share: float) -> None:
+    """Train all but the autoencoder; a stopped training goes on from `out`/state.pt, to the same weights."""
     out.mkdir(parents=True, exist_ok=True)
-    # Models and cached latents.
-    pipeline = tiny_flux(characters.vocabulary(), vae=vae)
     # The autoencoder has no attention: a grid's latents are its panels' latents, and each panel is encoded once.
-    latents = {size: panel_latents(vae, size) for size in PANEL_SIZES}
+    sizes = sorted({size for phase in phases for size in phase.shares})
+    latents = {size: panel_latents(pipeline.vae, size) for size in sizes}
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
-    for phase in (WORDS, SETS):
+    done = 0
+    for phase in phases:
         steps = round(share * phase.steps)
-        teacher = imperfect_sets(rng, redraw=phase.redraw)
-        stage = Stage(modules, lr=2e-3, steps=steps, log=out / "log.jsonl", ema=0.998)
+        stage = Stage(modules, lr=phase.lr, steps=steps, log=out / "log.jsonl", ema=phase.ema)
+        stage.resume(out / STATE, first=done)
         while stage.step < steps:
-            size = PANEL_SIZES[rng.random() < phase.large_share]
-            texts, sets = zip(*(next(teacher) for _ in range(BATCH[size])), strict=True)
+            rng = seeded(done + stage.step)
+            (size,) = rng.choices(list(phase.shares), list(phase.shares.values()))
+            texts, sets = zip(*islice(imperfect_sets(rng, redraw=phase.redraw), BATCH[size]), strict=True)
             rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
             loss = generator_loss(pipeline, texts, pack(tile(latents[size][rows])))
             stage.update(loss, **{f"loss_{2 * size}px": loss.item()})
             # A training takes more than an hour: an interruption must not lose it all.
-            if stage.step % 300 == 0:
-                stage.save_average(pipeline, out)
+            if stage.step % 100 == 0:
+                stage.save(out / STATE, first=done)
         stage.use_average()
+        done += steps
     publish(pipeline.to(torch.float16), out)
+    (out / STATE).unlink(missing_ok=True)
+
+
+def seeded(step: int) -> Random:
+    """Seed torch and a generator of teachers by the step, so that a resumed training draws what it would have drawn."""
+    torch.manual_seed(step)
+    return Random(step)
 
 
 def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor) -> Tensor:
@@ -261,8 +321,8 @@ def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tens
         )[0]
         return predicted
 
-    # The same noise hides less of a larger image (arXiv 2403.03206, section 5.3.2): 128 px grids get more of it.
-    return flow_matching_loss(velocity, clean_BNC, shift=1.5 if side <= 8 else 3.0)
+    # The same noise hides less of a larger image (arXiv 2403.03206, section 5.3.2): larger grids get more of it.
+    return flow_matching_loss(velocity, clean_BNC, shift=1.5 * side / 8)
 
 
 def flow_matching_loss(velocity: Callable[[Tensor, Tensor], Tensor], clean_BNC: Tensor, *, shift: float) -> Tensor:
@@ -318,6 +378,82 @@ def taught_edits(rng: Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
                 spoilt[name] = rng.choice(VALUES[name])
 
         yield edit, replace(start, **spoilt)
+
+
+class HeroPhase(NamedTuple):
+    """One phase of the training with reference images."""
+
+    steps: int
+    redraw: float  # probability that the teacher redraws a trait of the hero
+    paste: float = 0.0  # probability that it copies a reference
+
+
+FAITHFUL = HeroPhase(steps=1200, redraw=0.0)
+"""First a faultless teacher: the editor learns where to look."""
+UNFAITHFUL = HeroPhase(steps=200, redraw=0.2, paste=0.15)
+"""Then an unreliable one, so that reinforcement learning can raise identity and must not paste."""
+RECALLED = UNRELIABLE._replace(spoil=0.3, ignore=0.04)
+HEROES = 24
+EDITS_KEPT = 8
+"""Heroes and edits of a step; the edits keep what the editor was able to do."""
+
+
+def pretrain_references(out: Path, *, start: Path, share: float) -> None:
+    """Train the tiny Kontext in `start` further, on heroes from stitched references among edits.
+
+    A stopped training goes on from `out`/state.pt, to the same weights.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    policy = KONTEXT.from_pretrained(start, dtype="float32", **TRAINED_WITH)
+    transformer = policy.pipeline.transformer
+    transformer.requires_grad_(True).train()  # the policy froze it
+    size = Size(PIXELS, PIXELS)
+
+    # Text encoders and VAE are frozen, so every text and panel is encoded once. References are shrunk once to the cell
+    # that three of them have, and stitched as the policy does.
+    panels = characters.all_panels()
+    index = {panel: number for number, panel in enumerate(panels)}
+    words = [*INSTRUCTIONS, *sorted({panel.scene_text for panel in panels})]
+    with torch.no_grad():
+        texts = dict(zip(words, policy.encoded_texts(words), strict=True))
+    tokens = pack(panel_latents(policy.pipeline.vae, PIXELS))
+    cell = Size(PIXELS // 2, PIXELS // 2)
+    cells = {panel: stitch([characters.draw(panel, 2 * PIXELS)], cell) for panel in panels}
+
+    done = 0
+    for phase in (FAITHFUL, UNFAITHFUL):
+        steps = round(share * phase.steps)
+        stage = Stage([transformer], lr=1.5e-3, steps=steps, log=out / "log.jsonl", ema=0.99)
+        stage.resume(out / STATE, first=done)
+        while stage.step < steps:
+            rng = seeded(done + stage.step)
+            tasks, heroes = zip(
+                *islice(taught_heroes(rng, redraw=phase.redraw, paste=phase.paste), HEROES), strict=True
+            )
+            edits, edited = zip(*islice(taught_edits(rng, RECALLED), EDITS_KEPT), strict=True)
+
+            stitched = []
+            for task in tasks:
+                stitched.append(stitch([cells[panel] for panel in task.references], size))
+            with torch.no_grad():
+                references = policy.encode_pixels(policy.pipeline.image_processor.preprocess(stitched))
+            sources = torch.cat([references, tokens[[index[edit.before] for edit in edits]]])
+            read = {}
+            for name in ("tokens", "pooled"):
+                asked = (*(task.text for task in tasks), *(edit.instruction for edit in edits))
+                read[name] = torch.cat([texts[text][name] for text in asked])
+
+            conditioning = Conditioning({**read, "source": sources})
+            velocity = partial(policy.velocity, conditioning=conditioning, size=size)
+            clean = tokens[[index[panel] for panel in (*heroes, *edited)]]
+            # Who the hero is is decided in much noise.
+            stage.update(flow_matching_loss(velocity, clean, shift=3.0))
+            if stage.step % 100 == 0:
+                stage.save(out / STATE, first=done)
+        stage.use_average()
+        done += steps
+    publish(policy.pipeline.to(torch.float16), out)
+    (out / STATE).unlink(missing_ok=True)
 
 
 def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:

@@ -84,6 +84,16 @@ class Panel:
         """The part of `text` that a set shares."""
         return f"{self.colour} {self.shape} hero, {self.hat}, {self.palette}"
 
+    @property
+    def scene_text(self) -> str:
+        """The panel for a generator with reference images of the hero, whose traits it does not name."""
+        return f"hero, {self.palette}, {self.pose}, {self.prop}."
+
+    def in_scene(self, text: str) -> Panel:
+        """Return this hero in the scene of a `scene_text`."""
+        _, palette, pose, prop = text.rstrip(".").split(", ")
+        return replace(self, palette=palette, pose=pose, prop=prop)
+
     @classmethod
     def parse(cls, text: str) -> Panel:
         """Invert `text`.
@@ -369,10 +379,14 @@ recognisable (`tests/tiny/test_characters.py` measures it)."""
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 
 
-@lru_cache(maxsize=1)  # over a second of drawing, which all oracles of a process share
-def _templates() -> NDArray[np.float32]:
+UNEVEN = (24, 48)
+"""Sizes of panels that are blurred on their way to TEMPLATE_SIZE: their templates are drawn at these sizes, too."""
+
+
+@lru_cache(maxsize=2)  # over a second of drawing, which all oracles of a process share
+def _templates(size: int = TEMPLATE_SIZE) -> NDArray[np.float32]:
     """Draw all panels: (5184, pixels), in the order of `all_panels`."""
-    return np.stack([_pixels(draw(panel, TEMPLATE_SIZE)) for panel in all_panels()])
+    return np.stack([_pixels(draw(panel, size)) for panel in all_panels()])
 
 
 class Oracle:
@@ -388,8 +402,11 @@ class Oracle:
 
     def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
         """Return the nearest template of each image and its distance."""
+        sizes = {image.width if image.width == image.height in UNEVEN else TEMPLATE_SIZE for image in images}
+        if len(sizes) > 1:
+            return [self.nearest([image])[0] for image in images]
         pixels = np.stack([_pixels(image) for image in images])
-        templates = _templates()
+        templates = _templates(*sizes)
         # |a − b|² = |a|² − 2ab + |b|², one matrix product instead of 5,184 differences of 3,072 numbers per image.
         # Clipped: in float32 the distance to an image's own template comes out below 0.
         squared = (pixels**2).sum(1)[:, None] - 2 * pixels @ templates.T + (templates**2).sum(1)[None, :]
