@@ -74,7 +74,9 @@ def test_an_editor_repairs_from_the_reference(panels: list[str]) -> None:
     instructions = [
         option for prop in ("boat", "ball", "lamp", "flag") for option in ("--text", f"Put a {prop} beside the hero.")
     ]
-    result = repair(*panels, *instructions, "--kind", "kontext", "--character", "hero", "--min", 0.5, "--json")
+    result = repair(
+        *panels, *instructions, "--kind", "kontext", "--character", "hero", "--min", 0.5, "--tries", 12, "--json"
+    )
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     (drawn,) = Oracle().read([open_image(document["panels"][3])])

@@ -1,12 +1,15 @@
 """What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from PIL import Image
 from tools.tiny.heroes import HERO_GRADES, grade_heroes, hero_tasks, write_heroes
+from tools.tiny.judge_report import Measured, measure_judge
 from tools.tiny.negatives import draw_negatives
 from tools.tiny.pretrain import PIXELS
 
@@ -16,7 +19,9 @@ from pacorl.core.sampler import Sampler
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.judge import local as judge_module
+from pacorl.judge.check import panel_scores
 from pacorl.judge.local import LocalJudge
+from pacorl.judge.score_set import score_set
 from pacorl.models.policies import flux as flux_module
 from pacorl.models.policies import kontext as kontext_module
 from pacorl.models.policies.flux import FLUX, FluxPolicy
@@ -30,6 +35,30 @@ from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
 
+FLOORS = {
+    "pairs of 16 px": 0.94,
+    "texts of 16 px": 0.95,
+    **{f"{kind} of {size} px": 0.97 for kind in ("pairs", "texts") for size in (24, 32, 48, 64)},
+    "pairs of two sizes": 0.97,
+    "criteria": 0.97,
+    "references": 0.95,
+    "pose and framing": 0.95,
+    "descriptions": 0.97,
+    "parts of texts": 0.85,
+    "single words": 0.65,
+    "texts of faulty panels": 0.9,
+    "criteria of mixed palettes": 0.95,
+    "mixed palettes": 0.96,
+    "defects: no hat": 0.92,
+    "defects: half a hat": 0.88,
+    "defects: a hole": 0.85,
+    "defects: a blob": 0.88,
+    "defects: a smear": 0.88,
+    "defects: a patch of noise": 0.95,
+    "defects: two heroes": 0.93,
+    "defects: another colour": 0.92,
+}
+"""Kind of `tools.tiny.judge_report` → least share of right answers, of 200."""
 FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE]
 
 
@@ -95,6 +124,46 @@ def test_the_judge_refuses_what_a_lost_policy_generates(judge: LocalJudge, polic
     lost = [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
     assert len(lost) > 40
     assert ask_junk(judge, lost) >= 0.95
+
+
+@pytest.fixture(scope="module")
+def measured(judge: LocalJudge, policy: FluxPolicy) -> dict[str, Measured]:
+    return {row.kind: row for row in measure_judge(judge, vae=policy.pipeline.vae, count=200)}
+
+
+@pytest.mark.parametrize("kind", FLOORS)
+def test_the_judge_knows_references_faults_and_every_size(measured: dict[str, Measured], kind: str) -> None:
+    assert measured[kind].right >= FLOORS[kind], measured[kind]
+
+
+def test_the_judge_finds_one_pink_sky_among_three_blue_ones(judge: LocalJudge) -> None:
+    """The sky and the sun are candy's and all else is the day's, in one of four panels."""
+    rng = Random(0)
+    found = []
+    for subject in rng.sample([kept for kept in characters.subjects_of("test") if kept[-1] == "day"], 10):
+        panels = characters.set_of(subject, 4, rng)
+        images = [characters.draw(panel, 64) for panel in panels]
+        wrong = rng.randrange(4)
+        sky = (0, 0, 64, 47)
+        images[wrong].paste(characters.draw(replace(panels[wrong], palette="candy"), 64).crop(sky), sky[:2])
+        scores = score_set(judge, images)
+        odd = scores.odd_one_out
+        found.append(odd is not None and odd.image == wrong and (panel_scores(scores)[wrong].score or 0) < 0.5)
+    assert np.mean(found) >= 0.9
+
+
+def test_the_judge_names_what_differs(judge: LocalJudge) -> None:
+    rng = Random(0)
+    named = []
+    for number in range(40):
+        first = rng.choice(characters.panels_of("test"))
+        name = characters.KEPT[number % 4]
+        second = characters.with_another(characters.set_of(first.kept, 1, rng)[0], name, rng)
+        text = judge.explain(
+            Question((characters.draw(first, 64), characters.draw(second, 64)), questions.consistent())
+        )
+        named.append(f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}." in text)
+    assert np.mean(named) >= 0.9
 
 
 @pytest.mark.parametrize("pixels", [64, pytest.param(128, marks=pytest.mark.campaign)])

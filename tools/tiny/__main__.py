@@ -106,6 +106,7 @@ def judge_second(
 def judge_report(
     judge: str = Argument("tiny", help="A judge's folder."),
     count: int = Option(400, help="Questions of each kind."),
+    kinds: list[str] = Option([], "--kind", help="Only this kind; may be repeated."),
 ) -> None:
     """How often a tiny judge is right, by kind of question, on held-out characters (minutes)."""
     from diffusers import AutoencoderKL
@@ -115,7 +116,7 @@ def judge_report(
     from tools.tiny.judge_report import measure_judge, table
 
     vae = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
-    typer.echo(table(measure_judge(LocalJudge.from_pretrained(judge), vae=vae, count=count)))
+    typer.echo(table(measure_judge(LocalJudge.from_pretrained(judge), vae=vae, count=count, kinds=kinds)))
 
 
 @app.command()

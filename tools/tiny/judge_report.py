@@ -20,7 +20,7 @@ from pacorl.core import questions
 from pacorl.judge.judge import Judge
 from pacorl.judge_training.loop import auc
 from pacorl.tiny import characters
-from pacorl.tiny.characters import VALUES, Panel
+from pacorl.tiny.characters import IDENTITY, KEPT, VALUES, Panel
 from pacorl.types import Question
 from tools.tiny import pretrain_judge as lessons
 from tools.tiny.defects import DEFECTS, OF_THE_PROP, SIZES, Defect, Mixed, draw_defects, draw_mixed
@@ -79,6 +79,9 @@ def measure_judge(judge: Judge, *, vae: AutoencoderKL, count: int, kinds: Sequen
     for draw in (draw_mixed, draw_defects):
         faulty += draw(600, split="test", rng=Random("report"), vae=vae)
 
+    unknown = sorted({*kinds} - {*every_kind(faulty)})
+    if unknown:
+        raise ValueError(f"there is no kind {unknown[0]!r} of question; there are {', '.join(every_kind(faulty))}")
     rows = []
     for kind, (make, sizes, chosen) in every_kind(faulty).items():
         if kinds and kind not in kinds:
@@ -100,6 +103,7 @@ def every_kind(faulty: Sequence[Mixed | Defect]) -> dict[str, tuple[Make, Sequen
         "references": (lessons._reference_example, SIZES, ()),
         "pose and framing": (lessons._pose_example, SIZES, ()),
         "parts of texts": (lessons._partial_text, SIZES, ()),
+        "descriptions": (description, SIZES, ()),
         "single words": (single_word, SIZES, ()),
         "texts of faulty panels": (lessons._faulty_text, SIZES, faulty),
         "criteria of mixed palettes": (lessons._faulty_criterion, SIZES, faulty),
@@ -123,6 +127,15 @@ def _beside_sound(make: Make, panel: Panel, pool: Sequence[Panel], rng: Random, 
     images = (bank.of(panel, rng), bank.of(lessons._new_scene(panel, rng), rng))
     question = rng.choice((questions.consistent(), questions.same_theme(lessons._theme(panel, rng))))
     return TrainingExample(images, question, "Yes.")
+
+
+def description(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+    """Ask whether a panel shows a character by its description, as the reward `reference` does."""
+    names = rng.choice((KEPT, IDENTITY, ("colour", "shape")))
+    shows = rng.random() < 0.5
+    looks = panel if shows else characters.redrawn_once(panel, rng, names=names)
+    text = questions.shows_text(lessons.described(looks, names, rng))
+    return TrainingExample((bank.of(panel, rng),), text, "Yes." if shows else "No.")
 
 
 def single_word(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:

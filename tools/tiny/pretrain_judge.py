@@ -45,6 +45,8 @@ CAPTION_REQUEST = "What does this image show?"
 CRITERIA = {name.lower(): text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
 """Kept attribute → its criterion."""
 BATCH = 32
+SOFTNESS = 0.25
+"""Largest share of noise in a reconstructed panel's latents, at which the oracle still reads every panel."""
 SAVED_EVERY = 100
 """Steps from one saved state to the next."""
 DECISION_SHARE = 0.5
@@ -95,7 +97,7 @@ class ImageBank:
         for size in sizes:
             images += to_images(panel_pixels(size))
             if size in LEGIBLE:
-                images += to_images(_reconstructed(vae, size))
+                images += to_images(_reconstructed(vae, size, noise=SOFTNESS if faulty else 0.0))
         if faulty:
             rng = Random(0)
             images += [worn(image, rng) for image in to_images(panel_pixels(sizes[-1]))]
@@ -137,9 +139,15 @@ class ImageBank:
 
 
 @torch.no_grad()
-def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
-    """Reconstruct every panel by the VAE, four to a grid like policies: (5184, 3, size, size)."""
+def _reconstructed(vae: AutoencoderKL, size: int, *, noise: float) -> Tensor:
+    """Reconstruct every panel by the VAE, four to a grid like policies: (5184, 3, size, size).
+
+    Args:
+        noise: largest share of noise in a grid's latents, which makes it as soft as a generator's.
+    """
     grids = tile(encode_panels(vae, panel_pixels(size)).unflatten(0, (-1, 4)))
+    shares = noise * torch.rand(len(grids), 1, 1, 1)
+    grids = torch.lerp(grids, torch.randn_like(grids) / vae.config.scaling_factor, shares)
     decoded = torch.cat([vae.decode(batch).sample for batch in grids.split(16)])
     return decoded.unfold(2, size, size).unfold(3, size, size).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, size, size)
 
@@ -605,7 +613,8 @@ def _begin(start: Path | None, bank_of: Callable[[Any], ImageBank], teach: Teach
     """Load model and processor, or create them, and prepare the images."""
     if start is not None:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
-        model.config.dtype = model.config.text_config.dtype = None  # it is stored in another
+        for config in (model.config, model.config.text_config, model.config.vision_config):
+            config.dtype = None  # it is stored in another
         processor = load_processor(start)
         return model, processor, bank_of(processor.image_processor)
 
