@@ -112,7 +112,17 @@ ALLOWED = {
         "a recording, in a folder that `claim_folder` checked",
     ),
     ("tools/tiny/edit_story.py", "run_edit_story"): (["Image.save"], "a picture of the story's own folder"),
+    ("tools/tiny/hero_story.py", "run_hero_story"): (["Image.save"], "a picture of the story's own folder"),
+    ("tools/tiny/pretrain.py", "Stage.save"): (["torch.save"], TO_MEMORY),
     ("tools/tiny/pretrain.py", "Stage.save_average"): (["save_pretrained"], "a checkpoint that the user asked for"),
+    ("tools/tiny/pretrain.py", "train_generator"): (
+        ["Image.save", "unlink"],
+        "`Stage.save`, by `write_atomic`, and the state of its finished training",
+    ),
+    ("tools/tiny/pretrain.py", "pretrain_references"): (
+        ["Image.save", "unlink"],
+        "`Stage.save`, by `write_atomic`, and the state of its finished training",
+    ),
     ("tools/tiny/pretrain.py", "publish"): (["save_pretrained"], "a checkpoint that the user asked for"),
     ("tools/tiny/pretrain.py", "pretrain_vae"): (["save_pretrained"], "a checkpoint that the user asked for"),
     ("tools/tiny/pretrain_judge.py", "pretrain_judge"): (
