@@ -98,7 +98,10 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     optimizer.step(loss)
     slope, bias = weight_2.tolist()
     if not slope > 0:
-        raise ValueError("the judge's P(Yes) is no higher for pairs labelled Yes than for pairs labelled No")
+        raise ValueError(
+            "the judge's P(Yes) is no higher for pairs labelled Yes than for pairs labelled No; check the labels, or "
+            "train the judge on such pairs"
+        )
     return Curve(1 / slope, bias)
 
 

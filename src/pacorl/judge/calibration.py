@@ -199,7 +199,10 @@ def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
     # Sorted, so that folds do not depend on the order of the pairs.
     names = sorted(set(groups))
     if len(names) < FOLDS:
-        raise ValueError(f"{len(names)} groups of pairs are too few for {FOLDS} folds; give more pairs")
+        raise ValueError(
+            f"{len(names)} groups of pairs are too few for {FOLDS} folds; give pairs of {FOLDS} prompts or more, in an "
+            "export by a larger --test-share"
+        )
     shuffled = np.random.default_rng(0).permutation(len(names))
     fold_of = {}
     for position, index in enumerate(shuffled):
