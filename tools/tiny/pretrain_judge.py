@@ -45,8 +45,6 @@ CAPTION_REQUEST = "What does this image show?"
 CRITERIA = {name.lower(): text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
 """Kept attribute → its criterion."""
 BATCH = 32
-SOFTNESS = 0.25
-"""Largest share of noise in a reconstructed panel's latents, at which the oracle still reads every panel."""
 SAVED_EVERY = 100
 """Steps from one saved state to the next."""
 DECISION_SHARE = 0.5
@@ -97,7 +95,7 @@ class ImageBank:
         for size in sizes:
             images += to_images(panel_pixels(size))
             if size in LEGIBLE:
-                images += to_images(_reconstructed(vae, size, noise=SOFTNESS if faulty else 0.0))
+                images += to_images(_reconstructed(vae, size))
         if faulty:
             rng = Random(0)
             images += [worn(image, rng) for image in to_images(panel_pixels(sizes[-1]))]
@@ -139,15 +137,9 @@ class ImageBank:
 
 
 @torch.no_grad()
-def _reconstructed(vae: AutoencoderKL, size: int, *, noise: float) -> Tensor:
-    """Reconstruct every panel by the VAE, four to a grid like policies: (5184, 3, size, size).
-
-    Args:
-        noise: largest share of noise in a grid's latents, which makes it as soft as a generator's.
-    """
+def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
+    """Reconstruct every panel by the VAE, four to a grid like policies: (5184, 3, size, size)."""
     grids = tile(encode_panels(vae, panel_pixels(size)).unflatten(0, (-1, 4)))
-    shares = noise * torch.rand(len(grids), 1, 1, 1)
-    grids = torch.lerp(grids, torch.randn_like(grids) / vae.config.scaling_factor, shares)
     decoded = torch.cat([vae.decode(batch).sample for batch in grids.split(16)])
     return decoded.unfold(2, size, size).unfold(3, size, size).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, size, size)
 
