@@ -122,6 +122,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/characters/hero", CHARACTER),
         Asked("POST", "/api/characters/hero/sheet", SHEET, status=422),
         Asked("POST", "/api/characters/hero/train", {"steps": 3, "resume": ""}, status=422),
+        Asked("POST", "/api/characters/hero/captions", {}, status=422),
         Asked("POST", "/api/characters/hero/stop"),
         Asked("DELETE", "/api/characters/nobody", status=404),
         Asked("GET", "/characters/hero/01.png", status=404),

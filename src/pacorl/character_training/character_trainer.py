@@ -99,6 +99,7 @@ class CharacterTrainer(LoraRun):
         self.resume = resume
         self.allow_changes = allow_changes
         self.total_steps = config.steps
+        """Optimizer steps of the run."""
         self.size = Size(*config.size)
         """Size of the training pictures."""
         self.pictures = read_pictures(config)

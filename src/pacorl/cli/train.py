@@ -319,8 +319,9 @@ def _caption_pictures(name: str, options: JudgeOptions) -> None:
     # The judge's weights go before the generator's come.
     with PacoReward.from_pretrained(options.judge, **options.judge_access) as reward:
         for picture in pictures:
-            write_atomic(picture.with_suffix(".txt"), describe_picture(picture, reward.judge))
-            echo(f"{picture.name}: {picture.with_suffix('.txt').read_text(encoding='utf-8')}")
+            caption = describe_picture(picture, reward.judge)
+            write_atomic(picture.with_suffix(".txt"), caption)
+            echo(f"{picture.name}: {caption}")
 
 
 def train_reward(

@@ -186,7 +186,7 @@ def test_streamed_weights_and_traffic_are_counted_by_phase() -> None:
 
 def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> None:
     rows = (Row("transformer", 30 * 2**30),)
-    assert [card.gigabytes for card in timed_cards(Plan(rows, (), (), "CPU", None), PAPER)] == [48, 80, 80]
+    assert [card.gigabytes for card in timed_cards(Plan(rows, (), (), "CPU", None), PAPER)] == [48, 80, 80, 141]
     assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), PAPER) == [H100]
     minutes = dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=())
     assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), minutes) == []
