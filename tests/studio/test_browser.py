@@ -351,7 +351,9 @@ def test_a_made_set_is_checked_in_one_step(page):
     answer = page.locator("#checkStrip figcaption, #judgeError:not([hidden])")
     playwright.expect(answer.first).to_be_visible(timeout=PATIENCE)
     if answer.count() != 4:
-        playwright.expect(page.locator("#judgeError")).to_contain_text("control")
+        playwright.expect(page.locator("#judgeError")).to_contain_text(
+            "cannot judge these images: the first image beside"
+        )
     assert len(page.locator("#judgeTexts").input_value().split("\n")) == 4
     assert page.locator("#judgeLayout").input_value() == "2x2"
 
