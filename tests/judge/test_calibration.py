@@ -175,7 +175,7 @@ def test_a_missing_answer_ends_a_calibration(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_error_of_the_tiny_judge_halves_on_held_out_pairs(tmp_path: Path) -> None:
     judge = LocalJudge.from_pretrained("tiny")
-    dev = ask_comparisons(judge, comparisons_from("tiny:dev:120", scratch=tmp_path))
-    test = ask_comparisons(judge, comparisons_from("tiny:test:120", scratch=tmp_path))
+    dev = ask_comparisons(judge, comparisons_from("tiny:dev:300", scratch=tmp_path))
+    test = ask_comparisons(judge, comparisons_from("tiny:test:300", scratch=tmp_path))
     before, after = test.errors(test.p_N, test.of(fit_calibration(dev, judge="tiny")))
     assert after.mean < before.mean / 2
