@@ -6,7 +6,11 @@ const wide = new ResizeObserver((seen) => {
 new MutationObserver(() => {
   // The theme gives every code block a nav without a name, beside one for the page: to a reader of landmarks, noise.
   for (const nav of document.querySelectorAll("nav.md-code__nav:not([role])")) nav.setAttribute("role", "none");
-  for (const nav of document.querySelectorAll(".md-nav .md-nav:not([role])")) nav.setAttribute("role", "group");
+  // Of the page's contents the whole is a landmark, not the part below each of its headings, of which two may be alike.
+  for (const nav of document.querySelectorAll(".md-nav--secondary .md-nav:not([role])")) {
+    nav.setAttribute("role", "none");
+    nav.removeAttribute("aria-label");
+  }
   for (const table of document.querySelectorAll(".md-typeset__scrollwrap:not([role])")) {
     table.setAttribute("role", "group");
     table.setAttribute("aria-label", "Table");
