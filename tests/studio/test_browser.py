@@ -46,7 +46,7 @@ def adapter(tmp_path_factory) -> Path:
     add_lora(transformer, rank=2, alpha=4, targets=LORA_TARGETS)
     generator = torch.Generator().manual_seed(0)
     state = {
-        name: torch.randn(value.shape, generator=generator) * 0.15 for name, value in adapter_state(transformer).items()
+        name: torch.randn(value.shape, generator=generator) * 0.05 for name, value in adapter_state(transformer).items()
     }
     folder = tmp_path_factory.mktemp("adapter")
     save_lora(folder, state, rank=2, alpha=4, targets=LORA_TARGETS)
@@ -347,13 +347,7 @@ def test_a_made_set_is_checked_in_one_step(page):
     page.keyboard.press("Control+Enter")
     made(page)
     page.locator("#checkMade").click()
-    # The gate answers for each panel, or refuses a set whose controls fail: this set is of a random adapter.
-    answer = page.locator("#checkStrip figcaption, #judgeError:not([hidden])")
-    playwright.expect(answer.first).to_be_visible(timeout=PATIENCE)
-    if answer.count() != 4:
-        playwright.expect(page.locator("#judgeError")).to_contain_text(
-            "cannot judge these images: the first image beside"
-        )
+    playwright.expect(page.locator("#checkStrip figcaption")).to_have_count(4, timeout=PATIENCE)
     assert len(page.locator("#judgeTexts").input_value().split("\n")) == 4
     assert page.locator("#judgeLayout").input_value() == "2x2"
 
