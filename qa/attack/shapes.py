@@ -172,7 +172,12 @@ def nulls(count: int) -> bytes:
 
 
 def inside(document: Any, value: bytes, draw: random.Random) -> bytes:
-    """The document with one value of its first level, or below one of them, replaced by a value in JSON."""
+    """The document with one value of its first level, or below one of them, replaced by a value in JSON.
+
+    An empty document is replaced as a whole.
+    """
+    if not document:
+        return value
     mark = "\x01"
     changed: Any = json.loads(json.dumps(document))
     section = changed
