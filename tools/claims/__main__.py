@@ -23,6 +23,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one tiny atom per claim in a temporary folder")
     parser.add_argument("--commit", action="store_true", help="commit each result alone")
     options = parser.parse_args(words)
+
+    # The page alone, the quick trial, or the missing runs.
     try:
         claims = read_claims(only=options.only)
         if options.action == "render":

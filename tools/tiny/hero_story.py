@@ -55,8 +55,11 @@ def grades_of(evaluation: Path, run: PolicyConfig) -> NDArray[np.float64]:
     prompts = {prompt.id: prompt for prompt in prompts_from(run.prompts.evaluation)}
     lines = sorted(read_jsonl(evaluation), key=lambda line: (line["prompt_id"], line["seed"]))
     images = [open_image(evaluation.parent / line["image"]) for line in lines]
-    graded = grade_heroes([prompts[line["prompt_id"]] for line in lines], images, oracle=Oracle())
-    table = np.array([[grades[name] for name in HERO_GRADES] for grades in graded])
+    shown = [prompts[line["prompt_id"]] for line in lines]
+    rows = []
+    for grades in grade_heroes(shown, images, oracle=Oracle()):
+        rows.append([grades[name] for name in HERO_GRADES])
+    table = np.array(rows)
     return table.reshape(-1, run.evaluation.samples_per_prompt, len(HERO_GRADES))
 
 
@@ -68,13 +71,18 @@ def changes(before_PSG: NDArray[np.float64], after_PSG: NDArray[np.float64]) -> 
     grades = {}
     for number, name in enumerate(HERO_GRADES):
         grades[name] = {
-            "before": before_PSG[..., number].mean(),
-            "after": after_PSG[..., number].mean(),
-            "change": change_PG[:, number].mean(),
-            "low": low[number],
-            "high": high[number],
+            "before": rounded(before_PSG[..., number].mean()),
+            "after": rounded(after_PSG[..., number].mean()),
+            "change": rounded(change_PG[:, number].mean()),
+            "low": rounded(low[number]),
+            "high": rounded(high[number]),
         }
-    return {name: {key: round(float(value), 4) for key, value in grade.items()} for name, grade in grades.items()}
+    return grades
+
+
+def rounded(figure: np.float64) -> float:
+    """Round a figure of the summary."""
+    return round(float(figure), 4)
 
 
 def holds(row: JsonObject) -> bool:

@@ -297,6 +297,7 @@ def edit_examples(bank: ImageBank, *, split: Split, rng: Random, captions: float
             shown = getattr(seen, edit.attribute)
             answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
 
+        # Now and then nothing can be seen in the second image.
         if rng.random() < 0.1:
             ask = rng.choice((questions.edit_kept, questions.edit_followed))
             images = (bank.of(edit.before, rng), bank.of_negative(rng))
@@ -462,10 +463,13 @@ def _partial_text(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageB
         unseen = tuple((getattr(panel, name), False) for name in names)
         return TrainingExample((bank.of_negative(rng),), question, "No. It shows nothing.", unseen)
 
+    # The text is of this panel, or differs from it in one attribute.
     text_of = panel
     if names and rng.random() < 0.45:
         text_of = with_another(panel, rng.choice(names), rng)
     text = described(text_of, names, rng)
+
+    # Each word and whether it is true, and the answer with the attributes that are wrong.
     words = []
     wrong = []
     for name in names:

@@ -254,6 +254,7 @@ class CharacterTrainer(LoraRun):
             self.losses = state["losses"]
             log_lines = state["log_lines"]
 
+        # The log ends where the checkpoint was written; later lines are made again.
         self.logbook = Logbook(config.out, trackers=config.trackers, axis="step", settings=settings)
         self.logbook.truncate(log_lines)
         self.logbook.note_changes(changes, epoch=self.epoch, step=self.step)

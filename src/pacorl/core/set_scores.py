@@ -107,10 +107,21 @@ def tied_groups(scores: Sequence[float | None]) -> list[list[int]]:
         Indices in groups: a group holds the best score that is left and all that tie with it, in ascending order.
         Missing scores come last, each a group of its own.
     """
-    left = sorted((score, -index) for index, score in enumerate(scores) if score is not None)
+    scored: list[tuple[float, int]] = []
+    missing: list[list[int]] = []
+    for index, score in enumerate(scores):
+        if score is None:
+            missing.append([index])
+        else:
+            scored.append((score, index))
+
     groups: list[list[int]] = []
-    while left:
-        best, _ = left[-1]
-        groups.append(sorted(-index for score, index in left if best - score < TIE))
-        left = [(score, index) for score, index in left if best - score >= TIE]
-    return [*groups, *([index] for index, score in enumerate(scores) if score is None)]
+    lead = 0.0
+    for score, index in sorted(scored, key=lambda entry: -entry[0]):
+        # A tie is with the best of a group, so that a chain of near scores is no tie.
+        if groups and lead - score < TIE:
+            groups[-1].append(index)
+        else:
+            lead = score
+            groups.append([index])
+    return [*map(sorted, groups), *missing]

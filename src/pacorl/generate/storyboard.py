@@ -253,6 +253,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Pro
         subject = next(iter(board.characters.values()), board.title)
         theme = ", ".join(filter(None, [subject, board.style]))
 
+    # A prompt per page; what is left over fills whole rows, or one.
     page = board.layout.count
     cols = board.layout.cols
     prompts = []

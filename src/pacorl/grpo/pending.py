@@ -98,7 +98,9 @@ class PendingEpoch:
         is_same = True
         for number, update_rows in enumerate(rows):
             update = unpacked(load_file(self._file(self.folder, number)), prompts)
-            drawn = list(chain(*(rollout.row_B for rollout in update.rollouts)))
+            drawn: list[int] = []
+            for rollout in update.rollouts:
+                drawn += rollout.row_B
             is_same = is_same and drawn == [row.number for row in update_rows]
             samples.append(update)
 
@@ -172,7 +174,8 @@ def _lines(ranks: Sequence[Mapping[str, Mapping[str, float | None]]]) -> list[di
     merged: dict[tuple[str, str], float | None] = {}
     for services in ranks:
         for name, answers in services.items():
-            merged |= {(name, question): answer for question, answer in answers.items()}
+            for question, answer in answers.items():
+                merged[name, question] = answer
     lines = []
     for (name, question), answer in sorted(merged.items()):
         lines.append({"service": name, "question": question, "answer": answer})

@@ -83,9 +83,11 @@ def draw_samples(draw: Draw, rows: Sequence[Row], into: Samples) -> Iterator[Rol
     Yields:
         Each batch of samples as soon as it is decoded.
     """
+    # The tree above the leaves.
     trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
 
+    # From the leaves to images, batch by batch.
     for batch in in_batches(rows, draw.batch):
         rollout = trunk.finish(batch, torch.stack([latents[row.number] for row in batch]))
         into.rollouts.append(rollout)

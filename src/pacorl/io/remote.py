@@ -128,6 +128,8 @@ def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> byte
             current = urljoin(current, answer.headers["location"])
         else:
             raise _FetchError(f"more than {MAX_REDIRECTS} redirects; give the image's own URL, {FILE_INSTEAD}")
+
+        # The last answer is the image.
         if answer.status != 200:
             raise _FetchError(f"the server answers {answer.status}; check the URL, {FILE_INSTEAD}")
         return answer.body

@@ -122,6 +122,8 @@ class Check:
                     "lowest_character": self.references[panel.group][0] if self.references else None,
                 }
             )
+
+        # The verdict first.
         return {
             "passed": self.passed,
             "least": self.least,

@@ -151,6 +151,7 @@ class Scores:
                     document[key] = getattr(pair, key)
             pairs.append(document)
 
+        # The document; a set without an odd one out has null there.
         return {
             "images": list(self.names),
             "questions": {question.label: question.text for question in self.questions},

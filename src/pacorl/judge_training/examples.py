@@ -67,9 +67,11 @@ def each_once(comparisons: Sequence[Comparison]) -> ComparisonDataset:
 
 def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
     """Build the evaluation set: each comparison, then each pair once more with its images exchanged."""
-    as_given = [OrderedComparison(comparison) for comparison in comparisons]
-    pairs = [comparison for comparison in comparisons if len(comparison.images) == 2]
-    return ComparisonDataset([*as_given, *(OrderedComparison(pair, swapped=True) for pair in pairs)])
+    rows = [OrderedComparison(comparison) for comparison in comparisons]
+    for comparison in comparisons:
+        if len(comparison.images) == 2:
+            rows.append(OrderedComparison(comparison, swapped=True))
+    return ComparisonDataset(rows)
 
 
 class Collator:
@@ -126,6 +128,8 @@ class Collator:
             content = [image if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
         else:
             content = [image] * len(comparison.images) + [{"type": "text", "text": question}]
+
+        # Each image's place in the chat is filled with as many tokens as it has.
         turns = [{"role": "user", "content": content}]
         text = chat_text(self.processor, turns)
         prompt, *pieces = text.split(self.processor.image_token)

@@ -213,6 +213,8 @@ def _trained_texts(run: Path) -> Iterator[str]:
         read, sources = _comparison_texts, list(data.get("train") or [])
     if not sources:
         raise ValueError(f"{run / 'config.yaml'} names neither prompts.train nor data.train; name a training run")
+
+    # A source that is gone would hide a leak.
     for source in sources:
         try:
             yield from read(str(source))

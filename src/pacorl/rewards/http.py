@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from PIL.Image import Image
@@ -92,14 +93,18 @@ class HttpScorer:
             async with free:
                 return await self._scores(prompts[batch], images[batch], key)
 
+        # A few requests at a time; the answers keep the order of the images.
         batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
-        return [score for answer in await asyncio.gather(*map(scores, batches)) for score in answer]
+        answers = await asyncio.gather(*map(scores, batches))
+        return list(chain(*answers))
 
     async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
         # On another thread: images are encoded while other answers come in.
         items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
         if self.answers is None:
             return await self._ask(prompts, items, key)
+
+        # Only what no answer is kept for, by a digest of the request.
         names = []
         for item in items:
             names.append(hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest())

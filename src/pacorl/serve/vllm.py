@@ -246,6 +246,8 @@ def _checked_rank(name: str, adapter: str) -> int:
         rank = int(read_object(folder / "adapter_config.json")["r"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter {name}: {folder} is no PEFT adapter ({error})") from None
+
+    # vLLM loads an adapter for the vision tower without an error, and does not apply it.
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         raise ValueError(f"{weights} is missing; only safetensors are served")
@@ -256,6 +258,8 @@ def _checked_rank(name: str, adapter: str) -> int:
             f"adapter {name} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
             "merge it into the checkpoint first"
         )
+
+    # vLLM reserves one of a few ranks.
     if rank > LORA_RANKS[-1]:
         raise ValueError(f"adapter {name} has rank {rank}; vLLM serves at most {LORA_RANKS[-1]}: merge it instead")
     return next(size for size in LORA_RANKS if size >= rank)

@@ -110,6 +110,7 @@ class Characters:
             gone = [self._picture(name, picture) for picture in dict.fromkeys(removed)]
             numbers = _free_numbers(folder, len(added))
 
+            # Nothing is written before everything is checked.
             write_atomic(folder / CARD, dump_yaml(card), mode=PRIVATE)
             for number, content in zip(numbers, added, strict=True):
                 write_atomic(folder / f"{number:02d}.png", content, mode=PRIVATE)
@@ -239,6 +240,8 @@ class Characters:
         """Describe a training: its progress, its measured pictures, and whether there is a LoRA."""
         steps = _request(folder).steps
         fault = self.trainer.fault(folder)
+
+        # What it has logged; a damaged log is a fault of the training.
         log = folder / "run" / "metrics.jsonl"
         lines = []
         try:
@@ -247,6 +250,8 @@ class Characters:
                 lines = typed(document, list[Progress])
         except (ValueError, OSError) as damage:
             fault = fault or str(damage)
+
+        # How far it is. A training that runs or waits outranks an earlier fault.
         done = max([line.step for line in lines], default=0)
         losses = [[line.step, line.held_out_loss] for line in lines if line.held_out_loss is not None]
         status = "done" if done >= steps else "stopped"

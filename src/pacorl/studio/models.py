@@ -475,6 +475,8 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
 
     recipe = image.recipe
     judged = image.judged
+
+    # The image stays on the server, under this name.
     name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"
     texts = recipe_texts(image, judge=judge)
     job.images[name] = png_bytes(image.image, texts)

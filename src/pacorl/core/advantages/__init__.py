@@ -238,6 +238,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
     }
     if not valid_B.any():
         return stats
+
+    # Of each reward, and of their combination.
     scores = table.score_RB[:, valid_B]
     group_B = table.group_B[valid_B]
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
@@ -249,6 +251,8 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
         }
     stats["advantage/zero_std_groups"] = zero_std_share(combined_B[valid_B], group_B)
     stats["advantage/group_std"] = float(group_std(combined_B[valid_B], group_B).mean())
+
+    # The first reward by each of the others.
     first, *further = zip(table.names, scores.mean(1).tolist(), strict=True)
     ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in further if mean}
     # The paper plots one ratio, that of its two rewards: the first by the second.

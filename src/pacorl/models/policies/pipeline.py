@@ -481,6 +481,8 @@ def by_layout(velocity: Velocity) -> Velocity:
                 f"FSDP2 and a batch of prompts{differ}: let sampling.batch and evaluation.batch divide the samples of "
                 "one prompt, or set them to 1"
             )
+
+        # One forward per part; the rows return to their order.
         velocities = []
         order: list[int] = []
         for rows, part in parts:
