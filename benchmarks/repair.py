@@ -81,7 +81,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--tries", type=int, default=12)
-    parser.add_argument("--min", type=float, default=0.9, help="threshold of the gate")
+    parser.add_argument("--min", type=float, default=0.5, help="threshold of the gate")
     parser.add_argument("--without-references", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
