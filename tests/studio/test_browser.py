@@ -329,7 +329,7 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     playwright.expect(page.locator("#judgeError")).to_contain_text("0 lines describe 4 images")
     page.locator("#judgeTexts").fill("\n".join(panel.text for panel in panels))
     page.locator("#tries").fill("20")
-    page.locator("#least").fill("0.5")
+    page.locator("#least").fill("0.9")
     page.locator("#repairNow").focus()
     page.keyboard.press("Enter")
     tries = page.locator("#tryStrip figcaption")
