@@ -40,7 +40,7 @@ setup: $(READY)  ## make .venv and install pacorl with its development tools
 quickstart: $(RUN)  ## the whole story on this machine: judge, train, compare, a page that shows it
 	$(BIN)/pacorl quickstart $(ARGS)
 
-tiny: $(RUN)  ## the tiny checkpoints again, under runs/tiny (about four CPU hours; ARGS="--share 0.01" tries it)
+tiny: $(RUN)  ## the tiny checkpoints again, under runs/tiny (about 4.6 CPU hours; ARGS="--share 0.01" tries it)
 	$(BIN)/python -m tools.tiny all $(ARGS)
 
 docs: $(READY)  ## the documentation site, in build/site; dead links and undocumented names fail
