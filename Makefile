@@ -137,7 +137,7 @@ $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV): a few minutes the first time …"
 	@$(BIN)/python .ci/torch_version.py >/dev/null || $(BIN)/pip install -q -c constraints.txt torch
 	@sed "s/^torch==.*/torch==$$($(BIN)/python .ci/torch_version.py)/" constraints.txt > $(PINS)
-	@$(BIN)/pip install -q -c $(PINS) -e .
+	@$(BIN)/pip install -q -c $(PINS) -e '.[serve,data]'
 	@touch $@
 
 $(READY): $(RUN)

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
+from pacorl.io.versions import install_command
 from pacorl.judge.http.endpoints import load_endpoints
 from pacorl.models.twins import tiny_judge
 from pacorl.serve import builtin, vllm
@@ -143,7 +144,7 @@ def test_an_extra_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ValueError)
-    assert str(result.exception) == f"{what} needs uvicorn: pip install 'pacorl[{extra}]'"
+    assert str(result.exception) == f"{what} needs uvicorn: {install_command(extra)}"
 
 
 def test_a_folder_without_a_dataset_is_left_as_it_is(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class CharacterConfig(LoraConfig):
     keep_checkpoints: Positive = 3
     """Number of newest checkpoints to keep, besides the best."""
     trackers: tuple[TrackerName, ...] = ()
-    """Trackers of curves, in addition to report.html; the services need `pip install 'pacorl[trackers]'`."""
+    """Trackers of curves, in addition to report.html; the services need the extra `trackers`."""
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width of the training images."""

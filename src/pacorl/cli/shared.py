@@ -10,6 +10,8 @@ A parameter whose type is a group becomes the flags of its fields; the command g
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -24,6 +26,7 @@ from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
 from pacorl.io.terminal import printable, printable_json
+from pacorl.io.versions import install_command
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
@@ -80,13 +83,18 @@ class Commands(typer.Typer):
         return lambda command: register(with_options(command))
 
 
+def program() -> str:
+    """Return the command by which this shell finds pacorl."""
+    return "pacorl" if shutil.which("pacorl") else sys.argv[0]
+
+
 @contextmanager
 def needing(extra: str, *, what: str) -> Iterator[None]:
     """Replace a failed import by a ValueError with the extra to install for `what`."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(f"{what} needs {error.name}: pip install 'pacorl[{extra}]'") from None
+        raise ValueError(f"{what} needs {error.name}: {install_command(extra)}") from None
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typer import Argument, Exit, Option
 from typer.core import TyperCommand
 
-from pacorl.cli.shared import echo, echo_errors, echo_json
+from pacorl.cli.shared import echo, echo_errors, echo_json, program
 from pacorl.config.options import JudgeOptions, inherited, option
 from pacorl.types import TINY
 
@@ -415,7 +415,8 @@ def quickstart(
     use_cores()
     # Train judge and generator, and print the verdict.
     page, verdict = run_quickstart(config, say=echo)
-    echo("\n".join([*verdict, f"page: {page}"]))
+    following = f"{program()} studio --adapter {config.out / 'adapter'} --open"
+    echo("\n".join([*verdict, f"page: {page}", f"next, in a browser: {following}"]))
 
 
 def report(

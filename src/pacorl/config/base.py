@@ -41,7 +41,7 @@ SHOWN = 300
 SHOWN_FAULTS = 3
 """Largest number of faults in a message."""
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
-"""Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+"""Where curves are watched beside report.html; the services need the extra `trackers`."""
 
 
 class ConfigError(ValueError):

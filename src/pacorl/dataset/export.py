@@ -31,6 +31,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
+from pacorl.io.versions import install_command
 from pacorl.records.comparisons import save_comparisons, save_sharegpt
 from pacorl.types import Comparison
 
@@ -170,7 +171,7 @@ def write_parquet(export: Export) -> list[Path]:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
-        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+        raise ValueError(f"parquet files need pyarrow; install it with `{install_command('data')}`") from None
     # Rows in groups: all images of a split would fill the memory.
     schema = _parquet_schema(pa)
 

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.io.versions import install_command
+
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 Indices = NDArray[np.int64]
@@ -73,7 +75,7 @@ def _search_index(vectors_NC: Vectors, seed: int) -> Any:
     try:
         import faiss
     except ImportError:
-        raise ValueError("diversify needs faiss; install it with `pip install 'pacorl[data]'`") from None
+        raise ValueError(f"diversify needs faiss; install it with `{install_command('data')}`") from None
     size, width = vectors_NC.shape
     exact = faiss.IndexFlatIP(width)
     if size <= EXACT_UP_TO:

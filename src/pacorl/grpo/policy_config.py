@@ -246,7 +246,7 @@ class PolicyConfig(LoraConfig):
     """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
     times the rate. It acts with `model.dtype: bfloat16` alone, where it changes no log-probability."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
-    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+    """Where curves are watched beside report.html; the services need the extra `trackers`."""
 
     memory: Literal["normal", "low", "lowest"] = "normal"
     """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pacorl.io.versions import install_command
+
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
@@ -19,7 +21,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
-        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+        raise ValueError(f"parquet files need pyarrow; install it with `{install_command('data')}`") from None
     if not path.is_file():  # of a pipe Arrow would wait for the end
         raise ValueError(f"{path}: not a file")
     try:

@@ -1,10 +1,12 @@
-"""Versions of installed packages."""
+"""Versions of installed packages, and how to install more."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from urllib.parse import unquote, urlsplit
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -16,3 +18,19 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:  # run from a source tree, or of an extra
             installed[package] = "not installed"
     return installed
+
+
+def install_command(extra: str) -> str:
+    """Return the pip command that adds an extra of pacorl, from the folder or file that pacorl was installed from."""
+    try:
+        # What pip notes of an installation that is not from an index (PEP 610).
+        noted = distribution("pacorl").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return f"pip install -e '.[{extra}]', in the folder of pacorl's source"
+    origin = json.loads(noted) if noted else {}
+    source = urlsplit(origin.get("url", ""))
+    if source.scheme != "file":
+        return f"pip install 'pacorl[{extra}]'"
+
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}'{unquote(source.path)}[{extra}]'"

@@ -185,7 +185,7 @@ class InProcessOptions(BackendOptions):
     """Type of the weights."""
     quantize: Quantization = NONE
     """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
-    `pip install 'pacorl[nf4]'`."""
+    the extra `nf4`."""
     stream: bool = False
     """Whether the weights of the model's blocks stay in main memory, and are sent to the device layer by layer in each
     forward."""

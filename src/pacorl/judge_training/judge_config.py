@@ -115,7 +115,7 @@ class JudgeConfig(Section):
     merge: bool = False
     """Whether to save merged weights too, which vLLM serves without an adapter."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
-    """Trackers of curves, in addition to report.html; the services need `pip install 'pacorl[trackers]'`."""
+    """Trackers of curves, in addition to report.html; the services need the extra `trackers`."""
 
     model: RewardModelConfig = RewardModelConfig()
     tuning: RewardTuningConfig = RewardTuningConfig()

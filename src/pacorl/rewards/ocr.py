@@ -1,6 +1,6 @@
 """Words in images as a reward: does each panel bear the text that its description quotes?
 
-pip install 'pacorl[ocr]'        RapidOCR, which brings its models; or a `tesseract` program on the PATH
+It needs the extra `ocr`, RapidOCR with its models, or a `tesseract` program on the PATH.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from PIL.Image import Image
 
 from pacorl.core.grid import QUOTED, split
 from pacorl.io.images import png_bytes
+from pacorl.io.versions import install_command
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
@@ -105,7 +106,7 @@ def _rapidocr(language: str) -> Reader:
     try:
         from rapidocr import RapidOCR  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ImportError(f"RapidOCR is not installed ({error}): `pip install 'pacorl[ocr]'`") from None
+        raise ImportError(f"RapidOCR is not installed ({error}): `{install_command('ocr')}`") from None
     import numpy as np
 
     engine = RapidOCR(params={"Global.log_level": "error"})

@@ -23,6 +23,7 @@ from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.io.terminal import print_line, printable
+from pacorl.io.versions import install_command
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -212,7 +213,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise ValueError(
-                f"trackers: the package {name} is not installed; `pip install 'pacorl[trackers]'`, or leave {name} out"
+                f"trackers: the package {name} is not installed; `{install_command('trackers')}`, or leave {name} out"
             )
 
 

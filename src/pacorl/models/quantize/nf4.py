@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.io.quiet import quiet
+from pacorl.io.versions import install_command
 from pacorl.models.quantize import Quantizer
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ TYPE = "nf4"
 def check() -> None:
     """Raise ValueError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError("quantize nf4 needs bitsandbytes: pip install 'pacorl[nf4]'; or take int8 or fp8")
+        raise ValueError(f"quantize nf4 needs bitsandbytes: {install_command('nf4')}; or take int8 or fp8")
 
 
 @cache
