@@ -104,7 +104,8 @@ def draw_edits(run: PolicyConfig) -> Image.Image:
     # The rows of images.
     prompts = prompts_from(run.prompts.evaluation, limit=None)[:SHOWN]
     samples = run.out / "samples"
-    rows = {"source": [open_image((*prompt.sources, *prompt.references)[0]) for prompt in prompts]}
+    given = "source" if prompts[0].sources else "reference"
+    rows = {given: [open_image((*prompt.sources, *prompt.references)[0]) for prompt in prompts]}
     evaluations = sorted(samples.glob("evaluation-*.jsonl"))
     for name, file in (("before", evaluations[0]), ("after", evaluations[-1])):
         # Each source is edited more than once; reversed, so that the first of a prompt's images stays.
