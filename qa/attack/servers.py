@@ -348,7 +348,9 @@ def hostile(server: Running, draw: random.Random) -> tuple[str, bytes]:
 
 def _value(server: Running, asked: Asked, draw: random.Random) -> bytes:
     changed = mutant(asked.body, draw)
-    if "request" in changed and draw.random() < 0.5:  # else all but the first are repeated
+    if (
+        isinstance(changed, dict) and "request" in changed and draw.random() < 0.5
+    ):  # else all but the first are repeated
         changed["request"] = f"request-{draw.random()}"
     return built(server, asked, body=json.dumps(changed).encode())
 
