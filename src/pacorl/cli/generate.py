@@ -512,13 +512,14 @@ def _deliver(
 ) -> None:
     """Save the images and their pages, and print their paths."""
     from pacorl.generate import generated_images
+    from pacorl.judge.scores import UNCALIBRATED
 
     # Files.
     judge = reward.name if reward else ""
-    notes = []
-    for note in (model.note, reward.note if reward else ""):
-        if note:
-            notes.append(note)
+    remarks = [model.note]
+    if reward:
+        remarks += [reward.note, UNCALIBRATED]
+    notes = list(filter(None, remarks))
 
     # Images come first: the page embeds the saved files.
     saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")
