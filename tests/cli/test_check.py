@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -81,7 +82,9 @@ def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "ECE, cross-validated: 0." in result.stdout
     assert read_calibration(out) is not None
-    assert 'class="reliability"' in page.read_text()
+    text = page.read_text()
+    assert 'class="reliability"' in text
+    assert re.search(r"after: P\(Yes\) [\d.]+, share of Yes [\d.]+ \([\d.]+ to [\d.]+\), \d+ pairs", text)
 
 
 @pytest.mark.slow

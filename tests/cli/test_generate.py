@@ -105,10 +105,11 @@ def test_sets_with_scores_page_and_json(tmp_path):
     assert len(made[0]["pairs"]) == 4
     assert document["judge"] == "tiny"
     assert any("tiny world" in note for note in document["notes"])
+    assert any("uncalibrated" in note for note in document["notes"])
     with Image.open(made[0]["file"]) as grid:
         assert (grid.size, grid.info["seed"]) == ((64, 64), str(made[0]["seed"]))
     assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
-    assert (tmp_path / "page.html").is_file()
+    assert "uncalibrated" in (tmp_path / "page.html").read_text()
     assert (tmp_path / "sets.pdf").is_file()
     # The same words, the same bytes.
     before = Path(made[0]["file"]).read_bytes()

@@ -71,6 +71,7 @@ async def _use_tools(root: Path) -> None:
         assert (await call("odd_one_out", images=IMAGES))["lowest_panel"]["image"] == "4.png"
         ranked = await call("rank", reference="1.png", candidates=IMAGES[1:])
         assert ranked["ranked"][-1]["image"] == "4.png", ranked["ranked"]
+        assert ranked["calibrated"] is False
         repaired = await call("repair", images=IMAGES, out="repaired", least=0.5, characters=["hero"], tries=12)
         assert repaired["passed"]
         assert {path.name for path in (root / "repaired").glob("panel-*.png")} == {

@@ -9,7 +9,8 @@ import yaml
 
 from pacorl import prompt_from
 from pacorl.core.grid import panel_texts
-from pacorl.generate.panels import read_request, write_panels
+from pacorl.generate.panels import read_request, single_image_note, write_panels
+from pacorl.types import Grid
 
 EXAMPLES = yaml.safe_load((Path(__file__).parents[2] / "examples" / "sentences.yaml").read_text("utf-8"))
 THE_DENTIST = "Generate four images depicting the same dentist in scrubs in various medical scenarios"
@@ -76,11 +77,57 @@ def test_progress_without_a_list_is_told_in_stages():
         ("a four-panel comic of a fox", 4),
         ("multiple images of a fox", 4),
         ("Images of a fox", 4),
+        ("I'd like to have three pictures of a fox, please", 3),
+        ("Could you please draw me five sketches of a fox?", 5),
+        ("a pair of photos of a fox", 2),
+        ("I want a dozen images of a fox", 12),
     ],
 )
 def test_numbers_in_words_and_digits(text, count):
     assert len(set(write_panels(text).panels)) == count
     assert len(write_panels(text, count=5).panels) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("Generate four different images of a fox.", "a fox"),
+        ("multiple coherent photos of a fox", "a fox"),
+        ("Create a 4-image set of a fox", "a fox"),
+        ("Draw me a fox in four stages", "a fox"),
+        ("a recipe in 5 steps with pictures", "a recipe with pictures"),
+        ("Can you make three images of a fox?", "a fox"),
+        ("Pictures: a fox running, a fox sleeping", "a fox running, a fox sleeping"),
+    ],
+)
+def test_words_about_the_set_stay_out_of_the_subject(text, subject):
+    assert write_panels(text).theme == subject
+
+
+@pytest.mark.parametrize(
+    ("text", "mention"),
+    [
+        ("A fox in the snow. Make four images.", "four images"),
+        ("a storyboard of a dentist's day", "storyboard"),
+        ("portraits of one woman at different ages", "portraits"),
+        ("the same fox in four different poses", "in four different poses"),
+        ("a 2x2 grid of a fox", "2x2"),
+        ("a wall with four pictures", "four pictures"),
+    ],
+)
+def test_a_text_that_only_mentions_several_images_never_makes_one_in_silence(text, mention, caplog):
+    assert read_request(text) is None
+    assert prompt_from("some/model", theme=text).grid.count == 1
+    assert f"'{mention}' may ask for several images" in caplog.text
+
+    caplog.clear()
+    prompt_from("some/model", theme=text, grid=Grid(1, 1))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("text", ["a photo of two cats", "a woman on the steps", "one image of a fox", THE_DENTIST])
+def test_other_texts_have_no_such_note(text):
+    assert single_image_note(text) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from judges import Grey, grey
 from PIL import Image
 
+from pacorl.core.grid import split
 from pacorl.generate.generator import Generator
 from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
-from pacorl.io.images import png_bytes, png_texts
+from pacorl.io.images import open_image, png_bytes, png_texts
 from pacorl.judge.check import Check, ControlError, check_set
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
@@ -99,7 +100,9 @@ def repaired(tmp_path: Path) -> tuple[Path, Repair, dict[str, Any]]:
 def test_every_try_is_kept_with_its_verdict_and_shown(repaired: tuple[Path, Repair, dict[str, Any]]) -> None:
     out, repair, document = repaired
     names = ["try-1-panel-4.png", "try-2-panel-4.png", *(f"panel-{number}.png" for number in range(1, 5))]
-    assert {path.name for path in out.iterdir()} == {*names, "repair.html", "repair.json"}
+    assert {path.name for path in out.iterdir()} == {*names, "set.png", "repair.html", "repair.json"}
+    cells = split(open_image(out / "set.png"), Grid(2, 2))
+    assert [cell.tobytes() for cell in cells] == [panel.tobytes() for panel in repair.images]
     assert [png_texts(out / name)["verdict"] for name in names[:2]] == ["0.0000, rejected", "0.9900, accepted"]
     assert json.loads((out / "repair.json").read_text()) == document
     assert [entry["image"] for entry in document["tries"]] == [str(out / name) for name in names[:2]]
@@ -145,8 +148,17 @@ def test_the_tiny_generator_draws_a_panel_in_every_cell() -> None:
     assert prompt.panels == (TEXT,) * 4
     with pytest.raises(ValueError, match="unknown words"):
         panel_prompt("tiny", "a dentist")
-    with pytest.raises(ValueError, match="the tiny editor has no instruction"):
-        panel_prompt("tiny", TEXT, kind="kontext", references=[Path("a.png")])
+
+
+def test_the_tiny_editor_draws_from_references_what_is_no_instruction() -> None:
+    references = tuple(Path(f"{number}.png") for number in range(9))
+    prompt = panel_prompt("tiny", TEXT, theme="a hero", kind="kontext", references=references)
+    assert (prompt.text, prompt.panels, prompt.sources) == ("hero, night, waving, flag.", (TEXT,), ())
+    assert prompt.references == references[:4]
+    edit = panel_prompt("tiny", "Put a boat beside the hero.", kind="kontext", references=references)
+    assert (edit.sources, edit.references) == (references[:1], ())
+    with pytest.raises(ValueError, match="the panel has unknown words, 'dentist'"):
+        panel_prompt("tiny", "a dentist", kind="kontext", references=references)
 
 
 @pytest.mark.slow

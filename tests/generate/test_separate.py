@@ -19,7 +19,7 @@ from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN, tiny_klein
-from pacorl.tiny.characters import vocabulary
+from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
 SIZE = Size(32, 48)
@@ -111,6 +111,41 @@ def test_a_storyboard_s_panels_have_the_size_of_an_image(generator: Generator) -
     assert (first.image.size, second.image.size) == ((96, 64), (96, 32))
 
 
+@pytest.mark.slow
+def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path) -> None:
+    """A sentence, six panels, and the images of a character: each panel is what the editor draws of its scene alone."""
+    card = "description: a yellow tall hero\nkeep: {outfit: crown, palette: sunset}\n"
+    (tmp_path / "card.yaml").write_text(card)
+    for number, scene in enumerate((("waving", "lamp"), ("jumping", "flag"), ("standing", "house")), 1):
+        draw(Panel("yellow", "tall", "crown", "sunset", *scene), 64).save(tmp_path / f"{number}.png")
+    sentence = (
+        "Six images: standing by a flag, waving by a boat, jumping by a tree, standing by a lamp, waving by a house "
+        "and jumping by a ball"
+    )
+    words = [
+        "generate",
+        sentence,
+        "--character",
+        tmp_path,
+        "--kind",
+        "kontext",
+        "--separate",
+        "--out",
+        tmp_path / "out",
+    ]
+    result = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+    page = open_image(tmp_path / "out" / "set-1.png")
+    assert page.size == (96, 64)
+    (alone,) = Generator.from_pretrained("tiny", kind="kontext").sample(
+        Prompt(0, "hero, sunset, waving, boat.", references=tuple(sorted(tmp_path.glob("?.png")))), seeds=1
+    )
+    assert alone.tobytes() == split(page, Grid(2, 3))[1].tobytes()
+    drawn = Oracle().read(split(page, Grid(2, 3)))
+    assert [panel.palette for panel in drawn if panel] == ["sunset"] * 6
+
+
 def test_refusals(generator: Generator, prompt: Prompt) -> None:
     with pytest.raises(ValueError, match=r"^previous gives a panel the image before it; it goes with separate=True"):
         generate_sets(generator, prompt, previous=True)
@@ -126,7 +161,11 @@ def test_refusals(generator: Generator, prompt: Prompt) -> None:
     ("options", "fault"),
     [
         (["--previous"], "--previous gives a panel the image before it; it goes with --separate"),
-        (["--separate"], "the tiny generator draws whole sets; leave out separate, or name a real model"),
+        (["--separate"], "the tiny generator draws whole sets; leave out separate, or take the kind kontext"),
+        (
+            ["--separate", "--kind=kontext"],
+            "tiny edits images, and there is none; give one with --image, or characters",
+        ),
     ],
 )
 def test_the_command_refuses_before_weights_load(options: list[str], fault: str, tmp_path: Path) -> None:

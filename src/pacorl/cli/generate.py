@@ -250,7 +250,7 @@ def read_request(options: RequestOptions, model: str, *, kind: str = "") -> Gene
 
         board = read_storyboard(options.storyboard)
         limit = _max_references(board, model, kind)
-        prompts = pages(board, model, max_references=limit)
+        prompts = pages(board, model, max_references=limit, separate=options.separate)
         return GenerationRequest(board.title, prompts, board, shown_panels(options, board))
     # A prompt may need a writer, whose panels become a storyboard.
     written = written_storyboard(options) if options.prompt else None
@@ -281,7 +281,8 @@ def _prompt(options: RequestOptions, model: str, kind: str, board: Storyboard | 
 
     if options.prompt:
         if board:
-            return board_prompt(board, model, max_references=_max_references(board, model, kind))
+            limit = _max_references(board, model, kind)
+            return board_prompt(board, model, max_references=limit, separate=options.separate)
         grid = parse_layout(options.layout) if options.layout else None
         return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
     for path in options.images:
@@ -512,13 +513,14 @@ def _deliver(
 ) -> None:
     """Save the images and their pages, and print their paths."""
     from pacorl.generate import generated_images
+    from pacorl.judge.scores import UNCALIBRATED
 
     # Files.
     judge = reward.name if reward else ""
-    notes = []
-    for note in (model.note, reward.note if reward else ""):
-        if note:
-            notes.append(note)
+    remarks = [model.note]
+    if reward:
+        remarks += [reward.note, UNCALIBRATED]
+    notes = list(filter(None, remarks))
 
     # Images come first: the page embeds the saved files.
     saved = generated_images.save(images, output.out, judge=judge, stem="page" if request.board else "")

@@ -182,7 +182,7 @@ class Toolbox:
         scores = self._scores([reference, *candidates], theme, ranking=True)
         ranked = [{"image": scores.names[pair.second], "p_yes": pair.p_yes} for pair in scores.ranked]
         missing = {scores.names[pair.second]: pair.error for pair in scores.missing}
-        return {"ranked": ranked, "missing": missing}
+        return {"ranked": ranked, "missing": missing, "calibrated": scores.calibrated}
 
     def repair(
         self,

@@ -9,7 +9,7 @@ from math import isqrt
 from pathlib import Path
 
 from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts
-from pacorl.generate.panels import read_request, write_panels
+from pacorl.generate.panels import read_request, single_image_note, write_panels
 from pacorl.io.documents import read_jsonl
 from pacorl.models.policies import tiny_spec
 from pacorl.records.prompts import load_prompts, text_prompt
@@ -33,7 +33,8 @@ def prompt_from(
 
     Args:
         theme: the panels' common theme. A text with panel tags is used unchanged. Without `panels`, the template writer
-            (`generate.panels`) writes the panels of a sentence that requests several images.
+            (`generate.panels`) writes the panels of a sentence that requests several images. A text that only mentions
+            several makes one image, with a warning.
         grid: the layout; by default the squarest that fits.
         number: the prompt's id.
 
@@ -60,6 +61,9 @@ def prompt_from(
         if not theme.strip():
             raise ValueError("the prompt is empty; say what to generate")
         prompt = text_prompt(theme, grid=grid)
+        note = "" if grid else single_image_note(theme)
+        if note:
+            logger.warning("%s: %s", theme[:60], note)
         # Words, size and references, before any weights load.
         check_for(model, prompt)
     return replace(prompt, id=number, criteria=criteria or prompt.criteria)

@@ -17,12 +17,10 @@ from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampler import Sampler
 from pacorl.generate.compose import prompt_from
-from pacorl.generate.panels import read_request
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.rollout import sample_images
 from pacorl.models.lora.adapters import adapter_names, adapter_off, load_lora, lora_scaled
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of, model_section
-from pacorl.records.prompts import text_prompt
 from pacorl.runtime.turns import Turns
 from pacorl.types import TINY, Prompt, Size
 
@@ -241,12 +239,8 @@ class Generator:
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, Prompt):
                 converted.append(prompt)
-            elif read_request(prompt):
-                converted.append(prompt_from(self.model, theme=prompt, number=number))
             else:
-                converted.append(text_prompt(prompt, number))
-                if self._tiny:
-                    self._tiny.check(converted[-1])
+                converted.append(prompt_from(self.model, theme=prompt, number=number))
         return converted
 
     def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:

@@ -25,8 +25,10 @@ DEFAULT_COUNT = 4
 MAX_COUNT = 16
 NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
+AMOUNTS = {"pair": 2, "couple": 2, "trio": 3, "quartet": 4, "dozen": 12}
+"""Nouns of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +99,24 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
 # --- reading a request -----------------------------------------------------------------------------------------
 
 COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS[1:])})"
-VERB = r"(?:(?:please|generate|create|make|draw|paint|design|produce|show|render|illustrate|give|me|us)\s+){0,4}"
+VERB = (
+    r"(?:(?:please|can|could|would|will|you|i|i['’]d|we|let['’]s|like|love|want|need|to|see|have|get|generate|create|make|"
+    r"draw|paint|design|produce|show|render|illustrate|give|me|us)[\s,]+){0,9}"
+)
+"""`Could you please draw me`, `I'd like to have`."""
 SEVERAL = r"(?:multiple|several|various|different|many|some|a\s+few)"
 COLLECTION = r"(?:an?\s+)?(?:[\w-]+\s+){0,2}(?:set|series|sequence|collection|sheet|storyboard|strip|comic)\s+of\s+"
 GAP = r"(?P<adjectives>(?:(?!(?:of|in|on|at|with|for|and|the|an?)\b)[\w'’-]+\s+){0,4}?)"
-UNIT = (
-    r"(?P<unit>image|picture|panel|photo|photograph|shot|scene|frame|still|view|variation|version|drawing|illustration|"
-    r"painting|sketch|portrait|poster|page|card|sign|display|mockup|logo|icon|sticker|menu|stage|step|phase|part|slide|"
-    r"render|design|banner|cover|label)"
+VIEW = "image|picture|pic|panel|photo|photograph|shot|scene|frame|still|view|variation|version"
+GENERAL = rf"{VIEW}|stage|step|phase|part"
+"""Nouns that do not describe a panel: "four images of a fox" shows foxes, "four menus of a café" shows menus."""
+PICTURE = rf"{VIEW}|drawing|illustration|painting|sketch|portrait|poster|mockup|logo|icon|sticker|render|banner"
+UNIT = rf"(?P<unit>{GENERAL}|{PICTURE}|page|card|sign|display|menu|slide|design|cover|label)"
+AMOUNT = rf"(?:an?\s+)?(?P<amount>{'|'.join(AMOUNTS)})(?:\s+of)?"
+LEADING = re.compile(
+    rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?(?:{COUNT}|{SEVERAL}|{AMOUNT})\s+{GAP}{UNIT}(?:e?s)\b", re.I
 )
-LEADING = re.compile(rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?:the\s+)?(?:{COUNT}|{SEVERAL})\s+{GAP}{UNIT}s\b", re.I)
-"""`Generate four café menu displays`, `a series of 3 photos`, `several images`."""
+"""`Generate four café menu displays`, `a series of 3 photos`, `several images`, `a pair of sketches`."""
 PLURAL = re.compile(rf"\s{{0,9}}{VERB}(?:{COLLECTION})?(?P<unit>image|picture|panel|photo)s\b", re.I)
 """`Images of …`, a plural without a number."""
 WITHIN = re.compile(
@@ -118,10 +127,18 @@ WITHIN = re.compile(
 """`A dentist in four scenes`."""
 HYPHENED = re.compile(rf"\b{COUNT}[- ](?P<unit>step|stage|panel|part|phase|frame|image|scene|picture)\b", re.I)
 """`a 3-step guide`, `a four-panel comic`."""
-GENERAL_UNITS = frozenset(
-    "image picture panel photo photograph shot scene frame still view variation version stage step phase part".split()  # noqa: SIM905
+OF_THE_SET = re.compile(
+    r"\b(?:coherent|consistent|matching|similar|related|different|distinct|separate|individual)\s*", re.I
 )
-"""Nouns that do not describe a panel: "four images of a fox" shows foxes, "four menus of a café" shows menus."""
+"""Adjectives that describe the set and not a panel."""
+MENTION = re.compile(
+    rf"\b(?:(?:{COUNT}|{SEVERAL})\s+)?(?:[\w'’-]{{1,40}}\s)?(?:{PICTURE})e?s\b|"
+    r"\b(?:triptych|diptych|storyboard|comic strip|character sheet|collage|before and after|\d\s?[x×]\s?\d)\b|"
+    rf"\b(?:set|series|sequence|pair) of\b|\b(?:in|at|from)\s+(?:{SEVERAL}|(?!one\b)(?:\d+|{'|'.join(NUMBERS[1:])}))\s+"
+    r"(?:[\w-]+\s+)?(?:pose|situation|setting|place|outfit|expression|angle|age|season|moment)s\b",
+    re.I,
+)
+"""`… with four pictures`, `a storyboard`, `in four poses`: perhaps several images, perhaps one that shows them."""
 
 
 def read_request(text: str) -> SetRequest | None:
@@ -134,31 +151,45 @@ def read_request(text: str) -> SetRequest | None:
         return None
 
     groups = match.groupdict()
-    count = groups.get("count")
-    if count == "one":
+    count = groups.get("count") or groups.get("amount")
+    if count and count.lower() in ("one", "1"):
         return None
 
     # The content follows the count, or surrounds it ("a dentist in four scenes").
     content = text[match.end() :]
     if match.re is WITHIN:
-        content = text[: match.start()] + content
+        before = re.sub(rf"\s*{VERB}", "", text[: match.start()], count=1, flags=re.I)
+        content = before.rstrip() + content
 
     # Nouns that describe the panels belong to the content ("four menus of a café").
     unit = groups["unit"].lower()
-    adjectives = (groups.get("adjectives") or "").strip()
-    if leading and (adjectives or unit not in GENERAL_UNITS):
+    adjectives = OF_THE_SET.sub("", groups.get("adjectives") or "").strip()
+    if leading and (adjectives or not re.fullmatch(GENERAL, unit)):
         content = " ".join(filter(None, [adjectives, unit, content.strip()]))
     return SetRequest(text, _number(count) if count else None, unit, content)
 
 
+def single_image_note(text: str) -> str:
+    """Point out that a text makes one image although it mentions several; empty if it mentions none, or is a set."""
+    mention = None if panel_texts(text) or read_request(text) else MENTION.search(text)
+    if mention is None:
+        return ""
+    return (
+        f"{mention[0].strip()!r} may ask for several images, and the text makes one; for a set, begin with their "
+        "number (four images of a fox: it runs, it sleeps, …), or describe each panel"
+    )
+
+
 def _number(word: str) -> int:
-    return int(word) if word.isdigit() else NUMBERS.index(word.lower())
+    word = word.lower()
+    return int(word) if word.isdigit() else AMOUNTS.get(word) or NUMBERS.index(word)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
 
 OPENING = re.compile(
-    r"\W{0,9}(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
+    r"[^\w:]{0,9}(?:(?:set|series|sequence|collection|comic|strip)\s+(?=of|about))?"
+    r"(?:(?:of|depicting|showing|portraying|featuring|presenting|illustrating|about|in which|that show)\s+)?",
     re.I,
 )
 """Words before the subject."""
@@ -175,7 +206,7 @@ PROGRESS = re.compile(r"\b(?:progress\w*|stages?|steps?|phases?|growth|evolution
 ACTION = re.compile(r"\s(?=\w+ing\b)")
 VIEWS = ("seen from the front", "seen from the side", "in a close-up", "in a wide view")
 MOMENTS = ("", ", a moment later", ", in other surroundings", ", at another time of day")
-EDGES = " ,;:.(—"
+EDGES = " ,;:.?!(—"
 
 
 def write_by_template(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:

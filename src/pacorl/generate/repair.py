@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.generate.compose import check_for, prompt_from
+from pacorl.core.grid import join
+from pacorl.generate.compose import check_for, layout_for, prompt_from
 from pacorl.generate.generated_images import recipe_texts
 from pacorl.generate.sets import generate_sets
 from pacorl.io.documents import write_json
@@ -20,7 +21,8 @@ from pacorl.io.images import png_bytes, png_texts
 from pacorl.judge.check import Check, ControlError, check_page
 from pacorl.judge.scores import p_yes_text
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.tiny.words import GRID
+from pacorl.tiny.characters import INSTRUCTIONS
+from pacorl.tiny.words import GRID, tiny_scene
 from pacorl.types import TINY, Prompt
 
 if TYPE_CHECKING:
@@ -174,7 +176,9 @@ def repair_into(
     on_try: Callable[[Try], None] = lambda attempt: None,
     **options: Any,
 ) -> tuple[Repair, dict[str, Any]]:
-    """Repair a set, and write every try, the repaired panels, a page and `repair.json` into a new folder.
+    """Repair a set into a new folder: every try, the repaired panels, these as a grid image, a page and `repair.json`.
+
+    Panels of different sizes have no grid image.
 
     Args:
         folder: The folder.
@@ -212,6 +216,8 @@ def repair_into(
         attempt = repair.replaced.get(index)
         write_atomic(file, png_bytes(image, attempt.texts if attempt else png_texts(Path(names[index]))))
         panels.append(str(file))
+    if len({image.size for image in repair.images}) == 1:
+        write_atomic(folder / "set.png", png_bytes(join(repair.images, layout_for(len(panels)))))
 
     # The page and the document.
     write_atomic(folder / "repair.html", check_page(repair.after, judge=judge, note=note, tries=shown))
@@ -226,8 +232,8 @@ def repair_into(
 def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", references: Sequence[Path] = ()) -> Prompt:
     """Compose the prompt of one panel, with as many reference images as the generator takes.
 
-    An editor edits the reference images by the text. The tiny generator, which makes sets only, draws the panel in
-    every cell.
+    An editor edits the reference images by the text; the tiny one also draws from them. The tiny generator, which makes
+    sets only, draws the panel in every cell.
 
     Args:
         model: Checkpoint of the generator.
@@ -245,7 +251,11 @@ def panel_prompt(model: str, text: str, *, theme: str = "", kind: str = "", refe
 
     whole = text if model == TINY or theme in text else f"{theme.rstrip('.')}. {text}"
     prompt = Prompt(0, whole, theme=theme, panels=(text,))
-    if spec.sets:
+    draws_references = spec.sets
+    if model == TINY and references and text not in INSTRUCTIONS:
+        prompt = replace(prompt, text=tiny_scene(text))
+        draws_references = True
+    if draws_references:
         return replace(prompt, references=tuple(references[: spec.policy.max_references]))
     if not references:
         raise ValueError(f"{model} edits images; give a character with --character, whose images it edits")

@@ -16,6 +16,7 @@ from pacorl.core.grid import join
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.records.characters import characters_of, in_turn
+from pacorl.tiny.words import tiny_scene
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
             f"separate panels need a text each, and prompt {prompt.id} has {len(prompt.panels)} for a {prompt.grid} "
             "grid; describe every panel"
         )
-    if model == TINY:
-        raise ValueError("the tiny generator draws whole sets; leave out separate, or name a real model")
+    if model == TINY and not max_references:
+        raise ValueError(
+            "the tiny generator draws whole sets; leave out separate, or take the kind kontext, which draws a "
+            "character from its images"
+        )
     # One place is the panel before.
     limit = max_references - previous
     if limit < 0:
@@ -111,11 +115,12 @@ def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: 
                 f"panel {text[:60]!r} shows {len(shown)} characters with images, and {model} takes {limit} of them; "
                 "name fewer, or leave out previous"
             )
+        # Not the set's own text, which asks for a grid.
+        whole = f"{prompt.theme.rstrip('.')}. {text}" if prompt.theme else text
         composed.append(
             Prompt(
                 id=prompt.id,
-                # Not the set's own text, which asks for a grid.
-                text=f"{prompt.theme.rstrip('.')}. {text}" if prompt.theme else text,
+                text=tiny_scene(text) if model == TINY else whole,
                 theme=prompt.theme,
                 characters=tuple(shown),
                 references=references[:limit],

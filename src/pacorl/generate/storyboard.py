@@ -173,10 +173,10 @@ def with_kept(
     return {**criteria, "Identity": identity} if identity else criteria
 
 
-def board_prompt(board: Storyboard, model: str, *, max_references: int = 0) -> Prompt:
+def board_prompt(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> Prompt:
     """Compose the prompt of a storyboard of one page; one scene is one image."""
     if len(board.scenes) > 1:
-        return pages(board, model, max_references=max_references)[0]
+        return pages(board, model, max_references=max_references, separate=separate)[0]
     scene = spoken(board.scenes[0], board.characters)
     prompt = prompt_from(model, theme=scene, grid=Grid(1, 1), criteria=board.criteria)
     references = references_for(board.scenes, board, limit=max_references)
@@ -236,13 +236,15 @@ def save_storyboard(board: Storyboard, path: Path) -> None:
     write_atomic(path, dump_yaml({key: value for key, value in document.items() if value}))
 
 
-def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Prompt]:
+def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: bool = False) -> list[Prompt]:
     """Compose one prompt per page. A partly filled last page has fewer rows, or one row.
 
     Args:
         board: The storyboard.
         model: Name of the generator.
         max_references: Maximum number of reference images that the generator takes.
+        separate: Whether the panels are generated one by one (`separate.panel_prompts`), so that the page's own text is
+            not read and has no layout to fit.
 
     Raises:
         ValueError: if the model cannot generate a page (`compose.prompt_from`), or too many characters are on it.
@@ -260,7 +262,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0) -> list[Pro
     for number, start in enumerate(range(0, len(board.scenes), page)):
         scenes = board.scenes[start : start + page]
         prompt = prompt_from(
-            model,
+            "" if separate else model,
             theme=theme,
             panels=[spoken(text, board.characters) for text in scenes],
             grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
@@ -328,7 +330,7 @@ def generate_storyboard(
 
     # Check every page and its size before generating the first; panels keep their size on a shorter page.
     sized: list[tuple[Prompt, Size]] = []
-    for prompt in pages(board, generator.model, max_references=generator.max_references):
+    for prompt in pages(board, generator.model, max_references=generator.max_references, separate=separate):
         page = generator.size_of(prompt, size)
         if not separate:
             rows = page.height // board.layout.rows * prompt.grid.rows

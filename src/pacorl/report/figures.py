@@ -222,7 +222,7 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
 
 
 def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
-    """Draw a reliability diagram: share of Yes over P(Yes), a dot per bin; the area of a dot is its count."""
+    """Draw a reliability diagram: share of Yes over P(Yes), a dot per bin with its interval, its count as the area."""
     # A square: a calibrated judge's dots lie on its diagonal.
     across = Scale(0, 1, 20, 280)
     up = Scale(0, 1, 280, 20)
@@ -233,12 +233,13 @@ def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
     ]
     for name, colour_name, bars in (("before", "var(--past)", before), ("after", "var(--accent)", after)):
         for bar in bars:
-            title = tag(
-                "title", f"{name}: P(Yes) {bar.confidence:.3f}, share of Yes {bar.share:.3f}, {bar.count} pairs"
-            )
+            low, high = bar.interval
+            share = f"share of Yes {bar.share:.3f} ({low:.3f} to {high:.3f})"
+            title = tag("title", f"{name}: P(Yes) {bar.confidence:.3f}, {share}, {bar.count} pairs")
             radius = 3 + 9 * math.sqrt(bar.count / most)
-            position = {"cx": across(bar.confidence), "cy": up(bar.share)}
-            drawn.append(tag("circle", title, **position, r=radius, fill=colour_name, opacity=0.7))
+            x = across(bar.confidence)
+            drawn.append(tag("line", x1=x, y1=up(low), x2=x, y2=up(high), stroke=colour_name, stroke_width=2))
+            drawn.append(tag("circle", title, cx=x, cy=up(bar.share), r=radius, fill=colour_name, opacity=0.7))
     label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
     return tag("svg", *drawn, class_="reliability", viewBox="0 0 300 300", role="img", aria_label=label_text)
 

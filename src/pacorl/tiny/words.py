@@ -51,6 +51,19 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     return write_prompt(number, described, grid, subject=subject)
 
 
+def tiny_scene(text: str) -> str:
+    """Write the text of a panel that the tiny editor draws from reference images: palette, pose and prop.
+
+    Raises:
+        ValueError: if words are unknown, or one of the three is missing.
+    """
+    scene = ("palette", *SCENE)
+    attributes = attributes_in(text, where="the panel", required=scene)
+    # The references show the traits, so the text names none.
+    traits = {name: VALUES[name][0] for name in VALUES}
+    return Panel(**traits | attributes).scene_text
+
+
 def check_tiny(prompt: Prompt) -> None:
     """Check a whole prompt, such as a T2IS record's.
 
