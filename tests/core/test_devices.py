@@ -42,6 +42,24 @@ def test_what_metal_lacks_is_refused_before_weights_are_looked_for(key: str, val
         LocalJudge.from_pretrained("nowhere", device="mps", **{key: value})
 
 
+@pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False), ((9, 0), False)])
+def test_compiled_fp8_is_refused_on_cards_that_cannot_read_it(
+    capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    def fault(quantize: str, compiled: str, device: str) -> str:
+        """Why a generator in this form is not loaded; `nowhere` has no checkpoint."""
+        options = FLUX.options.model_validate({"checkpoint": "nowhere", "quantize": quantize, "compile": compiled})
+        with pytest.raises((ValueError, OSError)) as raised:
+            FLUX.load(options, device=device)
+        return str(raised.value)
+
+    assert ("compute capability 8.6, and compiled fp8 needs 8.9; take" in fault("fp8", "blocks", "cuda")) == refused
+    for other in (("int8", "blocks", "cuda"), ("fp8", "none", "cuda:1"), ("fp8", "blocks", "cpu")):
+        assert "compiled fp8" not in fault(*other)
+
+
 def put_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """A machine whose only program is this `nvidia-smi`; none without a script."""
     if script:

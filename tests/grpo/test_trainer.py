@@ -7,19 +7,23 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from peft import LoraConfig
 from PIL.Image import Image
 from pydantic import ValidationError
 from tiny_runs import metrics
+from torch import nn
 from toy_world import toy_config, toy_world
 
 import pacorl
 from pacorl import PolicyTrainer, TrainerCallback
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
+from pacorl.grpo.builders import build_optimizer
 from pacorl.grpo.callbacks import TrainResult
 from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.policy_config import PolicyConfig
@@ -38,6 +42,14 @@ def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.M
     assert 0 < epoch["reward/redness/mean"] < 1
     assert (result.adapter / "adapter_model.safetensors").is_file()
     assert result.page.is_file()
+
+
+@pytest.mark.parametrize(("device", "fused"), [("cuda", True), ("cpu", None)])
+def test_a_card_s_optimizer_is_fused(device: str, fused: bool | None, tmp_path: Path) -> None:
+    """None leaves the choice to torch."""
+    policy: Any = SimpleNamespace(transformer=nn.Linear(2, 2))
+    optimizer = build_optimizer(toy_config(tmp_path), policy, device=torch.device(device))
+    assert optimizer.defaults["fused"] is fused
 
 
 def red(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:

@@ -61,13 +61,14 @@ def test_categories_are_measured_apart() -> None:
 
 
 class Scripted:
-    """A model that says given logits, and those positions of them that it is asked for."""
+    """A model that says given logits, and those positions of them, or columns, that it is asked for."""
 
     def __init__(self, logits_BLV: Tensor) -> None:
         self.logits_BLV = logits_BLV
 
     def __call__(self, *, logits_to_keep: Tensor, **inputs: object) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits_BLV[logits_to_keep])
+        kept = logits_to_keep if logits_to_keep.dtype == torch.bool else (slice(None), logits_to_keep)
+        return SimpleNamespace(logits=self.logits_BLV[kept])
 
 
 def test_answers_are_read_one_position_before_them() -> None:

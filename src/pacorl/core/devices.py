@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 APPLE = "mps"
 UNKNOWN_TO_APPLE = ("float64", "fp8")
 """Data types and packed formats without Metal kernels."""
+COMPILES_FP8 = (8, 9)
+"""Compute capability of the oldest cards whose compiled code reads fp8, which the compiler of torch 2.11 needs."""
 
 
 def available_device() -> str:
@@ -68,6 +70,24 @@ def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
     """
     if name in UNKNOWN_TO_APPLE and str(device).startswith(APPLE):
         raise ValueError(f"{key} {name}: an Apple GPU has no such type; take {'float32' if '64' in name else 'int8'}")
+
+
+def check_compiled(quantize: str, device: str | torch.device) -> None:
+    """Check that compiled code can read packed weights on the device.
+
+    Raises:
+        ValueError: the format is fp8 and the card older than `COMPILES_FP8`.
+    """
+    import torch
+
+    if quantize != "fp8" or torch.device(device).type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < COMPILES_FP8:
+        raise ValueError(
+            f"model.quantize fp8 with model.compile: this card has compute capability {capability[0]}.{capability[1]}, "
+            "and compiled fp8 needs 8.9; take quantize int8, or compile none"
+        )
 
 
 def widest_float(device: torch.device) -> torch.dtype:

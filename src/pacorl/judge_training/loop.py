@@ -140,6 +140,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
+        self.model_accepts_loss_kwargs = True  # transformers 5.17 does not read `loss_is_scaled_for_ga`
         self.alpha = alpha
         self.yes = yes
         self.no = no

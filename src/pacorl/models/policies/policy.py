@@ -132,7 +132,7 @@ class PolicyOptions(Section):
     device when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
     gradient_checkpointing: bool | Literal["auto"] = True
     """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
-    off if the plan of `--dry-run` fits this machine's card without, and on in runs that no command plans."""
+    off if a batch's activations fit the memory that is free on each card once a policy run is loaded, and else on."""
 
     compile: Literal["none", "blocks"] = "none"
     """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike; the first epoch

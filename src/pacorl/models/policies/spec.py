@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.config.base import validated
-from pacorl.core.devices import check_dtype
+from pacorl.core.devices import check_compiled, check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.models.policies.policy import CLASS_KEYS, WITHOUT_WEIGHTS, Parts, PolicyOptions
@@ -188,6 +188,8 @@ class PolicySpec:
         check_quantization(options.quantize)
         for key in ("dtype", "quantize"):
             check_dtype(getattr(options, key), device, key=f"model.{key}")
+        if options.compile != "none":
+            check_compiled(options.quantize, device)
         if pipeline is None:
             source = self.check_source(options.checkpoint)
             # diffusers would note that our components differ in class from its index.
