@@ -8,12 +8,18 @@ let sheet = null;       // the newest sheet
 let picked = {};        // picture of the sheet → the chosen candidate
 let ticked = {};        // picture of the sheet → whether a person keeps it; by its score otherwise
 let watching = false;
+let changes = 0;        // counts requests that change a character: a list from before one is out of date
+let saving = Promise.resolve(true);
 
 const person = () => people.find((one) => one.name === who);
 
+async function listPeople() {
+  const before = changes, listed = await ask("GET", "/api/characters");
+  if (listed && before === changes) people = listed;
+}
+
 async function openCharacters() {
-  const listed = await ask("GET", "/api/characters");
-  if (listed) people = listed;
+  await listPeople();
   if (!who && people.length && !dropped.length) who = people[0].name;
   drawPeople();
   if (who && !sheet) findSheet();
@@ -45,7 +51,8 @@ function drawPeople() {
   fillPeople();
 }
 
-function lookAtPerson(name) {
+async function lookAtPerson(name) {
+  if (!await saveCaptions()) return;
   if (name !== who) {
     sheet = null;
     picked = {};
@@ -62,7 +69,12 @@ function lookAtPerson(name) {
 function drawDropped() {
   $("dropped").replaceChildren(...dropped.map((one) => make("li", { title: one.name }, make("img", { src: one.image, alt: one.name }), one.name,
     remover(`Take ${one.name} away`, async () => { await takeBack(one.id); dropped = dropped.filter((other) => other.id !== one.id); drawDropped(); }))));
-  $("savePerson").disabled = arriving > 0;
+  enableSaving();
+}
+
+function enableSaving() {
+  const one = person();
+  $("savePerson").disabled = arriving > 0 || Boolean(one && !dropped.length && $("personWords").value.trim() === one.description);
 }
 
 async function savePerson() {
@@ -72,7 +84,7 @@ async function savePerson() {
     if (!name) throw new Error("give the character a name, such as hero");
     if (!who && people.some((one) => one.name === name)) throw new Error(`there is a character called ${name} already; give another name`);
     if (!who && !dropped.length) throw new Error("there is no picture yet; drop one or more");
-    await change_person(name, { uploads: dropped.map((one) => one.id) });
+    await changePerson(name, { description: $("personWords").value, uploads: dropped.map((one) => one.id) });
     uploads = uploads.filter((one) => !dropped.includes(one));
     dropped = [];
     who = name;
@@ -82,8 +94,10 @@ async function savePerson() {
   }
 }
 
-async function change_person(name, changes) {
-  const now = await call("POST", `/api/characters/${encodeURIComponent(name)}`, { description: $("personWords").value, ...changes });
+async function changePerson(name, change) {
+  changes += 1;
+  const now = await call("POST", `/api/characters/${encodeURIComponent(name)}`, { description: person()?.description, ...change });
+  changes += 1;
   people = [...people.filter((one) => one.name !== name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
   return now;
 }
@@ -95,33 +109,71 @@ async function forgetPerson() {
   button.textContent = "Delete this character";
   if (!left) return;
   people = left;
+  $("personPictures").replaceChildren();
   lookAtPerson("");
 }
 
 // --- 1. pictures
 
 function drawPictures(one) {
-  const key = JSON.stringify(one.pictures);
-  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best. Say under each what differs: pose, place, light.`;
+  $("pictureCount").textContent = `${one.pictures.length} picture${one.pictures.length === 1 ? "" : "s"}. Five to twenty, in different poses and places, teach it best. Say under each what differs: pose, place, light. Your words are saved while you write.`;
   // The practice judge has no words.
   $("describePictures").hidden = state.tiny.judge || one.pictures.every((picture) => picture.caption);
   $("describePictures").disabled = Boolean(running.captions);
-  if ($("personPictures").dataset.drawn === one.name + key) return;
-  $("personPictures").dataset.drawn = one.name + key;
-  $("personPictures").replaceChildren(...one.pictures.map((picture, i) => {
-    const caption = make("input", { value: picture.caption, maxLength: 1000, placeholder: "waving, at night", ariaLabel: `What picture ${i + 1} shows` });
-    caption.onchange = () => savePicture({ captions: { [picture.file]: caption.value } });
-    const away = remover(`Remove picture ${i + 1}`, () => savePicture({ removed: [picture.file] }));
-    return make("li", {}, pixelated(make("img", { src: `/characters/${one.name}/${picture.file}`, alt: picture.caption || `picture ${i + 1} of ${one.name}` })), away, caption);
-  }));
+  const list = $("personPictures"), old = new Map([...list.children].map((item) => [item.address, item]));
+  const items = one.pictures.map((picture) => old.get(addressOf(one, picture)) || pictureItem(addressOf(one, picture), picture.file));
+  for (const item of old.values()) if (!items.includes(item)) item.remove();
+  items.forEach((item, i) => {
+    // No item is drawn anew: the box that a person types in would lose its focus.
+    if (list.children[i] !== item) list.insertBefore(item, list.children[i] || null);
+    item.show(one.pictures[i].caption, i + 1);
+  });
 }
 
-async function savePicture(changes) {
+const addressOf = (one, picture) => `/characters/${one.name}/${picture.file}`;
+
+function pictureItem(address, file) {
+  const image = pixelated(make("img", { src: address }));
+  const caption = make("textarea", { rows: 2, maxLength: 1000, placeholder: "waving, at night", onchange: saveCaptions, oninput: saveSoon });
+  const away = remover("", () => savePicture({ removed: [file] }));
+  const item = make("li", { address }, image, away, caption);
+  Object.assign(caption, { file, saved: "" });
+  caption.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); saveCaptions(); } };
+  item.show = (text, number) => {
+    if (caption.value.trim() === caption.saved && text !== caption.saved) caption.value = text;
+    caption.saved = text;
+    caption.ariaLabel = `What picture ${number} shows`;
+    away.title = away.ariaLabel = `Remove picture ${number}`;
+    image.alt = text || `picture ${number}`;
+  };
+  return item;
+}
+
+const unsaved = () => [...$("personPictures").querySelectorAll("textarea")].filter((box) => box.value.trim() !== box.saved);
+
+function saveSoon() {
+  clearTimeout(saveSoon.timer);
+  saveSoon.timer = setTimeout(saveCaptions, 4 * POLL_MS);
+}
+
+// One request after the other, so that an answer is never older than the boxes; false if words could not be saved.
+function saveCaptions() {
+  clearTimeout(saveSoon.timer);
+  saving = saving.then(async () => {
+    const captions = Object.fromEntries(unsaved().map((box) => [box.file, box.value.trim()]));
+    return !Object.keys(captions).length || savePicture({ captions });
+  });
+  return saving;
+}
+
+async function savePicture(change) {
   try {
-    await change_person(who, changes);
+    await changePerson(who, change);
     drawPeople();
+    return true;
   } catch (error) {
     toast(error.message);
+    return false;
   }
 }
 
@@ -229,7 +281,7 @@ async function watchTraining() {
   while (!$("character").hidden) {
     const before = person()?.training;
     if (learns(before)) {
-      people = await ask("GET", "/api/characters") || people;
+      await listPeople();
       const one = person();
       if (one) drawTraining(one);
       if (!learns(one?.training)) $("said").textContent = `${who}: ${LEARNING[one?.training?.status]}`;
@@ -267,6 +319,7 @@ function drawTraining(one) {
 async function train(resume = "") {
   say("trainError", "");
   const steps = $("trainSteps").value;
+  if (!await saveCaptions()) return;
   try {
     const now = await call("POST", `/api/characters/${encodeURIComponent(who)}/train`, { resume, steps: steps ? Number(steps) : null });
     people = people.map((one) => (one.name === who ? now : one));
@@ -308,6 +361,7 @@ function chooseWho() {
 }
 
 $("personForm").addEventListener("submit", (event) => { event.preventDefault(); savePerson(); });
+$("personWords").addEventListener("input", enableSaving);
 $("forgetPerson").addEventListener("click", forgetPerson);
 $("forgetPerson").addEventListener("blur", () => { $("forgetPerson").textContent = "Delete this character"; });
 $("addSheetScene").addEventListener("click", () => addRow("sheetScenes", "Picture").focus());
@@ -320,4 +374,9 @@ $("resumeTraining").addEventListener("click", () => train(person().training.name
 $("stopTraining").addEventListener("click", stopTraining);
 $("useLora").addEventListener("click", useLora);
 $("who").addEventListener("change", chooseWho);
+addEventListener("beforeunload", (event) => {
+  if (!unsaved().length) return;
+  saveCaptions();
+  event.preventDefault();
+});
 $("startCharacter").addEventListener("click", () => { open("tabCharacter"); lookAtPerson(""); });

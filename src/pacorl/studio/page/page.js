@@ -81,7 +81,7 @@ async function start() {
   $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
   if (state.calibrated) $("least").placeholder = "as calibrated";
   showWords();
-  fill(state.example);
+  fillExample(state.example);
   const chosen = JSON.parse(sessionStorage.getItem(SOURCES) || "[]");
   sources = state.uploads.filter((one) => chosen.includes(one.id));
   uploads = state.uploads.filter((one) => !chosen.includes(one.id));
@@ -664,10 +664,26 @@ async function cancel(kind) {
   await call("DELETE", `/api/jobs/${running[kind]}`).catch((error) => toast(error.message));
 }
 
+const REPLACE = "Replace your words?";
+const wordsNow = () => [...document.querySelectorAll("#form [data-mode] textarea:not(#sentence), #form [data-mode] input:not([type])")].map((field) => field.value).join("\n");
+let exampleWords = "";  // the form as an example filled it in
+
 async function another() {
+  const button = $("example");
+  // A person's own words are asked for twice, on the button itself, which falls back if it is left.
+  if (wordsNow() !== exampleWords && button.textContent !== REPLACE) {
+    button.textContent = REPLACE;
+    return button.focus();
+  }
   examples += 1;
-  fill(await call("GET", `/api/example?number=${examples}`));
+  fillExample(await call("GET", `/api/example?number=${examples}`));
   say("formError", "");
+}
+
+function fillExample(example) {
+  fill(example);
+  exampleWords = wordsNow();
+  $("example").textContent = "New example";
 }
 
 function askAgain() {
@@ -704,6 +720,11 @@ const MAKING_KEYS = {
   b: () => { if (shown) { against = compared(chosen); view(); } },
 };
 
+const FIELD = "select, textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])";
+let typedIn = null;     // the text box that had the focus last, until a person goes elsewhere
+document.addEventListener("focusin", (event) => { typedIn = event.target.closest(FIELD); });
+document.addEventListener("pointerdown", () => { typedIn = null; });
+
 document.addEventListener("keydown", (event) => {
   const tab = tabNow(), key = event.key.toLowerCase();
   if ((event.ctrlKey || event.metaKey) && event.key === "Enter") {
@@ -713,9 +734,11 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const field = event.target.closest("select, textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])");
+  const field = event.target.closest(FIELD);
   if (event.key === "Escape") return field ? field.blur() : cancel({ tabMake: "set", tabCharacter: "sheet" }[tab] || "judgement");
   if (field) return;
+  // A box that vanished under a person's hands: what follows are words, not shortcuts.
+  if (typedIn && !typedIn.checkVisibility()) return;
   if (event.key === "?") $("keys").showModal();
   else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
   else if (tab === "tabTeach") rankByKey(event);
@@ -751,6 +774,7 @@ $("addScene").addEventListener("click", () => addRow("scenes", "Scene").focus())
 $("addPeople").addEventListener("click", () => { for (const one of people) addCharacter(one.name, one.description); });
 $("addCharacter").addEventListener("click", () => addCharacter().focus());
 $("example").addEventListener("click", another);
+$("example").addEventListener("blur", () => { $("example").textContent = "New example"; });
 $("cancel").addEventListener("click", () => cancel("set"));
 $("judgeCancel").addEventListener("click", () => cancel("judgement"));
 $("help").addEventListener("click", () => $("keys").showModal());
