@@ -461,6 +461,19 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
     folded_state = {f"transformer.{name}": value for name, value in folded.state.items()}
     with replacing(folder / DIFFUSERS_WEIGHTS) as temporary:
         save_file(folded_state, temporary, metadata=metadata)
+        _sort_metadata(Path(temporary))
+
+
+def _sort_metadata(file: Path) -> None:
+    """Sort a safetensors file's metadata in place: its writer orders them by a hash that every process draws anew."""
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        assert len(ordered) == size, f"{file}: the sorted header has {len(ordered)} bytes instead of {size}"
+        stream.seek(8)
+        stream.write(ordered)
 
 
 def peft_options(lora: Lora) -> dict[str, Any]:
