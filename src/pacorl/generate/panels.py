@@ -215,11 +215,13 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
     content = OPENING.sub("", request.content, count=1)
     subject, items = _quotations(content)
     if not items:
-        subject, items = _listed(content, count)
+        subject, items = _listed(content, request.count or count)
     if items and request.count is None:
         count = len(items)
     if items and len(items) != count:
-        raise ValueError(f"{request.text[:60]!r} asks for {count} images and lists {len(items)}; make them agree")
+        raise ValueError(
+            f"{request.text[:60]!r} lists {len(items)} images, and {count} are asked for; let the text and the layout agree"
+        )
 
     # Panels by stage or view if the sentence lists none.
     theme = subject.strip(EDGES)

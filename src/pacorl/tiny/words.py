@@ -31,6 +31,12 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     Raises:
         ValueError: if words are unknown, attributes missing, or the layout is not 2x2.
     """
+    # The layout first: no change of words mends it.
+    if grid != GRID or len(panels) != GRID.count:
+        raise ValueError(
+            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
+            f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+        )
     shared = attributes_in(theme, where="the theme", required=KEPT)
 
     # Each panel, with the theme's attributes unless it has its own.
@@ -39,12 +45,6 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
         attributes = shared | attributes_in(text, where=f"panel {position}", required=SCENE)
         described.append(Panel(**attributes))
 
-    # Last: an unknown word is the likelier mistake, and the one to mend first.
-    if grid != GRID or len(panels) != GRID.count:
-        raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
-            f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
-        )
     # The subject is independent of the scene, which a theme need not name.
     scene = {name: VALUES[name][0] for name in SCENE}
     subject = Panel(**scene | shared).subject

@@ -124,7 +124,10 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         return Path(source)
     in_repo = HUB_PATH.fullmatch(source)
     if not in_repo and not HUB_NAME.fullmatch(source):
-        raise ValueError(f"no adapter in {source}: there is no such file or folder")
+        # A character's training without a held-out picture has no `best`.
+        trained = Path(source).with_name("adapter")
+        hint = f"; there is {trained}" if trained.is_dir() else ""
+        raise ValueError(f"no adapter in {source}: there is no such file or folder{hint}")
     from huggingface_hub import snapshot_download
 
     if in_repo:
