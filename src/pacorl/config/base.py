@@ -103,7 +103,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         prefix = f"{path}: "
         document = read_config(path)
     for override in overrides:
-        _apply(document, override)
+        _apply(document, override, source=f" in {path}" if path else "")
     return validated(kind, document, prefix=prefix)
 
 
@@ -217,7 +217,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _apply(document: dict[str, Any], override: str) -> None:
+def _apply(document: dict[str, Any], override: str, *, source: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
@@ -230,7 +230,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     for section in sections:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
-            raise ConfigError(f"override {override!r}: {section} is not a section")
+            raise ConfigError(f"override {override!r}: {section} is not a section{source}")
     document[last] = value
 
 
