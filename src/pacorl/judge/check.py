@@ -114,17 +114,15 @@ class Check:
         failed = self.failed
         panels = []
         for panel, cast in zip(self.panels, self.casts, strict=True):
-            panels.append(
-                {
-                    "image": names[panel.panel],
-                    "characters": list(cast),
-                    "passed": panel not in failed,
-                    "score": panel.score,
-                    "with_others": self.with_others(panel.panel),
-                    "lowest_question": panel.question,
-                    "lowest_character": self.references[panel.group][0] if self.references else None,
-                }
-            )
+            entry = {
+                "image": names[panel.panel],
+                "passed": panel not in failed,
+                "score": panel.score,
+                "with_others": self.with_others(panel.panel),
+                "lowest_question": panel.question,
+                "lowest_character": self.references[panel.group][0] if self.references else None,
+            }
+            panels.append(entry | {"characters": list(cast)} if self.references else entry)
 
         # The verdict first.
         return {
