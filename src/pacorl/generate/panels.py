@@ -220,7 +220,8 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
         count = len(items)
     if items and len(items) != count:
         raise ValueError(
-            f"{request.text[:60]!r} lists {len(items)} images, and {count} are asked for; let the text and the layout agree"
+            f"{request.text[:60]!r} lists {len(items)} images, and {count} are asked for; let the text and the layout "
+            "agree"
         )
 
     # Panels by stage or view if the sentence lists none.
