@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.cli.check import _labelled
+from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
 from pacorl.io.images import png_bytes
@@ -58,6 +59,38 @@ def test_a_sound_set_passes_and_a_broken_one_ends_with_code_4(folder: Path, tmp_
     assert document["odd_one_out"] == str(folder / "wrong.png")
     assert document["asked"] == 5 + 3
     assert document["calibrated"] is False
+
+
+@pytest.mark.slow
+def test_of_two_characters_the_recipes_say_which_a_panel_shows(tmp_path: Path) -> None:
+    files = []
+    for name, subject in (("ann", SUBJECT), ("bob", ("blue", "tall", "cap", "night"))):
+        reference, *panels = set_of(subject, 3, random.Random(1))
+        (tmp_path / name).mkdir()
+        looks = f"a {subject[0]} {subject[1]} hero"
+        (tmp_path / name / "card.yaml").write_text(f"description: {looks}\n")
+        draw(reference, 64).save(tmp_path / name / "1.png")
+        for panel in panels:
+            files.append(tmp_path / f"{len(files)}.png")
+            recipe = {"Software": "pacorl 0.1.0", "panel": f"{looks.capitalize()}, waving"}
+            files[-1].write_bytes(png_bytes(draw(panel, 64), recipe))
+    both = ("--character", tmp_path / "ann", "--character", tmp_path / "bob", "--min", 0.5, "--json")
+    result = run("check", *files, *both)
+    assert result.exit_code == 0, result.output
+    panels = json.loads(result.stdout)["panels"]
+    assert [panel["characters"] for panel in panels] == [["ann"], ["ann"], ["bob"], ["bob"]]
+
+    # A new panel is drawn from the pictures of its own characters.
+    prompts = RepairOptions(character=[str(tmp_path / "ann"), str(tmp_path / "bob")]).prompts(
+        list(map(str, files)), "lab/klein", kind="klein"
+    )
+    assert [[path.parent.name for path in prompt.references] for prompt in prompts] == [["ann"]] * 2 + [["bob"]] * 2
+
+    # Without a recipe every panel must show both.
+    for file in files:
+        Image.open(file).convert("RGB").save(file)
+    result = run("check", *files, *both)
+    assert (result.exit_code, len(json.loads(result.stdout)["panels"][0]["characters"])) == (BELOW, 2)
 
 
 @pytest.mark.slow

@@ -60,6 +60,19 @@ def test_a_panel_needs_every_character() -> None:
     assert [panel.score for panel in result.panels] == pytest.approx([0.8, 0.7])
 
 
+def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
+    characters = [("dark", grey(20)), ("light", grey(90))]
+    casts = [("dark",), ("light",), ("dark", "light")]
+    judge = Grey()
+    result = check_set(judge, grey(20, 90, 20), least=0.5, characters=characters, casts=casts)
+    assert judge.asked == result.asked == 4 + 3
+    assert [panel.score for panel in result.panels] == pytest.approx([1, 1, 0.3])
+    document = result.to_dict()
+    assert [panel["characters"] for panel in document["panels"]] == [["dark"], ["light"], ["dark", "light"]]
+    assert document["panels"][2]["lowest_character"] == "light"
+    assert "image 3, dark and light (consistent, light)" in check_lines(result)[2]
+
+
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
     questions = questions_about("", {"colour": "the grey", "a": "blind 1", "b": "blind 2", "c": "blind 3"})
     result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, questions=questions)

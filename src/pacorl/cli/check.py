@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -35,7 +35,9 @@ class CheckOptions:
 
     panel: ClassVar[str] = "Check"
 
-    character: list[str] = option([], "A character that every image shows, by name or folder; may be repeated.")
+    character: list[str] = option(
+        [], "A character of the images, by name or folder; of several, an image's recipe says which it shows."
+    )
     references: int = option(1, "Reference images per character; each costs a question per panel.", least=1, most=14)
     all_pairs: bool = option(False, "With characters, compare the panels with each other as well.")
     theme: str = option("", "What all images are to share.")
@@ -53,8 +55,25 @@ class CheckOptions:
         characters = [find_character(name, folder) for name in self.character]
         return [replace(character, images=character.images[: self.references]) for character in characters]
 
-    def gate(self, *, panels: int, calibration: Path | None = None, folder: Path = Path()) -> Callable[..., Check]:
-        """Return `check_set` with these options, before a judge is loaded.
+    def casts(self, files: Sequence[str], characters: Sequence[Character]) -> list[list[str]]:
+        """Name the characters that each file shows: of several those that the text in its recipe names, else all."""
+        from pacorl.records.characters import characters_of
+        from pacorl.types import Grid, Prompt
+
+        names = [character.name for character in characters]
+        if len(names) < 2 or not files:
+            return [names] * len(files)
+        texts = tuple(recipe_of(file).get("panel", "") for file in files)
+        prompt = Prompt(0, "", grid=Grid(1, len(texts)), panels=texts, characters=tuple(characters))
+        casts = []
+        for cast in characters_of(prompt):
+            casts.append([character.name for character in cast] or names)
+        return casts
+
+    def gate(
+        self, files: Sequence[str], *, panels: int, calibration: Path | None = None, folder: Path = Path()
+    ) -> Callable[..., Check]:
+        """Return `check_set` with these options, before a judge is loaded; panels of one cut file have no recipe.
 
         Raises:
             ValueError: A character, a criterion or the threshold is missing, or one panel is to be compared with none.
@@ -82,6 +101,7 @@ class CheckOptions:
             check_set,
             least=least,
             characters=[(character.name, list(map(open_image, character.images))) for character in characters],
+            casts=self.casts(files, characters) if len(files) == panels else [],
             questions=questions,
             all_pairs=self.all_pairs,
             symmetric=self.symmetric,
@@ -117,7 +137,7 @@ def check(
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened, _, advice = open_panels(images, grid=ask.grid)
-    gate = ask.gate(panels=len(opened), calibration=judge.calibration)
+    gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
     # Load the judge and ask it; the images are open already.
@@ -143,6 +163,14 @@ def check(
         raise Exit(BELOW)
     if checked.failed:
         raise Exit(INCOMPLETE)
+
+
+def recipe_of(source: str) -> Mapping[str, str]:
+    """Read the recipe of an image of `pacorl generate`; empty for other images."""
+    from pacorl.io.images import png_texts
+
+    texts = png_texts(Path(source))
+    return texts if texts.get("Software", "").startswith("pacorl ") else {}
 
 
 # --- calibrate ---------------------------------------------------------------------------------------------------

@@ -149,16 +149,17 @@ class Toolbox:
         Args:
             images: Files below the root, two or more; one is enough with a character.
             least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
-            characters: Names or folders of characters that every image must show.
+            characters: Names or folders of characters. One is in every image; of several, an image shows those that
+                its recipe of `pacorl generate` names, else all.
             theme: What all images are to share.
             criteria: Further questions, each in words.
         """
         from pacorl.judge.score_set import open_images
 
         # Files below the root only: an agent's arguments are untrusted input.
-        _, opened, _ = open_images(self._files(images))
+        files, opened, _ = open_images(self._files(images))
         ask = self._asked(least, characters, theme, criteria)
-        gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root)
         document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
@@ -202,7 +203,7 @@ class Toolbox:
             images: Files below the root.
             out: A new folder below the root for every try, the repaired set and a page.
             least: Least P(same) of an image, from 0 to 1, e.g. 0.5; by default the calibration's.
-            characters: Names or folders of characters that every image must show, and that new images are drawn from.
+            characters: Names or folders of characters, as for `check`; new images are drawn from theirs.
             theme: What all images are to share.
             criteria: Further questions, each in words.
             texts: What each image shows, in order; by default the recipes of `pacorl generate` in the files.
@@ -213,7 +214,7 @@ class Toolbox:
         # The options of `pacorl repair`, with paths below the root.
         files, opened, _ = open_images(self._files(images))
         ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
-        gate = ask.gate(panels=len(opened), calibration=self._calibration, folder=self.root)
+        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root)
         # A panel without a text is drawn from the recipe in its PNG.
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)

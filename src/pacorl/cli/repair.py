@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, Exit
 
-from pacorl.cli.check import CheckJudge, CheckOptions
+from pacorl.cli.check import CheckJudge, CheckOptions, recipe_of
 from pacorl.cli.generate import AdaptedGenerator, check_models, dry_run, load_generator, load_judge
 from pacorl.cli.shared import BELOW, JsonOption, echo, echo_errors, print_json
 from pacorl.config.options import FrugalJudge, GeneratorOptions, inherited, option
@@ -63,10 +63,13 @@ class RepairOptions(CheckOptions):
 
         if self.text and len(self.text) != len(sources):
             raise ValueError(f"{len(self.text)} texts and {len(sources)} panels; give one --text per panel, in order")
-        # Every new panel is drawn from all images of the characters.
-        references = [path for character in self.characters(folder) for path in character.images]
+        # Every new panel is drawn from all images of its characters.
+        characters = self.characters(folder)
+        casts = self.casts(sources, characters)
         prompts = []
         for index, source in enumerate(sources):
+            shown = [character.images for character in characters if character.name in casts[index]]
+            references = [path for images in shown for path in images]
             recipe = recipe_of(source)
             text = self.text[index] if self.text else recipe.get("panel") or recipe.get("prompt")
             if not text:
@@ -105,7 +108,7 @@ def repair(
 
     # Panels, gate and prompts, before weights are loaded.
     names, opened, _, advice = open_panels(images)
-    gate = ask.gate(panels=len(opened), calibration=judge.calibration)
+    gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
     # New panels have the size of the set's panels.
     generator = generator.sized(opened)
@@ -190,11 +193,3 @@ def redraw_panels(
         tries=tries,
         on_try=lambda attempt: echo_errors(f"try {attempt.number}, panel {attempt.panel + 1}: {attempt.verdict}"),
     )
-
-
-def recipe_of(source: str) -> Mapping[str, str]:
-    """Read the recipe of an image of `pacorl generate`; empty for other images."""
-    from pacorl.io.images import png_texts
-
-    texts = png_texts(Path(source))
-    return texts if texts.get("Software", "").startswith("pacorl ") else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ class Check:
     """Deciding scores."""
     asked: int
     """Number of questions, the controls' included."""
+    casts: tuple[tuple[str, ...], ...] = ()
+    """Names of the characters that each panel was compared with."""
 
     @property
     def failed(self) -> tuple[PanelScore, ...]:
@@ -111,17 +113,16 @@ class Check:
         names = self.scores.names
         failed = self.failed
         panels = []
-        for panel in self.panels:
-            panels.append(
-                {
-                    "image": names[panel.panel],
-                    "passed": panel not in failed,
-                    "score": panel.score,
-                    "with_others": self.with_others(panel.panel),
-                    "lowest_question": panel.question,
-                    "lowest_character": self.references[panel.group][0] if self.references else None,
-                }
-            )
+        for panel, cast in zip(self.panels, self.casts, strict=True):
+            entry = {
+                "image": names[panel.panel],
+                "passed": panel not in failed,
+                "score": panel.score,
+                "with_others": self.with_others(panel.panel),
+                "lowest_question": panel.question,
+                "lowest_character": self.references[panel.group][0] if self.references else None,
+            }
+            panels.append(entry | {"characters": list(cast)} if self.references else entry)
 
         # The verdict first.
         return {
@@ -142,11 +143,14 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
     A declined pair is left out, because the other image may be the reason; if all are declined, the median is 0.
 
     Args:
-        groups: Indices of the images that the panel is compared with, e.g. the references of each character.
+        groups: Indices of the images that the panel is compared with, e.g. the references of each character; an empty
+            group is left out.
     """
     pair_of = {frozenset((pair.first, pair.second)): pair for pair in scores.pairs}
     lowest = PanelScore(panel, None)
     for (number, group), (column, question) in product(enumerate(groups), enumerate(scores.questions)):
+        if not group:
+            continue
         p_yes = []
         for other in group:
             pair = pair_of.get(frozenset((panel, other)))
@@ -186,6 +190,7 @@ def check_set(
     least: float,
     names: Sequence[str] = (),
     characters: Sequence[tuple[str, Sequence[Image]]] = (),
+    casts: Sequence[Sequence[str]] = (),
     questions: Sequence[QuestionSpec] = (),
     all_pairs: bool = False,
     symmetric: bool = False,
@@ -195,7 +200,8 @@ def check_set(
     Args:
         least: Threshold of a panel's score.
         names: Display names; numbered if empty.
-        characters: Name and reference images of each character that every image shows.
+        characters: Name and reference images of each character.
+        casts: Names of the characters that each image shows, one or more; all of them in every image if empty.
         questions: Questions about each pair; empty for plain consistency.
         all_pairs: Compare the panels with each other even if there are references.
         symmetric: Ask in both orders and take the mean.
@@ -217,8 +223,15 @@ def check_set(
         shown += of_character
         shown_names += [f"{name}, reference {number + 1}" for number in range(len(of_character))]
     panels = range(len(shown), len(shown) + len(images))
-    # Each reference with each panel; panels among themselves only if requested.
-    pairs = list(product(range(len(shown)), panels))
+    casts = casts or [[name for name, _ in references]] * len(images)
+    # Each panel with the references of its characters.
+    groups: list[list[Sequence[int]]] = []
+    for cast in casts:
+        groups.append([indices if name in cast else () for name, indices in references])
+    pairs: list[tuple[int, int]] = []
+    for panel, of_panel in zip(panels, groups, strict=True):
+        pairs += product(chain(*of_panel), [panel])
+    # Panels among themselves only if requested.
     if all_pairs or not references:
         pairs += combinations(panels, 2)
 
@@ -229,9 +242,12 @@ def check_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
     # Scores of the panels, and the number of questions for the report.
-    judged = panel_scores(scores, [group for _, group in references])
+    judged = panel_scores(scores)
+    if references:
+        judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
-    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count)
+    shows = tuple(map(tuple, casts))
+    return Check(scores, tuple(references), least, tuple(controls), tuple(judged), count, shows)
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
@@ -280,9 +296,7 @@ def check_lines(check: Check) -> list[str]:
     lines = []
     for panel in check.panels:
         verdict = "fails" if panel in check.failed else "ok"
-        lines.append(
-            f"{p_yes_text(panel.score):>7}  {verdict:<5}  {check.scores.names[panel.panel]}{_reason(check, panel)}"
-        )
+        lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {_title(check, panel)}{_reason(check, panel)}")
     return [*lines, *verdict_lines(check)]
 
 
@@ -308,7 +322,7 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     cards = [(names[index], show(image)) for index, image in enumerate(check.scores.images)]
     rows = []
     for panel in check.panels:
-        rows.append((panel, names[panel.panel], check.with_others(panel.panel), _reason(check, panel)))
+        rows.append((panel, _title(check, panel), check.with_others(panel.panel), _reason(check, panel)))
     return render(
         "check.html",
         title="All panels pass" if check.passed else f"{len(check.failed)} of {len(rows)} panels fail",
@@ -321,6 +335,14 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
         judge=judge,
         matrix=pair_matrix_svg(check.scores.matrix),
     )
+
+
+def _title(check: Check, panel: PanelScore) -> str:
+    """Name a panel and, if the characters of panels differ, those that it shows."""
+    name = check.scores.names[panel.panel]
+    if len(set(check.casts)) < 2:
+        return name
+    return f"{name}, {' and '.join(check.casts[check.panels.index(panel)])}"
 
 
 def _reason(check: Check, panel: PanelScore) -> str:
