@@ -115,7 +115,7 @@ def _readers() -> list[str]:
 def test_ocr_without_an_engine_says_what_to_install() -> None:
     if _readers():
         pytest.skip(f"{_readers()} can read here")
-    with pytest.raises(ValueError, match=r"pip install 'pacorl\[ocr\]'.*tesseract-ocr"):
+    with pytest.raises(ValueError, match=r"pip install .*\[ocr\]'.*tesseract-ocr"):
         Ocr().load()
 
 

@@ -26,7 +26,6 @@ from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
 from pacorl.io.terminal import printable, printable_json
-from pacorl.io.versions import install_command
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
@@ -94,6 +93,8 @@ def needing(extra: str, *, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        from pacorl.io.versions import install_command
+
         raise ValueError(f"{what} needs {error.name}: {install_command(extra)}") from None
 
 

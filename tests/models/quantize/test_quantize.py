@@ -241,5 +241,5 @@ def test_an_unknown_form_is_refused_by_name(key: str) -> None:
     "build", [lambda: FLUX.from_pretrained("tiny", quantize="nf4"), lambda: LocalJudge.from_pretrained(quantize="nf4")]
 )
 def test_without_bitsandbytes_the_message_has_the_line_that_installs_it(build: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"pip install 'pacorl\[nf4\]'"):
+    with pytest.raises(ValueError, match=r"pip install .*\[nf4\]'"):
         build()
