@@ -48,6 +48,7 @@ ALLOWED = {
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
     ("cli/__init__.py", "run"): (["open"], "/dev/null"),
+    ("models/lora/formats.py", "_sort_metadata"): (["open"], ASIDE),
     ("grpo/ledger.py", "Ledger.start"): (
         ["unlink"],
         "samples that the run makes again, by its own names",
