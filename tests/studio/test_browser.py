@@ -635,6 +635,7 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     # Taught anew, the character has its new LoRA alone.
     page.keyboard.press("c")
     page.locator("#train").press("Enter")
+    playwright.expect(page.locator("#useLora")).to_be_hidden(timeout=PATIENCE)
     playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 4 of 4", timeout=3 * PATIENCE)
     page.locator("#useLora").press("Enter")
     playwright.expect(page.locator("#toast")).to_have_text("hero-2 is used in place of hero.", timeout=PATIENCE)
