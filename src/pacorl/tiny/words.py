@@ -42,15 +42,20 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
         described.append(Panel(**attributes))
 
     # Last: an unknown word is the likelier mistake, and the one to mend first.
-    if grid != GRID or len(panels) != GRID.count:
-        raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
-            f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
-        )
+    check_tiny_grid(grid, len(panels))
     # The subject is independent of the scene, which a theme need not name.
     scene = {name: VALUES[name][0] for name in SCENE}
     subject = Panel(**scene | shared).subject
     return write_prompt(number, described, grid, subject=subject)
+
+
+def check_tiny_grid(grid: Grid, panels: int) -> None:
+    """Raise ValueError unless the tiny generator makes this layout."""
+    if grid != GRID or panels != GRID.count:
+        raise ValueError(
+            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
+            f"{panels}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+        )
 
 
 def tiny_scene(text: str) -> str:
