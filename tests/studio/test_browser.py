@@ -486,7 +486,7 @@ def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
     page.wait_for_timeout(500)
     shot(page, "studio-taught")
     page.locator("#useTaught").press("Enter")
-    playwright.expect(page.locator("#models")).to_contain_text("+ taste/warm", timeout=PATIENCE)
+    playwright.expect(page.locator("#models")).to_contain_text("+ warm 1.00", timeout=PATIENCE)
     playwright.expect(page.locator("#strengthField")).to_be_visible()
 
 
@@ -549,20 +549,31 @@ def test_captions_typed_one_after_the_other_are_all_kept(teaching):
     playwright.expect(page.locator("#history")).to_be_visible()
 
 
-def test_a_character_is_drawn_taught_and_used_by_keys(teaching):
-    """The illustrator's task: five pictures, a sheet, a LoRA, a page of four panels with it."""
+SHEET_OF = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp"), ("jumping", "house")]
+
+
+def test_a_character_is_drawn_by_keys(teaching):
+    """The illustrator's task, first part: five pictures and a sheet."""
     page = teaching
     playwright.expect(page.locator("#theme")).not_to_have_value("", timeout=PATIENCE)
     shot(page, "studio-first")
     page.locator("#startCharacter").press("Enter")
-    scenes = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp"), ("jumping", "house")]
     page.locator("#personWords").fill("red round hero, crown, night")
     page.locator("#savePerson").press("Enter")
     playwright.expect(page.locator("#personError")).to_have_text("give the character a name, such as hero")
-    drop_hero(page, scenes)
+    drop_hero(page, SHEET_OF)
     playwright.expect(page.locator("#savePerson")).to_be_disabled()
 
-    # The sheet, of which one picture is drawn again, and two are kept.
+    # The sheet, of which one picture is drawn again, and two are kept. The first picture is a night with a flag.
+    lines = [field.input_value() for field in page.locator("#sheetScenes textarea").all()]
+    assert lines[:2] == ["Change the scene to sunset.", "Put a boat beside the hero."]
+    page.locator("#personPictures textarea").first.fill("waving, boat")
+    expected = ["Change the scene to sunset.", "Put a tree beside the hero."]
+    playwright.expect(page.locator("#sheetScenes textarea").nth(1)).to_have_value(expected[1])
+    page.locator("#sheetWords summary").press("Enter")
+    page.get_by_role("button", name="Paint the hero blue.").press("Enter")
+    playwright.expect(page.locator("#sheetScenes textarea").last).to_have_value("Paint the hero blue.")
+    page.get_by_role("button", name="Remove this picture").last.press("Enter")
     page.locator("#sheetCandidates").fill("2")
     page.locator("#drawSheet").press("Enter")
     playwright.expect(page.locator("#sheetPictures > li")).to_have_count(4, timeout=2 * PATIENCE)
@@ -575,15 +586,37 @@ def test_a_character_is_drawn_taught_and_used_by_keys(teaching):
         box.set_checked(number < 2)
     page.locator("#keepSheet").press("Enter")
     playwright.expect(page.locator("#personPictures img")).to_have_count(7, timeout=PATIENCE)
+    captions = [box.input_value() for box in page.locator("#personPictures textarea").all()]
+    assert captions[5:] == expected
+    with page.expect_download() as download:
+        page.locator("#saveSheet").click()
+    with Image.open(download.value.path()) as saved:
+        assert saved.size == (64, 64)
+
+    # One card of the history, whose pictures are counted.
+    page.locator("#tabHistory").click()
+    playwright.expect(page.locator("#sets li")).to_have_count(1, timeout=PATIENCE)
+    page.locator("#sets a").click()
+    playwright.expect(page.locator("#ranks .place")).to_have_text([str(number) for number in range(1, 11)])
+    playwright.expect(page.locator("#scoreWords")).to_have_text("kept and followed")
     page.reload()
     page.keyboard.press("c")
     playwright.expect(page.locator("#personPictures img")).to_have_count(7, timeout=PATIENCE)
     playwright.expect(page.locator("#sheetPictures > li")).to_have_count(4, timeout=PATIENCE)
     shot(page, "studio-character")
 
-    # The teaching, stopped and gone on with; the gallery; a page with the LoRA.
+
+def test_a_character_is_taught_and_used_by_keys(teaching):
+    """Second part: a LoRA, stopped and gone on with; its gallery; a page of four panels; another LoRA in its place."""
+    page = teaching
+    page.keyboard.press("c")
+    drop_hero(page, SHEET_OF)
     page.locator("#trainSteps").fill("4")
     page.locator("#train").press("Enter")
+    playwright.expect(page.locator("#ready")).to_have_text("teaching hero", timeout=PATIENCE)
+    playwright.expect(page.locator("#generate")).to_be_disabled()
+    playwright.expect(page.locator("#busy")).to_contain_text("hero is being taught, and has the machine")
+    playwright.expect(page.locator("#trainHint")).to_contain_text("5 of 5 pictures have no words under them")
     playwright.expect(page.locator("#trainPhase")).to_contain_text("Learning", timeout=2 * PATIENCE)
     page.locator("#stopTraining").press("Enter")
     playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
@@ -592,12 +625,22 @@ def test_a_character_is_drawn_taught_and_used_by_keys(teaching):
     playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before
     playwright.expect(page.locator("#galleryPictures img")).to_have_count(16)
     page.locator("#useLora").press("Enter")
-    playwright.expect(page.locator("#models")).to_contain_text("loras/hero", timeout=PATIENCE)
+    playwright.expect(page.locator("#models")).to_contain_text("+ hero 0.50", timeout=PATIENCE)
     playwright.expect(page.locator("#theme")).to_have_value("red round hero, crown, night")
     page.keyboard.press("Control+Enter")
     made(page)
     page.keyboard.press("o")
     playwright.expect(page.locator("#loras li")).to_contain_text("loras/hero", timeout=PATIENCE)
+
+    # Taught anew, the character has its new LoRA alone.
+    page.keyboard.press("c")
+    page.locator("#train").press("Enter")
+    playwright.expect(page.locator("#useLora")).to_be_hidden(timeout=PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 4 of 4", timeout=3 * PATIENCE)
+    page.locator("#useLora").press("Enter")
+    playwright.expect(page.locator("#toast")).to_have_text("hero-2 is used in place of hero.", timeout=PATIENCE)
+    playwright.expect(page.locator("#models")).to_have_text("drawn by the practice models + hero-2 0.50")
+    playwright.expect(page.locator("#lorasOn")).to_have_text("hero-2 0.50; all of them times this")
 
 
 def test_models_are_chosen_and_a_licence_is_accepted_before_a_download(page):

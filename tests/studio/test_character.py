@@ -142,9 +142,13 @@ def test_each_candidate_of_a_sheet_belongs_to_its_picture(monkeypatch, tmp_path)
     generator.set_options = lambda: None
     reward = SimpleNamespace(judge=None, name="a judge")
     monkeypatch.setattr(models.ModelHost, "_models", lambda self, job, *, edits: (generator, reward))
-    monkeypatch.setattr(models, "_candidate_dict", lambda job, prompt, judge: {"text": prompt.text})
+    monkeypatch.setattr(
+        models, "_candidate_dict", lambda job, prompt, judge: {"text": prompt.text, "score": next(scores)}
+    )
     monkeypatch.setattr(sets, "generate_sets", generate_sets)
 
+    # Ties of the judge too are ordered by score.
+    scores = iter([0.1, 0.11, None, 0.9, 0.2, 0.3])
     source = tmp_path / "01.png"
     source.write_bytes(png())
     host = models.ModelHost(StudioModels())
@@ -153,6 +157,7 @@ def test_each_candidate_of_a_sheet_belongs_to_its_picture(monkeypatch, tmp_path)
     host.close()
     pictures = [(one["picture"], one["text"]) for one in drawn["candidates"]]
     assert pictures == [(2, SCENES[0])] * 3 + [(5, SCENES[1])] * 3
+    assert [one["score"] for one in drawn["candidates"]] == [0.11, 0.1, None, 0.9, 0.3, 0.2]
 
 
 def test_what_cannot_be_done_is_one_line(server):
@@ -170,13 +175,19 @@ def test_what_cannot_be_done_is_one_line(server):
             "/api/characters/hero",
             {"description": "x", "sheet": ["a"], "of": "1"},
             404,
-            "no picture 'a' of a set",
+            "there is no sheet '1'",
         ),
         ("GET", "/characters/hero/card.yaml", None, 404, "has no picture"),
         ("GET", "/characters/nobody/01.png", None, 404, "there is no character called 'nobody'"),
         ("DELETE", "/api/characters/nobody", None, 404, "there is no character called 'nobody'"),
         ("POST", "/api/characters/hero/sheet", {"scenes": ["a dragon"]}, 422, "has no instruction 'a dragon'"),
-        ("POST", "/api/characters/hero/sheet", {"scenes": SCENES, "again": "000009"}, 404, "of a sheet '000009'"),
+        (
+            "POST",
+            "/api/characters/hero/sheet",
+            {"scenes": SCENES, "again": "000009"},
+            404,
+            "there is no sheet '000009'",
+        ),
         ("POST", "/api/characters/hero/sheet", {"scenes": SCENES * 9}, 422, "at most 8 items"),
         ("POST", "/api/characters/hero/train", {"resume": "x"}, 404, "there is no LoRA called 'x'"),
         ("POST", "/api/characters/hero/train", {"steps": 0}, 422, "greater than or equal to 1"),
@@ -336,7 +347,69 @@ def test_a_picture_of_a_sheet_is_drawn_again_and_kept(server):
     kept = client.post(
         "/api/characters/hero", json={"description": HERO, "sheet": ["base-7", "base-9"], "of": second["id"]}
     ).json()
-    assert len(kept["pictures"]) == 5
+    lines = [SCENES[0], SCENES[1]]
+    assert [one["caption"] for one in kept["pictures"]] == ["", "", "", *lines]
+
+
+def test_a_picture_that_is_drawn_again_makes_no_second_card_and_a_sheet_is_one_image(server):
+    client, _ = server
+    hero(client)
+    form = {"scenes": SCENES, "candidates": 1}
+    first = finished(client, client.post("/api/characters/hero/sheet", json=form))
+    client.post(f"/api/history/{first['id']}", json={"favourite": True})
+    again = form | {"again": first["id"], "picture": 0}
+    second = finished(client, client.post("/api/characters/hero/sheet", json=again))
+    (card,) = client.get("/api/history").json()
+    assert (card["id"], card["favourite"], card["count"]) == (second["id"], True, 3)
+
+    names = [one["image"] for one in second["candidates"][1:]]
+    saved = client.get(f"/sheets/{second['id']}.png", params={"image": names})
+    with Image.open(io.BytesIO(saved.content)) as image:
+        assert (image.size, saved.headers["content-type"]) == ((64, 32), "image/png")
+    assert client.get(f"/sheets/{second['id']}.png", params={"image": ["../x"]}).status_code == 404
+    assert client.get(f"/sheets/{second['id']}.png").status_code == 422
+    assert client.post("/api/characters/hero/sheet", json=again).status_code == 404
+
+
+def test_what_the_practice_model_cannot_draw_is_noted_when_a_character_is_saved(server):
+    client, studio = server
+    assert hero(client)["note"] == ""
+    goblin = {"description": "a little blue goblin with a teal cap", "uploads": [upload(client)]}
+    note = client.post("/api/characters/Pip", json=goblin).json()["note"]
+    assert "unknown words, 'little', 'goblin', 'teal'; the tiny generator has colour: red" in note
+    studio.characters.names = replace(studio.names, model="black-forest-labs/FLUX.1-dev")
+    assert [one["note"] for one in client.get("/api/characters").json()] == ["", ""]
+
+
+def test_a_name_in_a_sentence_is_the_character(server):
+    client, _ = server
+    for name, looks in [("Pip", HERO), ("Pip-2", "blue tall hero, cap, day")]:
+        client.post(f"/api/characters/{name}", json={"description": looks, "uploads": [upload(client)]})
+    text = "Four images of Pip: waving by a boat, jumping by a flag, standing by a tree, waving by a lamp"
+    draft = client.post("/api/panels", json={"text": text}).json()
+    assert draft["theme"] == "Red round hero, crown, night"
+    assert draft["panels"][0] == "Red round hero, crown, night, waving by a boat"
+    form = {"theme": draft["theme"], "panels": draft["panels"], "candidates": 1}
+    assert client.post("/api/sets", json=form).status_code == 200
+
+    both = client.post("/api/panels", json={"text": "Two images: {Pip-2} waves, Pippa and Pip jump"}).json()
+    assert both["panels"] == ["Blue tall hero, cap, day waves", "Pippa and red round hero, crown, night jump"]
+    fox = client.post("/api/panels", json={"text": "two images of a fox: it runs, it sleeps"}).json()
+    assert fox["theme"] == "a fox"
+
+
+def test_all_loras_of_a_character_are_listed_and_the_state_names_who_is_taught(server):
+    client, studio = server
+    hero(client)
+    assert client.get("/api/state").json()["teaching"] == ""
+    for _ in range(2):
+        studio.characters.prepare("hero", steps=8)
+        studio.trainer.stop()
+    (one,) = client.get("/api/characters").json()
+    assert sorted(one["loras"]) == ["loras/hero", "loras/hero-2"]
+    studio.characters.resume("hero")
+    assert client.get("/api/state").json()["teaching"] == "hero"
+    studio.trainer.stop()
 
 
 def test_a_training_has_the_machine_and_is_described_by_its_files(server, tmp_path):

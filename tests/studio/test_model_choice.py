@@ -134,7 +134,7 @@ def test_a_choice_is_checked_and_loaded(server, tmp_path):
     assert studio.host.names.strengths == form["loras"]
     assert studio.characters.names is studio.taste.names is studio.names
     assert client.post("/api/models", json={"model": "tiny"}).status_code == 200
-    assert client.get("/api/state").json()["adapter"] == ""
+    assert client.get("/api/state").json()["loras"] == {}
     for change, fault in [
         ({"model": str(tmp_path)}, "is no model of the list"),
         ({"editor": "../x"}, "is no model of the list"),

@@ -242,7 +242,7 @@ def test_a_person_teaches_stops_and_goes_on(server, tmp_path):
     assert means == pytest.approx([0.5, 0.5])
     assert client.get("/api/models").json()["loras"] == ["taste/mine"]
     client.post("/api/models", json={"model": "tiny", "loras": {"taste/mine": 1}})
-    assert client.get("/api/state").json()["adapter"] == "taste/mine"
+    assert client.get("/api/state").json()["loras"] == {"taste/mine": 1}
     assert human.asked_groups(tmp_path / "sets/taste/mine/rankings")
 
 

@@ -272,17 +272,18 @@ def pair(
     sets: bool = Option(
         False, "--sets", help="Whole sets are ranked, without a reference; of your own images, a folder in its theme's."
     ),
+    limit: int | None = Option(None, min=1, max=LARGEST, help="Questions at most, evenly spread; 20 for a pilot."),
     step: StepOptions,
 ) -> None:
     """Cut the grids, or take images of your own, and combine them into questions for people."""
     if from_folder:
         from pacorl.dataset.own_images import pair_images
 
-        step.perform("copying", pair_images, folder, from_folder, sets=sets)
+        step.perform("copying", pair_images, folder, from_folder, sets=sets, limit=limit)
     else:
         from pacorl.dataset.grids import pair as cut
 
-        step.perform("cutting", cut, folder, prompts=prompts, sets=sets)
+        step.perform("cutting", cut, folder, prompts=prompts, sets=sets, limit=limit)
 
 
 @app.command()

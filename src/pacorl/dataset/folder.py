@@ -144,6 +144,7 @@ class Answer:
             best_first,
             question.theme,
             question.category,
+            criteria=question.criteria or {},
             adjudicated=adjudicated,
             panels=tuple(question.panels[question.candidates.index(name)] for name in best_first if question.panels),
         )

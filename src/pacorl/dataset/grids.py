@@ -32,7 +32,9 @@ from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
-from pacorl.types import Size
+from pacorl.records.prompts import evenly_spread
+from pacorl.tiny.words import check_tiny_grid
+from pacorl.types import TINY, Size
 
 
 def generate(
@@ -50,9 +52,18 @@ def generate(
     Returns:
         The number of grids in all, generated now, and missing (of other shards). For a dry run: the number to
         generate, and the number of finished grids to sample again to repeat their batches.
+
+    Raises:
+        ValueError: a prompt has a layout that the tiny generator does not make.
     """
+    # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
+    records = read_prompts(folder / prompts)
+    for record in records if source.generator.get("checkpoint") == TINY else ():
+        with blamed_on(f"{folder / prompts}, prompt {record.idx}"):
+            check_tiny_grid(record.prompt.grid, record.prompt.grid.count)
+
     # Generate this shard's grids.
-    jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
+    jobs = grid_jobs(records, grids=grids, seed=source.seed)
     # A dry run loads no generator.
     if dry_run:
         batches = unfinished_batches(jobs, folder, source, shard=shard)
@@ -116,7 +127,6 @@ def image_source(
     """
     from pacorl.models.lora.formats import adapter_file
     from pacorl.models.policies import POLICIES, kind_of
-    from pacorl.types import TINY
 
     # Resolve the defaults of the kind.
     kind = kind or kind_of(checkpoint)
@@ -204,12 +214,14 @@ def pair(
     *,
     prompts: str = "diverse.jsonl",
     sets: bool = False,
+    limit: int | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Cut every grid of grids.jsonl, and write instances.jsonl.
 
     Args:
+        limit: the number of questions at most, evenly spread over the prompts and within each.
         sets: whether people rank the grids of a prompt as whole sets, without a reference.
 
     Raises:
@@ -233,6 +245,7 @@ def pair(
         instances += [of_sets] if sets else questions
         for images in of_sets.panels:
             panels += images
+    instances = evenly_spread(instances, limit)
     counts = {"prompts": len(records), "panels": len(panels), "instances": len(instances)}
 
     # The manifest covers the instances but not the panels, which a copied folder may lack: check the files.

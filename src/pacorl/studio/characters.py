@@ -28,6 +28,7 @@ from pacorl.io.files import PRIVATE, check_no_link, free_name, read_bytes, remov
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
+from pacorl.studio.models import description_note
 from pacorl.studio.trainer_process import TrainerProcess, lora_of
 from pacorl.types import TINY, Character
 from pacorl.web.guard import RefusedError
@@ -79,6 +80,7 @@ class Characters:
         description: str,
         *,
         added: Sequence[bytes] = (),
+        added_captions: Sequence[str] = (),
         captions: Mapping[str, str] = {},
         removed: Iterable[str] = (),
     ) -> None:
@@ -88,6 +90,7 @@ class Characters:
             name: of its folder.
             description: its looks.
             added: PNGs of further pictures.
+            added_captions: what the first of them show.
             captions: picture → what it shows; empty for the description alone.
             removed: pictures to delete.
 
@@ -109,6 +112,8 @@ class Characters:
                 texts[self._picture(name, picture).with_suffix(".txt")] = caption.strip()
             gone = [self._picture(name, picture) for picture in dict.fromkeys(removed)]
             numbers = _free_numbers(folder, len(added))
+            for number, caption in zip(numbers, added_captions, strict=False):
+                texts[folder / f"{number:02d}.txt"] = caption
 
             # Nothing is written before everything is checked.
             write_atomic(folder / CARD, dump_yaml(card), mode=PRIVATE)
@@ -145,9 +150,12 @@ class Characters:
             caption = path.with_suffix(".txt")
             pictures.append({"file": path.name, "caption": read_text(caption) if caption.is_file() else ""})
         trainings = self._trainings(name)
+        description = _card(folder).description
         return {
             "name": name,
-            "description": _card(folder).description,
+            "description": description,
+            "note": description_note(self.names, description),
+            "loras": [f"{LORAS}/{training.name}" for training in trainings],
             "pictures": pictures,
             "least": LEAST,
             "training": self._training(trainings[-1]) if trainings else None,

@@ -156,6 +156,12 @@ class History:
             self._forget_oldest()
         return name
 
+    def replace(self, former: str, name: str) -> None:
+        """Remove a set that another one contains, and hand its mark on."""
+        if former in self._favourites:
+            self.mark(name, favourite=True)
+        self.remove(former)
+
     def _forget_oldest(self) -> None:
         newest = max(self._entries, key=int)
         usual = sorted(self._entries.keys() - self._favourites - {newest}, key=int)

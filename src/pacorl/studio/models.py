@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,16 @@ from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.generate.compose import prompt_from
-from pacorl.generate.storyboard import Storyboard, pages, parse_storyboard
+from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import with_memory
+from pacorl.tiny.characters import EDITS, KEPT, VALUES, character_prompts
 from pacorl.tiny.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
-from pacorl.tiny.characters import VALUES, character_prompts
+from pacorl.tiny.words import attributes_in
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -310,7 +311,8 @@ class ModelHost:
             position = list(prompts)[index // sampling.candidates]
             drawn.append({**_candidate_dict(job, image, reward.name), "picture": position})
         result = _result(job, "sheet", generator, reward, sampling)
-        result["candidates"] = sorted([*drawn, *earlier], key=itemgetter("picture"))
+        # Ties are ordered by score too, which the page shows.
+        result["candidates"] = sorted([*drawn, *earlier], key=lambda one: (one["picture"], -(one["score"] or 0)))
         return result
 
     def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
@@ -605,20 +607,22 @@ def taste_example(names: StudioModels, count: int = 12) -> list[str]:
 
 
 def sheet_example(names: StudioModels) -> list[str]:
-    """Return instructions for the pictures of a character's sheet."""
+    """Return instructions for the pictures of a character's sheet, of which the page takes four."""
     if editor_of(names) == TINY:
         return [
             "Change the scene to sunset.",
             "Put a boat beside the hero.",
             "Put a tree beside the hero.",
             "Change the scene to day.",
+            "Put a lamp beside the hero.",
+            "Change the scene to night.",
         ]
     return list(SHEET)
 
 
 SHEET = (
-    "the same character from the front, full body, plain background",
     "the same character from the side, walking",
+    "the same character from the front, full body, plain background",
     "the same character from behind, looking back",
     "the same character, close-up of the face, smiling",
 )
@@ -643,6 +647,34 @@ def words(names: StudioModels) -> dict[str, list[str]]:
     if names.model != TINY:
         return {}
     return {attribute: list(values) for attribute, values in VALUES.items()}
+
+
+def instructions(names: StudioModels) -> dict[str, list[str]]:
+    """Return the tiny editor's instructions by attribute; empty for other editors."""
+    if editor_of(names) != TINY:
+        return {}
+    return {attribute: [form.format(value) for value in VALUES[attribute]] for attribute, form in EDITS.items()}
+
+
+def description_note(names: StudioModels, description: str) -> str:
+    """Name what the tiny generator cannot draw of a character; empty for other generators."""
+    if names.model == TINY:
+        try:
+            attributes_in(description, where="the description", required=KEPT)
+        except ValueError as fault:
+            return f"The practice model cannot draw this character in Make: {fault}."
+    return ""
+
+
+def with_descriptions(text: str, cast: Mapping[str, str]) -> str:
+    """Replace the names of characters in a text by their descriptions, as a storyboard does with `{name}`.
+
+    Raises:
+        ValueError: for braces around another name.
+    """
+    names = "|".join(map(re.escape, sorted(cast, key=len, reverse=True)))
+    mentioned = re.sub(rf"\{{?\b({names})\b\}}?", r"{\1}", text) if cast else ""
+    return spoken(mentioned, cast) if MENTION.search(mentioned) else text
 
 
 def _panel_texts(prompt: Prompt) -> list[str]:

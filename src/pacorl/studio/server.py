@@ -17,14 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from pydantic import Field
 
 from pacorl.config.options import TEMPLATE, StudioModels
-from pacorl.core.grid import parse_layout
+from pacorl.core.grid import join, parse_layout
+from pacorl.generate.compose import layout_for
 from pacorl.generate.panels import write_panels
 from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
+from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.studio import model_choice, models
 from pacorl.studio.characters import Characters, picture_bytes
@@ -209,17 +211,19 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
     return {
         "model": names.model,
         "editor": models.editor_of(names),
-        "adapter": " + ".join(_shown_loras(state)),
+        "loras": _shown_loras(state),
         "options": _option_names(names, edits=False),
         "edit_options": _option_names(names, edits=True),
         "judge": names.judge_model or names.judge,
         "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
         "calibrated": state.calibration is not None,
         "words": models.words(names),
+        "instructions": models.instructions(names),
         "example": models.example(names, 0),
         "sheet": models.sheet_example(names),
         # While a LoRA is taught the models are unloaded; the next job loads them again.
         "ready": state.loading.status == "done",
+        "teaching": state.trainer.busy_with,
         "cannot": state.host.modes,
         "fault": state.loading.error,
         "latest": {kind: job.id for kind, job in latest.items() if job},
@@ -294,7 +298,10 @@ class SentenceForm(Form):
 @router.post("/api/panels")
 def write_set(form: SentenceForm, state: State) -> dict[str, Any]:
     """Write the theme and panels of a sentence, which a person may edit before they are generated."""
-    return asdict(write_panels(form.text, writer=state.names.writer, model=state.names.writer_model))
+    draft = asdict(write_panels(form.text, writer=state.names.writer, model=state.names.writer_model))
+    cast = {character["name"]: character["description"] for character in state.characters.summaries()}
+    panels = [models.with_descriptions(text, cast) for text in draft["panels"]]
+    return draft | {"theme": models.with_descriptions(draft["theme"], cast), "panels": panels}
 
 
 class SamplingForm(Form):
@@ -388,8 +395,10 @@ def _check_mode(state: AppState, mode: str) -> None:
         raise ValueError(reason)
 
 
-def _make(state: AppState, browser: str, form: SamplingForm, work: Work, *, kind: str = "set") -> dict[str, Any]:
-    """Queue work whose result is a set, which is added to the history."""
+def _make(
+    state: AppState, browser: str, form: SamplingForm, work: Work, *, kind: str = "set", replaces: str = ""
+) -> dict[str, Any]:
+    """Queue work whose result is a set, which is added to the history, in place of a set that it contains."""
     state.trainer.check_idle()
 
     def make(job: Job) -> dict[str, Any]:
@@ -398,6 +407,8 @@ def _make(state: AppState, browser: str, form: SamplingForm, work: Work, *, kind
             name = state.history.add(document, job.images)
         except OSError as error:  # the set took minutes, so it is shown all the same
             return {**document, "note": f"This set is not in the history: {error.strerror or error}."}
+        if replaces:
+            state.history.replace(replaces, name)
         job.images = {}
         return _with_address(document, name)
 
@@ -448,6 +459,18 @@ def mark_set(name: str, form: FavouriteForm, state: State) -> list[dict[str, Any
 def set_image(name: str, file: str, state: State) -> Response:
     """Return an image of a set."""
     return _png(state.history.image(name, file))
+
+
+@router.get("/sheets/{name}.png")
+def sheet_image(name: str, image: Annotated[list[str], Query(max_length=MAX_SHEET)], state: State) -> Response:
+    """Return pictures of a sheet as one image."""
+    pictures = []
+    for picture in image:
+        content = state.history.image(name, picture)
+        if content is None:
+            raise RefusedError("there is no such image", status=404)
+        pictures.append(open_image(content, name=f"picture {picture[:20]} of sheet {name[:20]}"))
+    return _png(png_bytes(join(pictures, layout_for(len(pictures)))))
 
 
 @router.get("/sets/{name}/{number}.zip")
@@ -673,16 +696,22 @@ class CharacterForm(Form):
 @router.post("/api/characters/{name}")
 def save_character(name: str, form: CharacterForm, state: State, browser: Browser) -> dict[str, Any]:
     """Create a character, or change its description, captions and pictures."""
+    # Pictures of a sheet, whose captions are their lines.
     added = []
-    for upload in dict.fromkeys(form.uploads):
-        # Written again from its pixels: no foreign file reaches the folder.
-        added.append(picture_bytes(_upload(state, upload, browser).open()))
+    lines = []
+    sheet = _sheet(state, form.of) if form.sheet else {}
     for image in form.sheet:
         content = state.history.image(form.of, image)
         if content is None:
-            raise RefusedError(f"there is no picture {image[:20]!r} of a set {form.of[:20]!r}", status=404)
+            raise RefusedError(f"there is no picture {image[:20]!r} of a sheet {form.of[:20]!r}", status=404)
         added.append(content)
-    state.characters.save(name, form.description, added=added, captions=form.captions, removed=form.removed)
+        lines += [sheet["asked"]["scenes"][one["picture"]] for one in sheet["candidates"] if one["image"] == image]
+    # Uploads, written again from their pixels: no foreign file reaches the folder.
+    for upload in dict.fromkeys(form.uploads):
+        added.append(picture_bytes(_upload(state, upload, browser).open()))
+    state.characters.save(
+        name, form.description, added=added, added_captions=lines, captions=form.captions, removed=form.removed
+    )
     for upload in form.uploads:
         state.uploads.remove(upload, owner=browser)
     return state.characters.describe(name)
@@ -740,20 +769,29 @@ def make_sheet(name: str, form: SheetForm, state: State, browser: Browser) -> di
     # All that was drawn for an earlier sheet stays, to choose from.
     earlier: list[dict[str, Any]] = []
     if form.again:
-        sheet = state.history.read(form.again)
-        if sheet is None or sheet["kind"] != "sheet" or form.picture not in prompts:
+        sheet = _sheet(state, form.again)
+        if form.picture not in prompts:
             raise RefusedError(f"there is no picture {form.picture} of a sheet {form.again[:20]!r}", status=404)
         prompts = {form.picture: prompts[form.picture]}
         earlier = sheet["candidates"]
         sampling = replace(sampling, seed=max(candidate["seed"] for candidate in sheet["candidates"]) + 1)
 
     def make(job: Job) -> dict[str, Any]:
+        if form.again:
+            _sheet(state, form.again)  # another browser may have drawn it again meanwhile
         for candidate in earlier:
             job.images[candidate["image"]] = state.history.image(form.again, candidate["image"]) or b""
         result = state.host.make_sheet(job, prompts, sampling, sources=sources, earlier=earlier)
         return {**result, "theme": name}
 
-    return _make(state, browser, form, make, kind="sheet")
+    return _make(state, browser, form, make, kind="sheet", replaces=form.again)
+
+
+def _sheet(state: AppState, name: str) -> dict[str, Any]:
+    sheet = state.history.read(name)
+    if sheet is None or sheet["kind"] != "sheet":
+        raise RefusedError(f"there is no sheet {name[:20]!r}", status=404)
+    return sheet
 
 
 class TrainForm(Form):

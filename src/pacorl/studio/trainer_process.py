@@ -63,11 +63,17 @@ class TrainerProcess:
                 self._folder = folder
                 self._announced = None  # last: a run that is neither announced nor running seems to be stopped
 
+    @property
+    def busy_with(self) -> str:
+        """Name of the run that trains, or is about to; empty without one."""
+        busy = self._announced or (self._folder if self._is_alive else None)
+        return busy.name if busy else ""
+
     def check_idle(self) -> None:
         """Raise RefusedError while a trainer runs, or is about to."""
-        busy = self._announced or (self._folder if self._is_alive else None)
-        if busy:
-            message = f"{busy.name} is being taught and has the machine; stop it, it can go on later"
+        name = self.busy_with
+        if name:
+            message = f"{name} is being taught and has the machine; stop it, it can go on later"
             raise RefusedError(message, status=409)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, write_prompt
 from pacorl.types import Grid, Prompt
@@ -21,6 +21,8 @@ ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in valu
 PASSED_OVER = frozenset(
     "a an and at beside by hero heroes in is of on our same the there wearing wears while who with".split()  # noqa: SIM905
 )
+MISSPELT = 0.8
+"""Least similarity of a misspelt word: "nihgt" is night, and "teal" is not tall."""
 WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --panel 'jumping, boat' …"
 
@@ -32,11 +34,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
         ValueError: if words are unknown, attributes missing, or the layout is not 2x2.
     """
     # The layout first: no change of words mends it.
-    if grid != GRID or len(panels) != GRID.count:
-        raise ValueError(
-            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
-            f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
-        )
+    check_tiny_grid(grid, len(panels))
     shared = attributes_in(theme, where="the theme", required=KEPT)
 
     # Each panel, with the theme's attributes unless it has its own.
@@ -49,6 +47,15 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     scene = {name: VALUES[name][0] for name in SCENE}
     subject = Panel(**scene | shared).subject
     return write_prompt(number, described, grid, subject=subject)
+
+
+def check_tiny_grid(grid: Grid, panels: int) -> None:
+    """Raise ValueError unless the tiny generator makes this layout."""
+    if grid != GRID or panels != GRID.count:
+        raise ValueError(
+            f"the tiny generator makes sets of {GRID.count} panels as {GRID} only, this is {grid} with "
+            f"{panels}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
+        )
 
 
 def tiny_scene(text: str) -> str:
@@ -88,15 +95,10 @@ def check_tiny_edit(prompt: Prompt) -> None:
     """
     instruction = prompt.text
     if instruction not in INSTRUCTIONS:
-        near = []
-        for text in difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5):
-            near.append(repr(text))
-
-        hint = f"nearest: {' or '.join(near)}" if near else "none is near"
-        forms = []
-        for name, form in EDITS.items():
-            forms.append(f"{form.format(name.upper())} ({', '.join(VALUES[name])})")
-        raise ValueError(f"the tiny editor has no instruction {instruction!r} ({hint}); it has {' '.join(forms)}")
+        near = map(repr, difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5))
+        forms = [form.format(name.upper()) for name, form in EDITS.items()]
+        hint = " or ".join(near) or " ".join(forms)
+        raise ValueError(f"the tiny editor has no instruction {instruction!r}; write {hint}")
 
 
 def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dict[str, str]:
@@ -123,7 +125,9 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
     # Report unknown words first, the likeliest mistake.
     if unknown:
         vocabulary = "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
-        raise ValueError(f"{where} has unknown words, {_quoted(unknown)}; the tiny generator has {vocabulary}")
+        raise ValueError(
+            f"{where} has unknown words, {_quoted(unknown, attributes)}; the tiny generator has {vocabulary}"
+        )
     if fault:
         raise ValueError(fault)
     missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
@@ -132,11 +136,12 @@ def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dic
     return attributes
 
 
-def _quoted(unknown: Sequence[str]) -> str:
-    """Quote the first five words, each with the nearest known one."""
+def _quoted(unknown: Sequence[str], attributes: Container[str]) -> str:
+    """Quote the first five words, each with a misspelt value of an attribute that the text lacks."""
+    lacking = [word for word, name in ATTRIBUTE_OF.items() if name not in attributes]
     quoted = []
     for word in unknown[:5]:
-        near = difflib.get_close_matches(word, ATTRIBUTE_OF, n=1)
+        near = difflib.get_close_matches(word, lacking, n=1, cutoff=MISSPELT)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         quoted.append(f"{word!r}{hint}")
     listed = ", ".join(quoted)

@@ -7,6 +7,7 @@ let dropped = [];       // uploads of a character that is not saved yet
 let sheet = null;       // the newest sheet
 let picked = {};        // picture of the sheet → the chosen candidate
 let ticked = {};        // picture of the sheet → whether a person keeps it; by its score otherwise
+let suggested = "";     // the lines of a sheet as the page filled them in
 let watching = false;
 let changes = 0;        // counts requests that change a character: a list from before one is out of date
 let saving = Promise.resolve(true);
@@ -42,6 +43,7 @@ function drawPeople() {
   $("forgetPerson").hidden = !one;
   $("personEmpty").hidden = Boolean(one);
   $("personSteps").hidden = !one;
+  say("personNote", one?.note || "");
   drawDropped();
   if (one) {
     drawPictures(one);
@@ -57,6 +59,8 @@ async function lookAtPerson(name) {
     sheet = null;
     picked = {};
     ticked = {};
+    suggested = "";
+    $("sheetScenes").replaceChildren();
     $("personName").value = "";
     if (!name) $("personWords").value = "";
   }
@@ -206,18 +210,33 @@ function showSheet(result) {
   // Of a picture that was drawn again the best new one is shown; the choice among the others stays.
   const had = new Set((sheet?.candidates || []).map((one) => one.image));
   const fresh = result.candidates.filter((one) => !had.has(one.image));
-  for (const one of [...fresh].sort((a, b) => b.rank - a.rank)) picked[one.picture] = one.image;
+  for (const one of fresh.reverse()) picked[one.picture] = one.image;
   sheet = result;
+  suggested = "";
   fillRows("sheetScenes", result.asked.scenes, "Picture");
   drawSheet();
 }
 
 function drawSheet() {
-  if (!$("sheetScenes").children.length) fillRows("sheetScenes", state.sheet, "Picture");
+  suggestScenes();
   say("sheetCannot", state.cannot?.edit || "");
   $("drawSheet").disabled = Boolean(running.sheet || state.cannot?.edit);
   $("sheetPictures").replaceChildren(...(sheet ? sheet.asked.scenes.map(sheetPicture) : []));
-  $("keepSheet").hidden = !sheet;
+  $("keepSheet").hidden = $("saveSheet").hidden = !sheet;
+  if (!sheet) return;
+  const images = [...$("sheetPictures").querySelectorAll("input")].map((box) => `image=${box.dataset.image}`);
+  $("saveSheet").href = `/sheets/${sheet.id}.png?${images.join("&")}`;
+  $("saveSheet").download = `${who}-sheet.png`;
+}
+
+// Lines that do not ask for what the first picture shows, as far as the words are known; a person's own lines stay.
+function suggestScenes() {
+  if (rows("sheetScenes").join("\n") !== suggested || $("sheetScenes").contains(document.activeElement)) return;
+  const known = Object.values(state.words).flat(), wordsOf = (text) => text.toLowerCase().split(/[^a-z-]+/).filter((word) => known.includes(word));
+  const shown = wordsOf(`${person()?.description} ${person()?.pictures[0]?.caption}`);
+  const lines = state.sheet.filter((line) => !wordsOf(line).some((word) => shown.includes(word))).slice(0, 4);
+  if (lines.join("\n") !== suggested) fillRows("sheetScenes", lines, "Picture");
+  suggested = lines.join("\n");
 }
 
 function sheetPicture(scene, i) {
@@ -225,13 +244,13 @@ function sheetPicture(scene, i) {
   const url = (one) => `${sheet.images}/${one.image}.png`;
   const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= 0.5, onchange: () => { ticked[i] = keep.checked; }, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
-  const again = make("button", { type: "button", className: "quiet small", textContent: "This panel again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
+  const again = make("button", { type: "button", className: "quiet small", textContent: "This picture again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {
     const small = make("button", { type: "button", className: "thumb", ariaLabel: `Picture ${i + 1}, number ${n + 1}, score ${number(one.score)}`, onclick: () => { picked[i] = one.image; drawSheet(); } }, pixelated(make("img", { src: url(one), alt: "" })));
     small.setAttribute("aria-pressed", String(one === best));
     return small;
   });
-  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} Score ${number(best.score)}` }),
+  return make("li", {}, pixelated(make("img", { src: url(best), alt: scene })), make("span", { className: "hint", textContent: `${scene} · score ${number(best.score)}` }),
     make("div", { className: "links" }, ...others), make("div", { className: "links" }, make("label", { className: "check" }, keep, " keep"), again));
 }
 
@@ -293,7 +312,9 @@ async function watchTraining() {
 
 function drawTraining(one) {
   const training = one.training, alive = learns(training), short = one.least - one.pictures.length;
-  say("trainHint", short > 0 ? `Add ${short} more picture${short === 1 ? "" : "s"}: at least ${one.least} are needed.` : "");
+  const bare = one.pictures.filter((picture) => !picture.caption).length;
+  say("trainHint", short > 0 ? `Add ${short} more picture${short === 1 ? "" : "s"}: at least ${one.least} are needed.`
+    : bare ? `${bare} of ${one.pictures.length} pictures have no words under them: they are learned from “What it looks like” alone.` : "");
   $("train").disabled = alive || short > 0;
   $("train").textContent = training ? "Teach it anew" : "Teach it";
   $("stopTraining").hidden = !alive;
@@ -303,10 +324,11 @@ function drawTraining(one) {
   say("trainError", training?.error || "");
   if (!training) return;
   const share = (100 * training.done) / training.steps;
-  $("trainPhase").textContent = `${LEARNING[training.status]}: step ${training.done} of ${training.steps}`;
+  $("trainPhase").textContent = `${LEARNING[training.status]}: step ${training.done} of ${training.steps}${alive ? timeLeft(training) : ""}`;
   const last = training.losses.at(-1), first = training.losses[0];
-  $("trainLoss").textContent = last && last !== first ? `error on a picture it has not seen: ${first[1].toFixed(3)} → ${last[1].toFixed(3)}` : "";
-  $("trainBar").style.width = `${share}%`;
+  $("trainLoss").textContent = last && last !== first ? `error on a picture it has not seen, lower is better: ${first[1].toFixed(3)} → ${last[1].toFixed(3)}` : "";
+  $("trainBar").className = training.status === "starting" ? "unsure" : "";
+  $("trainBar").style.width = training.status === "starting" ? "" : `${share}%`;
   $("trainBar").parentElement.setAttribute("aria-valuenow", Math.round(share));
   if ($("gallery").hidden) return;
   const drawn = `${training.name} ${training.done}`;
@@ -316,7 +338,24 @@ function drawTraining(one) {
     pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when}, picture ${i + 1}` }))), make("figcaption", { textContent: "before · after" }))));
 }
 
+// The server counts steps in strides. A stride is timed from its first step that was seen to change.
+let pace = {};
+
+function timeLeft({ name, status, done, steps }) {
+  const now = Date.now();
+  if (pace.name !== name) pace = { name, status, done };
+  if (pace.status !== status || pace.done !== done) {
+    if (pace.from === undefined) Object.assign(pace, { from: done, at: now });
+    else pace.ends = now + ((now - pace.at) / (done - pace.from)) * (steps - done);
+    Object.assign(pace, { status, done });
+  }
+  if (!(pace.ends > now)) return "";
+  const minutes = Math.ceil((pace.ends - now) / 60_000);
+  return `, about ${minutes === 1 ? "a minute" : `${minutes} minutes`} left`;
+}
+
 async function train(resume = "") {
+  pace = {};
   say("trainError", "");
   const steps = $("trainSteps").value;
   if (!await saveCaptions()) return;
@@ -324,6 +363,7 @@ async function train(resume = "") {
     const now = await call("POST", `/api/characters/${encodeURIComponent(who)}/train`, { resume, steps: steps ? Number(steps) : null });
     people = people.map((one) => (one.name === who ? now : one));
     drawPeople();
+    watchModels();
   } catch (error) {
     say("trainError", error.message);
   }
@@ -339,7 +379,7 @@ async function stopTraining() {
 async function useLora() {
   const one = person();
   // The practice model learns single pictures, and draws pages of four: at full strength it forgets pages.
-  if (!await useTrained(`loras/${one.training.name}`, state.tiny.model ? 0.5 : 1)) return;
+  if (!await useTrained(`loras/${one.training.name}`, state.tiny.model ? 0.5 : 1, one.loras)) return;
   open("tabMake");
   setMode("set");
   $("who").value = one.name;

@@ -85,10 +85,15 @@ async function loadModels() {
   }
 }
 
-// A LoRA that was trained here is added to the ones in use.
-async function useTrained(name, strength = 1) {
+// A LoRA that was trained here is added to the ones in use, in place of the former ones of the same character.
+async function useTrained(name, strength = 1, former = []) {
   const chosen = (await ask("GET", "/api/models"))?.chosen;
-  if (!chosen || !await ask("POST", "/api/models", { ...chosen, loras: { ...chosen.loras, [name]: strength } })) return false;
+  if (!chosen) return false;
+  const replaced = Object.keys(chosen.loras).filter((other) => other !== name && former.includes(other));
+  for (const other of replaced) delete chosen.loras[other];
+  chosen.loras[name] = strength;
+  if (!await ask("POST", "/api/models", chosen)) return false;
+  if (replaced.length) toast(`${shortName(name)} is used in place of ${replaced.map(shortName).join(", ")}.`);
   refreshModels();
   return true;
 }

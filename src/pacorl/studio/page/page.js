@@ -86,6 +86,7 @@ async function start() {
   sources = state.uploads.filter((one) => chosen.includes(one.id));
   uploads = state.uploads.filter((one) => !chosen.includes(one.id));
   drawUploads();
+  enableMaking();
   watchModels();
   ask("GET", "/api/characters").then((listed) => { people = listed || []; fillPeople(); });
   fillEarlier();
@@ -98,19 +99,33 @@ async function start() {
 function drawNames() {
   $("note").textContent = state.tiny.model ? "Drawn by a small practice model, which knows one drawn world and its words only. Choose a real one under Models." : "";
   const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
-  $("models").textContent = [...names, state.adapter && `+ ${shortName(state.adapter)}`].filter(Boolean).join(" ");
-  $("compareField").hidden = $("strengthField").hidden = !state.adapter;
+  const loras = Object.entries(state.loras).map(([name, strength]) => `${shortName(name)} ${number(strength)}`).join(", ");
+  $("models").textContent = [...names, loras && `+ ${loras}`].filter(Boolean).join(" ");
+  $("lorasOn").textContent = `${loras}; all of them times this`;
+  $("compareField").hidden = $("strengthField").hidden = !hasLoras();
 }
 
+const hasLoras = () => Object.keys(state?.loras || {}).length > 0;
+
+// Folders of a run say nothing to a person.
 function shortName(path) {
-  return path.split("/").filter(Boolean).slice(-2).join("/");
+  return path.split("/").filter((part) => part && !["run", "best", "adapter"].includes(part)).at(-1) || path;
 }
 
-async function watchModels() {
-  for (let now = state; ; now = await call("GET", "/api/state").catch(() => now)) {
+let watcher = null;
+
+function watchModels() {
+  watcher ??= untilReady().finally(() => { watcher = null; });
+  return watcher;
+}
+
+async function untilReady() {
+  for (let now = await call("GET", "/api/state").catch(() => state); ; now = await call("GET", "/api/state").catch(() => now)) {
     if (now.fault) { ready("models failed", "off"); return toast(now.fault, true); }
-    if (now.ready) { ready("ready", "on"); return setCannot(now.cannot); }
-    ready("loading the models …");
+    if (now.teaching !== state.teaching) { state.teaching = now.teaching; enableMaking(); }
+    if (now.teaching) ready(`teaching ${now.teaching}`);
+    else if (now.ready) { ready("ready", "on"); return setCannot(now.cannot); }
+    else ready("loading the models …");
     await pause(4 * POLL_MS);
   }
 }
@@ -137,13 +152,18 @@ function drawMode() {
   for (const part of document.querySelectorAll("[data-mode]")) part.hidden = part.dataset.mode !== now || Boolean(cannot[now]);
   say("cannot", cannot[now] || "");
   say("formError", "");
-  $("generate").disabled = Boolean(running.set || cannot[now]);
+  enableMaking();
   $("layout").closest("label").hidden = now === "edit";
-  $("compareField").hidden = !state?.adapter || now === "storyboard";
+  $("compareField").hidden = !hasLoras() || now === "storyboard";
   if (shown) $("startFrom").hidden = Boolean(cannot.edit);
   const known = (now === "edit" ? state?.edit_options : state?.options) || [];
   for (const field of document.querySelectorAll("[data-option]")) field.hidden = !known.includes(field.dataset.option);
-  $("strengthField").hidden = !state?.adapter || (now === "edit" && state.editor !== state.model);
+  $("strengthField").hidden = !hasLoras() || (now === "edit" && state.editor !== state.model);
+}
+
+function enableMaking() {
+  $("generate").disabled = Boolean(running.set || cannot[mode()] || state?.teaching);
+  say("busy", state?.teaching ? `${state.teaching} is being taught, and has the machine. Stop it to draw; it can go on later.` : "");
 }
 
 function ready(text, look = "") {
@@ -152,15 +172,20 @@ function ready(text, look = "") {
 }
 
 function showWords() {
-  const names = Object.entries(state.words);
-  $("words").hidden = names.length === 0;
-  $("panels").classList.toggle("fixed", names.length > 0);
-  $("addPanel").hidden = names.length > 0;
-  $("words").querySelector("dl").replaceChildren();
-  for (const [name, values] of names) {
-    const buttons = values.map((value) => make("button", { type: "button", textContent: value, onclick: () => insert(value) }));
-    $("words").querySelector("dl").append(make("dt", { textContent: name }), make("dd", {}, ...buttons));
-  }
+  const known = Object.keys(state.words).length > 0;
+  $("panels").classList.toggle("fixed", known);
+  $("addPanel").hidden = known;
+  listWords("words", state.words, insert);
+  listWords("editWords", state.instructions, (text) => { $("instruction").value = text; });
+  listWords("sheetWords", state.instructions, (text) => addRow("sheetScenes", "Picture", text));
+}
+
+function listWords(id, groups, take) {
+  $(id).hidden = Object.keys(groups).length === 0;
+  $(id).querySelector("dl").replaceChildren(...Object.entries(groups).flatMap(([name, values]) => {
+    const buttons = values.map((value) => make("button", { type: "button", textContent: value, onclick: () => take(value) }));
+    return [make("dt", { textContent: name }), make("dd", {}, ...buttons)];
+  }));
 }
 
 let lastField = null;
@@ -326,7 +351,7 @@ let early = "";         // the job whose ranking is shown before it has ended
 
 function setEnded() {
   $("progress").hidden = true;
-  $("generate").disabled = Boolean(cannot[mode()]);
+  enableMaking();
 }
 
 // --- the result of a set
@@ -372,13 +397,16 @@ function card(one, index) {
   const under = make("div", { className: "under" },
     make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}${tie(one)}` })),
     matrixOf(one.matrix, { mini: true }));
-  const made = make("button", { className: "card", type: "button", onclick: () => pick(index) }, image, make("span", { className: "place", textContent: one.rank }), under);
+  const made = make("button", { className: "card", type: "button", onclick: () => pick(index) }, image, make("span", { className: "place", textContent: placeOf(one) }), under);
   made.setAttribute("role", "option");
-  made.setAttribute("aria-label", `${unit()} ${one.rank}, ${one.error || `score ${number(one.score)}${tie(one)}`}`);
+  made.setAttribute("aria-label", `${unit()} ${placeOf(one)}, ${one.error || `score ${number(one.score)}${tie(one)}`}`);
   return made;
 }
 
 const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixels" : "");
+
+// Pictures of a sheet are ranked among those of the same line: here they are counted.
+const placeOf = (one) => (shown.kind === "sheet" ? shown.candidates.indexOf(one) + 1 : one.rank);
 
 const unit = () => (shown.kind === "storyboard" ? "page" : "number");
 
@@ -407,12 +435,12 @@ function view() {
   for (const [id, side] of [["left", alone ? one : other], ["right", one]]) {
     $(id).src = file(side.image);
     $(id).className = look(side);
-    $(id).alt = id === "right" ? `${unit()} ${one.rank}` : `compared with: ${nameOf(against)}`;
+    $(id).alt = id === "right" ? `${unit()} ${placeOf(one)}` : `compared with: ${nameOf(against)}`;
   }
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
-  $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${one.rank}, ${number(one.score)}`;
+  $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
+  $("scoreWords").textContent = one.error || (["edit", "sheet"].includes(shown.kind) ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
   $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
@@ -433,7 +461,7 @@ function view() {
 function nameOf(what) {
   if (what === "base") return "base";
   if (shown.sources.includes(what)) return shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
-  return `${unit()} ${shown.candidates[Number(what)]?.rank}`;
+  return `${unit()} ${placeOf(shown.candidates[Number(what)])}`;
 }
 
 function drawChooser(one) {

@@ -59,8 +59,7 @@ function drawRun(now) {
   if (!run) return;
   const alive = isAlive(run), done = run.status === "done";
   $("teach").classList.toggle("busy", alive);
-  if (alive) ready("teaching", "on");
-  else if ($("ready").textContent === "teaching") ready("ready", "on");
+  if (alive && !state.teaching) watchModels();
   $("teachStop").hidden = !alive;
   $("teachOn").hidden = alive || done;
   $("roundLine").textContent = `${run.name}: ${done ? "done" : `round ${Math.min(run.done + 1, run.rounds)} of ${run.rounds}`}`;
