@@ -32,11 +32,11 @@ def ratio(before: float, after: float) -> float:
 
 
 FLOORS = (
-    Floor("attribute_agreement", "rise", rise, 0.12),
-    Floor("all_equal_pairs", "ratio", ratio, 1.6),
-    Floor("prompt_match", "rise", rise, -0.03),
-    Floor("valid", "rise", rise, -0.03),
-    Floor("diversity", "ratio", ratio, 0.88),
+    Floor("attribute_agreement", "rise", rise, 0.13),
+    Floor("all_equal_pairs", "ratio", ratio, 1.75),
+    Floor("prompt_match", "rise", rise, 0.02),
+    Floor("valid", "rise", rise, -0.02),
+    Floor("diversity", "ratio", ratio, 0.95),
 )
 JUDGE_PAIR_ACCURACY = 0.95
 

@@ -34,6 +34,8 @@ SETTINGS = [
     "evaluation.steps=1",
     "evaluation.batch=1",  # three batches for two processes: an uneven last round
     "optimizer.ema_interval=1",
+    "advantages.credit=set",  # the paper's, and its clip range
+    "objective={}",
 ]
 MODES = {"two": (2, {}), "sharded": (2, worlds.fsdp2())}
 

@@ -11,12 +11,15 @@ import torch
 from tiny_runs import metrics
 from toy_world import ToyPolicy, toy_config, toy_world
 
+from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
+from pacorl.grpo.locality import Locality
 from pacorl.grpo.pending import packed, unpacked
+from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect
 from pacorl.grpo.rows import Row
 from pacorl.grpo.scoring import Scorer, reward_table
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PANEL = "advantages.credit=panel"
+AUTO = "advantages.credit=auto"
 
 
 class Reds:
@@ -161,6 +165,34 @@ def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_auto_takes_the_credit_that_locality_permits_and_a_resumed_run_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The toy generator reads each token alone, so that its panels are local."""
+    with toy_world(), caplog.at_level("INFO"):
+        run = train_policy(toy_config(tmp_path / "auto", AUTO, "epochs=1"))
+        chosen = train_policy(toy_config(tmp_path / "panel", PANEL, "epochs=1"))
+        assert caplog.text.count("advantages.credit: auto is panel: 0 %") == 1
+        assert configs.load(PolicyConfig, run / "config.yaml", []).advantages.credit == "panel"
+        hashes = [read_jsonl(folder / "ledger.jsonl")[-1]["hashes"] for folder in (run, chosen)]
+        assert hashes[0] == hashes[1], "the choice draws from no generator of the run"
+
+        again = PolicyTrainer(toy_config(tmp_path / "auto", AUTO, "epochs=2"), resume=True)
+        assert again.config.advantages.credit == "panel"
+        again.train()
+        assert caplog.text.count("advantages.credit: auto is") == 1
+        with pytest.raises(ConfigError, match=r"advantages\.credit was 'panel' and is now 'set'"):
+            PolicyTrainer(toy_config(tmp_path / "auto", "advantages.credit=set", "epochs=3"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "rest", "credit"), [(1.0, 0.0, "panel"), (0.8, 0.4, 0.5), (0.4, 0.8, "set"), (0.0, 0.0, "set")]
+)
+def test_the_less_local_panels_are_the_less_credit_they_have(own: float, rest: float, credit: str | float) -> None:
+    assert Locality(own, rest).credit == credit
+
+
+@pytest.mark.slow
 def test_a_function_may_have_parts(tmp_path: Path) -> None:
     settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
     with toy_world():
@@ -233,6 +265,11 @@ def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
         toy_config(tmp_path, f"advantages={{aggregate: ranked, credit: {credit}}}")
     with toy_world():
         assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
+
+
+def test_auto_needs_an_sde_step(tmp_path: Path) -> None:
+    with toy_world(), pytest.raises(ConfigError, match=r"advantages\.credit auto and diffusion_nft, which samples"):
+        toy_config(tmp_path, AUTO, "objective.name=diffusion_nft")
 
 
 def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:

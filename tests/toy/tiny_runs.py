@@ -38,8 +38,9 @@ TINY_SETS = [
 
 
 def tiny_run(overrides: Sequence[str]) -> PolicyConfig:
-    """configs/tiny.yaml with some settings changed, and two updates of all steps, so that two groups are enough."""
-    return configs.load(PolicyConfig, recipe(), ["optimizer.updates_per_epoch=2", "sampling.suffix={}", *overrides])
+    """configs/tiny.yaml with the paper's credit and clip range, and two updates of all steps for two groups."""
+    settings = ["optimizer.updates_per_epoch=2", "sampling.suffix={}", "advantages.credit=set", "objective={}"]
+    return configs.load(PolicyConfig, recipe(), [*settings, *overrides])
 
 
 def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str, float]]:

@@ -386,12 +386,21 @@ class PolicyConfig(LoraConfig):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
-        # Panel credit needs the slope of the aggregate.
+        # Panel credit needs the slope of the aggregate, and its choice an SDE step.
+        if self.advantages.credit == "auto" and not is_path:
+            raise ValueError(
+                f"advantages.credit auto and {self.objective.name}, which samples without the SDE step after which "
+                "panels are redrawn; take set, panel or a number"
+            )
         if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
             raise ValueError(
                 f"advantages.credit {self.advantages.credit} and aggregate {self.advantages.aggregate}, which has no "
                 "slope to weigh the parts of a score by; take log_tamed, weighted_sum or gdpo, or credit: set"
             )
+
+    def with_credit(self, credit: Literal["set", "panel"] | float) -> PolicyConfig:
+        """Set `advantages.credit`."""
+        return self.model_copy(update={"advantages": self.advantages.model_copy(update={"credit": credit})})
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that the generator takes the prompts' images, and that no setting rules out edits.

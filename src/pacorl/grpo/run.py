@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,16 +25,18 @@ from pacorl.grpo.checkpoint import (
     restore,
     save_run,
     starting_point,
+    with_chosen_credit,
 )
 from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.last_state import LastState
 from pacorl.grpo.ledger import Ledger, start_facts
+from pacorl.grpo.locality import CHILDREN, PROMPTS, Locality, panel_changes
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
 from pacorl.grpo.pending import PendingEpoch
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw
-from pacorl.grpo.rows import check_division, check_image_counts
+from pacorl.grpo.rows import check_division, check_image_counts, epoch_rows
 from pacorl.grpo.scoring import Parts, Scorer, Scores, scoring_overlaps
 from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
@@ -133,21 +136,23 @@ class Run(LoraRun):
             self._build(functions, resume=resume, allow_changes=allow_changes)
 
     def _build(self, functions: Mapping[str, RewardFunction], *, resume: Resume, allow_changes: bool) -> None:
-        config = self.config
         with ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
-            start = self.runtime.on_main(partial(starting_point, config, resume))
+            start = self.runtime.on_main(partial(starting_point, self.config, resume))
             changes = Changes()
             if start:
+                self.config = self.runtime.on_main(partial(with_chosen_credit, self.config, start))
                 # Only the main process reads a local judge's weights for their digest.
-                changes = self.runtime.on_main(partial(changes_since, start, config, allowed=allow_changes))
-            check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+                changes = self.runtime.on_main(partial(changes_since, start, self.config, allowed=allow_changes))
+            check_division(self.config, world=self.runtime.world, sharded=self.runtime.sharded)
             if self.runtime.sharded:
-                check_image_counts(config, self.train_prompts, self.evaluation_prompts)
+                check_image_counts(self.config, self.train_prompts, self.evaluation_prompts)
 
             self._build_models(functions, resumed=start is not None)
+            if self.config.advantages.credit == "auto":
+                self._decide_credit()
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them
 
@@ -206,6 +211,29 @@ class Run(LoraRun):
         checkpointed = decide_checkpointing(config, self.policy, conditioning, size, batch=batch, runtime=self.runtime)
         if self.runtime.is_main:
             logger.info("model.gradient_checkpointing: auto is %s", "on" if checkpointed else "off")
+
+    def _decide_credit(self) -> None:
+        """Replace `advantages.credit: auto` in the config, by the locality of the first policy's panels."""
+        config = self.config
+        rows = epoch_rows(self.train_prompts, epoch=0, count=PROMPTS, group_size=1, seed=config.seed)
+        draw = self.draw(self.sampler)
+        changes = []
+        for row in rows:
+            # Another epoch for every group: its noise is its own.
+            of_group = replace(draw, epoch=row.number)
+            changes += panel_changes(
+                config, of_group, self.rewards, row.prompt, children=CHILDREN, **self.scorer_options
+            )
+
+        # One rank's finding for all: answers of a remote judge may differ.
+        locality = self.runtime.gather(Locality.of(changes))[0]
+        self.config = config.with_credit(locality.credit)
+        if self.runtime.is_main:
+            logger.info(
+                "advantages.credit: auto is %s: %.0f %% of the change by a panel's noise lies in parts without it",
+                locality.advice,
+                100 * locality.share,
+            )
 
     def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config = self.config

@@ -74,9 +74,10 @@ class AggregateOptions(Section):
     """What a sample is compared with. group: all samples of its prompt, and its advantage acts on every step of its
     path. siblings, in a tree: at each step the children of one node, of which each counts as the mean of the samples
     below it (TempFlow-GRPO, arXiv 2508.04324; BranchGRPO, 2509.06040)."""
-    credit: Literal["set", "panel"] | Share = "set"
+    credit: Literal["set", "panel", "auto"] | Share = "set"
     """What the tokens of a panel learn from. set: the scores of the whole set. panel: the parts of them that contain
-    the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel."""
+    the panel, such as its pairs and its text. A number is the share of panel in a mix of both; 0 is set and 1 panel.
+    auto: panel, 0.5 or set, by how local panels are before the first epoch; the run's config.yaml has the choice."""
     floor: Floor = NO_FLOOR
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
@@ -90,8 +91,8 @@ class AggregateOptions(Section):
 
     @property
     def panel_share(self) -> float:
-        """Share of panel credit, from 0 (set) to 1 (panel)."""
-        shares: dict[str | float, float] = {"set": 0.0, "panel": 1.0}
+        """Share of panel credit, from 0 (set) to 1 (panel); the most that an undecided `auto` may become."""
+        shares: dict[str | float, float] = {"set": 0.0, "panel": 1.0, "auto": 1.0}
         return shares.get(self.credit, self.credit)  # type: ignore[arg-type]
 
 

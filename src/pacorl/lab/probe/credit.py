@@ -2,9 +2,7 @@
 
 Two measurements, neither of which trains anything:
 
-**Locality.** Panel credit is unbiased if a panel's noise acts on that panel alone. So the tokens of one panel are
-replaced, after the last SDE step, by those of another draw, and the set is finished and judged again. The change of its
-score has a part that contains the panel, and a rest, which panel credit leaves out (docs/engine.md).
+**Locality.** Panel credit is unbiased if a panel's noise acts on that panel alone (`grpo.locality`).
 
 **Signal.** Every group of samples gives a gradient gᵢ of its own. What groups share is signal, the rest is noise:
 S = mean over pairs of ⟨gᵢ, gⱼ⟩, and the noise is the mean of |gᵢ|² less S. Of the two halves of one group
@@ -14,34 +12,27 @@ S = mean over pairs of ⟨gᵢ, gⱼ⟩, and the noise is the mean of |gᵢ|² l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pacorl.core.advantages import AGGREGATES, advantages
-from pacorl.core.panels import panel_of_token
-from pacorl.core.sampler import Tree
 from pacorl.core.schedule import seed_of
+from pacorl.grpo.locality import Locality, panel_changes, scored
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, Trunk, draw_samples
+from pacorl.grpo.rollout import Draw, draw_samples
 from pacorl.grpo.rows import Row
-from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.update import PolicyLoss, update_policy
 from pacorl.lab.probe.variance import Estimate, Floats
 from pacorl.rewards.reward import Reward
 from pacorl.runtime.processes import Runtime
-from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples
+from pacorl.types import Advantages, Prompt, Samples
 
 CREDITS = {"set": 0.0, "half": 0.5, "panel": 1.0}
 """Compared credits by name, as a share of panel credit."""
-LOCAL = 0.1
-"""Share of the rest up to which `panel` is recommended."""
-PARTLY_LOCAL = 0.3
-"""Share of the rest up to which a mix of both is."""
 SKETCH = 2**20
 """Numbers that a gradient is folded into: inner products of longer vectors keep their mean."""
 DRAWS = 2000
@@ -58,29 +49,12 @@ class CreditSignal:
     """Shared by the halves of a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreditFinding:
+@dataclass(frozen=True)
+class CreditFinding(Locality):
     """What panel credit leaves out, and what it gains."""
 
     groups: int
-    own: float
-    """Root mean square change of a score's part that contains the panel with new noise."""
-    rest: float
-    """The same of its other parts, which panel credit leaves out."""
     signals: tuple[CreditSignal, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of the rest in the squared change."""
-        total = self.own**2 + self.rest**2
-        return self.rest**2 / total if total else math.nan
-
-    @property
-    def advice(self) -> str:
-        """Value of `advantages.credit` that the locality permits."""
-        if self.share <= LOCAL:
-            return "panel"
-        return "0.5" if self.share <= PARTLY_LOCAL else "set"
 
 
 def measure_credit(
@@ -115,76 +89,25 @@ def measure_credit(
 
     # Draw the groups, in halves whose agreement is the signal.
     gradients: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in CREDITS}
-    own_changes, rest_changes = [], []
+    changes = []
     for number, prompt in enumerate(prompts):
         # Another epoch for every group: its noise is its own.
         of_group = replace(draw, epoch=number, by_panel=True)
         for name, halves in _gradients(config, of_group, rewards, prompt).items():
             gradients[name].append(halves)
-        own_P, rest_P = _redrawn(config, of_group, rewards, prompt)
-        own_changes += own_P
-        rest_changes += rest_P
+        changes += panel_changes(
+            config, of_group, rewards, prompt, children=config.group_size, timeout=config.reward_timeout
+        )
         advance(number + 1)
     # A group with a missing score contributes to no credit.
-    if not gradients["set"] or not own_changes:
-        raise ValueError("no group has all its scores; see why the rewards give none (`pacorl doctor CONFIG`)")
+    locality = Locality.of(changes if gradients["set"] else [])
 
     # The same draws for every credit, so that their difference is no chance.
     signals = []
     for name, of_groups in gradients.items():
         rng = np.random.default_rng(seed_of(config.seed, "probe", "credit"))
         signals.append(CreditSignal(name, *signal_by_noise(of_groups, rng)))
-    root_own, root_rest = (math.sqrt(fmean(change**2 for change in changes)) for changes in (own_changes, rest_changes))
-    return CreditFinding(len(prompts), root_own, root_rest, tuple(signals))
-
-
-# --- locality --------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _redrawn(
-    config: PolicyConfig, draw: Draw, rewards: Mapping[str, Reward], prompt: Prompt
-) -> tuple[list[float], list[float]]:
-    """Replace each panel's tokens by a sibling's: changes of the parts with the panel, and of the others."""
-    # All samples branch from one latent, so that a sibling's panel is another draw of the same noise.
-    sampler = draw.sampler
-    tree = Tree(1, (sampler.tree.group_size, *[1] * (len(sampler.stochastic_steps) - 1)))
-    local = replace(draw, sampler=sampler.model_copy(update={"tree": tree}))
-
-    trunk = Trunk(local, [Row(prompt, member) for member in range(tree.group_size)])
-    x_BNC = torch.stack(list(trunk.grow()[1].values()))
-    before = _scores(config, trunk, rewards, x_BNC)
-    panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
-
-    own_changes, rest_changes = [], []
-    for panel in range(prompt.grid.count):
-        redrawn = torch.where((panel_N == panel)[:, None], x_BNC.roll(1, 0), x_BNC)
-        change = _scores(config, trunk, rewards, redrawn) - before
-        of_panel = change[:, 1 + panel]
-        judged = change[:, 0].isfinite() & of_panel.isfinite()
-        own_changes += of_panel[judged].tolist()
-        rest_changes += (change[:, 0] - of_panel)[judged].tolist()
-    return own_changes, rest_changes
-
-
-def _scores(config: PolicyConfig, trunk: Trunk, rewards: Mapping[str, Reward], x_BNC: Tensor) -> Tensor:
-    """Score finished sets: (B, 1 + P), the weighted score and its part of each panel; NaN if one is missing."""
-    table = _table(config, rewards, trunk.rows, [trunk.finish(trunk.rows, x_BNC)])
-    assert table.part_RBP is not None
-    weight_R = torch.tensor([reward.weight for reward in config.rewards], dtype=torch.float64)
-    score_B = (weight_R[:, None] * table.score_RB).sum(0)
-    part_BP = (weight_R[:, None, None] * table.part_RBP).sum(0)
-    return torch.cat([score_B[:, None], part_BP], dim=1)
-
-
-def _table(
-    config: PolicyConfig, rewards: Mapping[str, Reward], rows: Sequence[Row], rollouts: Iterable[Rollout]
-) -> RewardTable:
-    """Score the rollouts of some rows, with the parts of the scores."""
-    with Scorer(rewards, overlap=False, by_panel=True, timeout=config.reward_timeout) as scorer:
-        for rollout in rollouts:
-            scorer.submit(rollout)
-        return reward_table(scorer.results(), rows, names=tuple(rewards), parts=scorer.parts)
+    return CreditFinding(locality.own, locality.rest, len(prompts), tuple(signals))
 
 
 # --- signal ----------------------------------------------------------------------------------------------------
@@ -197,7 +120,7 @@ def _gradients(
     rows = [Row(prompt, member) for member in range(draw.sampler.tree.group_size)]
     # Draw and score one group.
     samples = Samples()
-    table = _table(config, rewards, rows, draw_samples(draw, rows, samples))
+    table = scored(rewards, rows, draw_samples(draw, rows, samples), timeout=config.reward_timeout)
     if not table.valid_RB.all():
         return {}
 
