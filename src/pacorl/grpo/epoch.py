@@ -182,8 +182,8 @@ def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
     constants = " and ".join(map(repr, run.rewards))
     run.warn_once(
         ALIKE,
-        f"epoch {run.epoch + 1} has nothing to learn from: reward {constants} gave all images of each prompt one score; "
-        "print what it returns for images that differ",
+        f"epoch {run.epoch + 1} has nothing to learn from: reward {constants} gave all images of each prompt one "
+        "score; print what it returns for images that differ",
     )
     return {f"{ALARM}{ALIKE}": 1.0}
 

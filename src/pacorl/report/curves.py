@@ -322,7 +322,12 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     last = max(epochs)
     if last == first:
         last = first + 1  # a scale needs a width
-    if chart.group == EVALUATION and min(values) >= 0 and max(values) <= 1 and not 0 < max(values) - min(values) < NARROW:
+    if (
+        chart.group == EVALUATION
+        and min(values) >= 0
+        and max(values) <= 1
+        and not 0 < max(values) - min(values) < NARROW
+    ):
         return (first, last), (0.0, 1.0)
     return (first, last), padded(values)
 

@@ -92,7 +92,8 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
     for name, keys in keys_of.items():
         before = np.array([first[key][name] for key in keys])
         after = np.array([last[key][name] for key in keys])
-        rows.append(Result(name, *_bootstrapped([prompt for prompt, _ in keys], before, after)))
+        first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
+        rows.append(Result(name, first_side, last_side, difference))
     return rows
 
 

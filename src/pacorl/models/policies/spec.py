@@ -161,7 +161,8 @@ class PolicySpec:
             try:
                 self.committed.check(prompt)
             except ValueError as error:
-                return f"prompt {prompt.id} ({prompt.text[:60]!r}) is not of the tiny world, so its images mean nothing: {error}"
+                where = f"prompt {prompt.id} ({prompt.text[:60]!r})"
+                return f"{where} is not of the tiny world, so its images mean nothing: {error}"
         return ""
 
     def load(
