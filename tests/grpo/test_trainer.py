@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from pacorl.grpo.builders import build_optimizer
 from pacorl.grpo.callbacks import TrainResult
 from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.models.policies import POLICIES
 from pacorl.tiny.characters import character_prompts
 from pacorl.types import Prompt
 
@@ -60,6 +62,10 @@ def half(prompts: Sequence[Prompt], images: Sequence[Image]) -> float:
     return 0.5
 
 
+def unlike(images: Sequence[Image]) -> list[float]:
+    return [0.5] * len(images)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A run of the toy world, by the keys of its config."""
@@ -78,12 +84,57 @@ def test_texts_and_functions_are_all_that_a_run_needs(settings: dict[str, Any]) 
     result = trainer.train()
     (_, last) = metrics(result.folder, "evaluation")
     assert result.metrics["red"] == last["red"]
+    assert [line["kind"] for line in result.history] == ["evaluation", "epoch", "evaluation"]
+    assert result.before == result.history[0]
+    change = result.changes["red"]
+    assert change is not None
+    assert change.mean == pytest.approx(last["red"] - result.before["red"], abs=1e-6)
+    assert "3 of 3 training prompts are measured on" in result.page.read_text()
     assert result.folder == settings["out"]
     assert (result.adapter / "adapter_model.safetensors").is_file()
     assert result.page.is_file()
     # Everything that the run reads is in its folder: another process goes on from it.
     config = configs.load(PolicyConfig, result.folder / "config.yaml")
     assert Path(config.prompts.train).parent == result.folder / "prompts"
+
+
+def alike(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
+    return [0.5] * len(images)
+
+
+def test_a_constant_reward_is_named_once_and_is_an_alarm(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings["epochs"] = 2
+    result = PolicyTrainer("flux", rewards=[alike], prompts=["a fox", "a bear"], **settings).train()
+    said = [line for line in caplog.messages if "reward 'alike' gave all images of each prompt one score" in line]
+    assert len(said) == 1
+    assert [line["alarm/alike"] for line in metrics(result.folder, "epoch")] == [1.0, 1.0]
+    page = " ".join(result.page.read_text().split())
+    assert "The monitor raised an alarm" in page
+    assert "there is nothing to learn. <span>After epoch 1, 2 times until 2" in page
+
+
+def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:
+    (known,) = character_prompts("train", count=1, seed=0)
+    foreign = replace(known, id=7, text="a hero in the rain", panels=())
+    warning = POLICIES["flux"].foreign_prompt("tiny", [known, foreign])
+    assert warning.startswith("prompt 7 ('a hero in the rain') is not of the tiny world")
+    assert "unknown words, 'rain'" in warning
+    assert POLICIES["flux"].foreign_prompt("tiny", [known]) == ""
+    assert POLICIES["flux"].foreign_prompt("org/base", [foreign]) == ""
+
+
+def test_an_objective_is_its_name(tmp_path: Path) -> None:
+    changes = {"objective": "diffusion_nft", "sampling": {"tree": {"seeds": None}}, "out": tmp_path}
+    config = run_inputs("tiny", rewards=[red], prompts=["a fox"], settings=changes).config
+    assert config.objective.name == "diffusion_nft"
+
+
+def test_a_fix_is_said_in_python_too(tmp_path: Path) -> None:
+    fix = r"sampling\.tree\.seeds=null\); in Python sampling={'tree': {'seeds': None}}"
+    with pytest.raises(ConfigError, match=fix):
+        run_inputs("tiny", prompts=["a fox"], settings={"objective": "diffusion_nft", "out": tmp_path})
 
 
 def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:
@@ -258,6 +309,10 @@ def test_the_adapter_is_pushed_with_its_card(settings: dict[str, Any], monkeypat
         ({"callbacks": [print]}, r"callbacks\[0\] is a builtin_function_or_method; derive its class"),
         ({"peft_config": LoraConfig(lora_dropout=0.1)}, r"peft_config\.lora_dropout is 0\.1, and a run follows r, "),
         ({"peft_config": LoraConfig(target_modules="all-linear")}, "target_modules is the pattern 'all-linear'"),
+        (
+            {"rewards": [unlike]},
+            r"reward 'unlike' raised TypeError for .* takes 1 .*; a reward is f\(prompts, images\)",
+        ),
         ({"rewards": [half]}, r"reward 'half' returned 0\.5; it must return a list, one score per image"),
     ],
 )

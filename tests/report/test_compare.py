@@ -6,10 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
-from run_folder import finished_run, write_evaluation, write_metrics
+from run_folder import finished_run, json_lines, write_evaluation, write_metrics
 
-from pacorl.report.compare import asked_of_both, charts_of_both, differing_keys, side_names, write_comparison
+from pacorl.report.compare import (
+    asked_of_both,
+    charts_of_both,
+    differing_keys,
+    results_of_both,
+    side_names,
+    write_comparison,
+)
 from pacorl.report.folder import read_run
+from pacorl.report.page import write_report
 
 
 @pytest.fixture
@@ -49,6 +57,57 @@ def test_curves_that_both_have_share_a_chart(runs: tuple[Path, Path]) -> None:
     first, second = map(read_run, runs)
     drawn = {chart.title: [line.label for line in chart.lines] for chart in charts_of_both(first, second, ("a", "b"))}
     assert drawn == {"Loss": ["a", "b"], "Consistency": ["a", "b"]}
+
+
+def test_alarms_and_leaks_of_either_run_are_shown(runs: tuple[Path, Path]) -> None:
+    first, second = runs
+    with (second / "metrics.jsonl").open("a") as log:
+        log.write(json_lines({"kind": "evaluation", "epoch": 3, "alarm/diversity": 1.0}))
+    (first / "leaks.txt").write_text("8 of 8 training prompts are measured on\n")
+    page = write_comparison(*runs).read_text("utf-8")
+    headline = " ".join(page[page.index("<header") : page.index("</header>")].split())
+    assert "two raised an alarm" in headline
+    assert "different prompts get the same image. <span>After epoch 3" in headline
+    assert "one raised" not in headline
+    assert "one: 8 of 8 training prompts are measured on" in headline
+    assert "8 of 8 training prompts are measured on" in write_report(first).read_text("utf-8")
+
+
+def test_each_run_s_value_before_training_is_beside_its_last(runs: tuple[Path, Path]) -> None:
+    first, second = map(read_run, runs)
+    samples, _ = asked_of_both(first, second)
+    (row,) = [row for row in results_of_both(first, second, samples) if row.name == "consistency"]
+    assert row.starts == (0.375, None), "the mean of 0.25 and 0.5 of the shared prompts; the second was evaluated once"
+    assert "<small>0.375 before training</small>" in write_comparison(*runs).read_text("utf-8")
+
+
+def test_losses_of_two_objectives_are_left_out(runs: tuple[Path, Path]) -> None:
+    for run, name in zip(runs, ("flow_grpo", "diffusion_nft"), strict=True):
+        (run / "config.yaml").write_text(f"objective: {{name: {name}}}\n")
+    first, second = map(read_run, runs)
+    assert [chart.title for chart in charts_of_both(first, second, ("a", "b"))] == ["Consistency"]
+    assert "different objectives, whose losses cannot be compared" in write_comparison(*runs).read_text("utf-8")
+
+
+def test_training_and_evaluation_curves_are_under_their_own_heads_and_flat_ones_are_folded(tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "two"):
+        lines = [{"kind": "epoch", "epoch": n, "reward/fit/mean": n / 10, "kl": 0.0} for n in (1, 2, 3)]
+        runs.append(
+            write_metrics(tmp_path / name, *lines, *[{"kind": "evaluation", "epoch": n, "fit": n / 9} for n in (0, 3)])
+        )
+    page = write_comparison(*runs).read_text("utf-8")
+    assert re.findall(r'<h3 class="group">([^<]*)<', page) == ["Rewards in training", "Evaluation"]
+    assert "1 more curve, which did not move" in " ".join(page.split())
+
+
+def test_files_of_equal_content_are_no_difference(tmp_path: Path) -> None:
+    configs = []
+    for name, text in {"one": "a fox", "two": "a fox", "three": "a hen"}.items():
+        (tmp_path / name).write_text(text)
+        configs.append(f"prompts: {{train: {tmp_path / name}}}")
+    assert differing_keys(configs[0], configs[1]) == []
+    assert [key for key, *_ in differing_keys(configs[0], configs[2])] == ["prompts.train"]
 
 
 def test_configs_differ_by_dotted_keys() -> None:

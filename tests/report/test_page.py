@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_m
 
 from pacorl.core.metric_names import SUFFIX_CORRELATION, shown_names
 from pacorl.core.ranking import Interval
-from pacorl.report.curves import BUCKETS, Chart, charts, folded, thinned
+from pacorl.report.curves import BUCKETS, Chart, charts, folded, line_chart_svg, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
     LIGHT_RAMP,
@@ -173,7 +174,7 @@ def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> 
 def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
     groups = charts(read_run(running))
     assert {group: [chart.title for chart in drawn] for group, drawn in groups.items()} == {
-        "Rewards": ["Share of scores that are"],
+        "Rewards in training": ["Share of scores that are"],
         "Evaluation": ["Fit, trained beside average", "Training size with full size, correlation"],
         "Signs of reward hacking": ["Ocr, held out", "Blank panels"],
         "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
@@ -305,7 +306,7 @@ def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
     groups = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
     titles = {group: [chart.title for chart in drawn] for group, drawn in groups.items()}
     assert titles == {
-        "Rewards": ["Fit", "Spread of rewards (std ÷ mean)"],
+        "Rewards in training": ["Fit", "Spread of rewards (std ÷ mean)"],
         "Evaluation": ["Valid panels"],
         "Training health": [
             "Loss",
@@ -316,7 +317,7 @@ def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
         "More": ["New thing"],
     }
     assert [line.label for line in groups["Time"][0].lines] == ["Rollout", "Update"]
-    assert groups["Rewards"][0].band == [(1.0, 0.25, 0.75)]
+    assert groups["Rewards in training"][0].band == [(1.0, 0.25, 0.75)]
 
 
 def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
@@ -359,6 +360,26 @@ def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> N
 def test_a_worst_pair_that_still_gained_is_no_loss(tmp_path: Path) -> None:
     pairs = [Pair(_sample(1, 0.1, tmp_path), _sample(1, value, tmp_path)) for value in (0.9, 0.3)]
     assert [row.rank for row in choose(pairs)] == ["Largest gain", "Smallest gain"]
+
+
+def test_a_change_of_zero_is_neither_gain_nor_loss(tmp_path: Path) -> None:
+    pairs = [Pair(_sample(prompt, 0.5, tmp_path), _sample(prompt, 0.5, tmp_path)) for prompt in range(3)]
+    assert [row.rank for row in choose(pairs)] == ["No change", "Median change", "No change"]
+
+
+def test_a_page_of_a_run_without_a_summary_is_titled_by_rewards_and_objective(tmp_path: Path) -> None:
+    run = write_metrics(tmp_path / "red", {"kind": "evaluation", "epoch": 0})
+    (run / "config.yaml").write_text("rewards: [{name: redness}, {name: ocr}]\nobjective: {name: flow_grpo}\n")
+    assert "<h1>red: redness and ocr by flow_grpo</h1>" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(("last", "ends"), [(0.9, (0.0, 1.0)), (0.55, (0.496, 0.554)), (0.5, (0.0, 1.0))])
+def test_an_evaluation_s_narrow_band_fills_its_axis(last: float, ends: tuple[float, float], tmp_path: Path) -> None:
+    lines = [{"kind": "evaluation", "epoch": epoch, "fit": value} for epoch, value in ((0, 0.5), (3, last))]
+    (chart,) = charts(read_run(write_metrics(tmp_path / "run", *lines)))["Evaluation"]
+    frame = re.search(r'data-frame="\[([^\]]*)\]', line_chart_svg(chart))
+    assert frame
+    assert [float(number) for number in frame[1].split(",")][4:6] == pytest.approx(ends)
 
 
 def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
@@ -450,7 +471,7 @@ def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
     groups = charts(read_run(run))
     ends = {chart.title: chart.ends for chart in groups["Evaluation"]}
     assert ends == {"Consistency": "0.250 → 0.250", "Consistency, as rewarded": "0.900 → 0.900"}
-    assert [chart.title for chart in groups["Rewards"]] == ["Consistency, as rewarded"]
+    assert [chart.title for chart in groups["Rewards in training"]] == ["Consistency, as rewarded"]
     measures = {result.name: result.after.mean for result in compared(read_run(run).samples) if result.after}
     assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
 
@@ -477,8 +498,8 @@ def test_what_did_not_move_is_folded_away_and_no_curve_is_drawn_twice(tmp_path: 
         for epoch in (1, 2, 3)
     ]
     run = read_run(write_metrics(tmp_path, *records))
-    titles = {group: [chart.title for chart in drawn] for group, drawn in folded(run).items()}
-    assert titles == {"Rewards": ["A to b"], "Training health": ["Gradient norm"], "More": ["Loss"]}
+    titles = {group: [chart.title for chart in drawn] for group, drawn in folded(chain(*charts(run).values())).items()}
+    assert titles == {"Rewards in training": ["A to b"], "Training health": ["Gradient norm"], "More": ["Loss"]}
     page = write_report(tmp_path).read_text()
     assert "1 more curve, which did not move" in " ".join(page.split())
 

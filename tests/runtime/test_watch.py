@@ -203,7 +203,8 @@ def test_a_signal_that_is_not_met_saves_and_ends(ended: list[Any], caplog: pytes
         os.kill(os.getpid(), signal.SIGTERM)
         hang(lambda: 75 in ended)
     assert ended == ["save", "release", 75]
-    (line,) = caplog.messages
+    at_once, line = caplog.messages
+    assert at_once == "told to stop: the run ends after this batch, and saves"
     assert re.fullmatch(
         r"told to stop \d s ago, and rank 0 of 1 \(process \d+ on \S+\) is still in phase rollout, batch 1, epoch 0; "
         "saved",
@@ -240,7 +241,7 @@ def test_a_state_that_cannot_be_saved_still_ends(
         os.kill(os.getpid(), signal.SIGINT)
         hang(lambda: 75 in ended)
     over.set()
-    (line,) = caplog.messages
+    _, line = caplog.messages
     said = {"error": "the state could not be saved (no room)", "hang": "the disk has not taken the state within 0.3 s"}
     assert line.endswith(f"; {said[fault]}; {watch.UNSAVED}")
 

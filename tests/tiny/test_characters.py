@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,11 @@ def test_panels_of_a_split_are_listed_once() -> None:
 
 def test_every_panel_is_there_once() -> None:
     assert len(set(all_panels())) == len(all_panels()) == 6 * 4 * 3 * 4 * 3 * 6
+
+
+def test_the_page_of_the_world_lists_its_words() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tiny.md").read_text("utf-8")
+    assert all(f"| {name} | {', '.join(values)} |" in page for name, values in VALUES.items())
 
 
 def test_parse_is_the_inverse_of_text() -> None:

@@ -443,7 +443,7 @@ class CharacterTrainer(LoraRun):
         write_json(out / SUMMARY, summary)
         self.write_page(moment=f"step {self.step}")
         adapter = out / BEST if best else out / "adapter"
-        return TrainResult(out, adapter, evaluations[-1], out / "report.html")
+        return TrainResult.of(out, adapter=adapter)
 
     def _verdict(self, step: int, loss: float) -> str:
         """Describe where the held-out loss is lowest, and whether training went on for too long."""

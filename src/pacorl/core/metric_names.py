@@ -23,6 +23,9 @@ SIGN_MEANINGS: Mapping[str, str] = {
     "entropy": "images are losing their colours",
     "dark": "images are becoming dark",
 }
+ALIKE = "alike"
+"""Sign of an epoch in which no reward tells the images of a prompt apart."""
+ALIKE_MEANING = "every reward gives all images of a prompt the same score, so there is nothing to learn"
 HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
 
 
@@ -45,4 +48,6 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign_meaning(sign: str) -> str:
     """Explain a sign beyond its limit; all held-out rewards share one text."""
+    if sign == ALIKE:
+        return ALIKE_MEANING
     return SIGN_MEANINGS.get(sign, HELD_OUT_MEANING)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.reward_section import RewardConfig
+from pacorl.config.user_files import FAULTS
 from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -38,6 +39,7 @@ from pacorl.rewards.reward import (
     Reward,
     RewardError,
     RewardFunction,
+    named,
     panel_scores_by,
     smoke_test,
 )
@@ -60,7 +62,13 @@ class FunctionReward:
         """Accept every prompt."""
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        scores = self.function(prompts, images)
+        try:
+            scores = self.function(prompts, images)
+        except FAULTS as error:
+            raise RewardError(
+                f"reward {self.name!r} raised {type(error).__name__} for {named(prompts)}: {error}; a reward is "
+                "f(prompts, images) -> list[float], with one score per image"
+            ) from error
         try:
             return list(scores)
         except TypeError:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pacorl.core.ranking import Interval
+from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.report.folder import read_run
+from pacorl.report.results import rows_of
 
 if TYPE_CHECKING:
     from pacorl.grpo.run import Run
@@ -19,10 +24,26 @@ class TrainResult:
     """The run's folder."""
     adapter: Path
     """Folder of the trained LoRA, for `Generator.from_pretrained(…, adapter=…)`, diffusers and PEFT."""
-    metrics: Mapping[str, float | None]
-    """Line of the last evaluation in metrics.jsonl: its metrics by name, `epoch` and `step`."""
+    metrics: JsonObject
+    """Line of the last evaluation in metrics.jsonl: `kind`, `epoch`, `step`, and a number per metric, None if it was
+    not finite."""
+    before: JsonObject
+    """Line of the first evaluation, before training, in the same form."""
+    changes: Mapping[str, Interval | None]
+    """Change of each measure by the page's names: mean and ends of its 95 % interval, over the prompts and seeds of
+    both evaluations; None if the page has none. Empty without saved images."""
+    history: Sequence[JsonObject]
+    """All lines of metrics.jsonl in their order; `kind` is `epoch` or `evaluation`."""
     page: Path
     """The run's report, an HTML file."""
+
+    @classmethod
+    def of(cls, folder: Path, *, adapter: Path) -> TrainResult:
+        """Read the result of a run's folder, whose page is written."""
+        history = read_jsonl(folder / "metrics.jsonl")
+        evaluations = [line for line in history if line["kind"] == "evaluation"]
+        changes = {row.name: row.difference for row in rows_of(read_run(folder))}
+        return cls(folder, adapter, evaluations[-1], evaluations[0], changes, history, folder / "report.html")
 
 
 class TrainerCallback:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from pacorl.core.advantages import advantages
+from pacorl.core.metric_names import ALARM, ALIKE
 from pacorl.core.sampler import Sampler
 from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
@@ -74,6 +75,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             check_missing(run, metrics, scoring)
+            metrics |= check_alike(run, metrics)
             statistics = scoring.statistics()
         run.note_samples(samples, scores, epoch_advantages, parts)
         metrics |= check_suffix(
@@ -171,6 +173,19 @@ def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> No
         f"{tolerated:.0%}; the state is saved. {'; '.join(reasons) or 'The rewards gave no reason'}"
     )
     raise SharedFault(fault)
+
+
+def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Warn, and return an alarm, if no reward tells any group's images apart."""
+    if any(metrics[f"reward/{name}/zero_std_groups"] < 1 for name in run.rewards):
+        return {}
+    constants = " and ".join(map(repr, run.rewards))
+    run.warn_once(
+        ALIKE,
+        f"epoch {run.epoch + 1} has nothing to learn from: reward {constants} gave all images of each prompt one "
+        "score; print what it returns for images that differ",
+    )
+    return {f"{ALARM}{ALIKE}": 1.0}
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:

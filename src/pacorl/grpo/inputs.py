@@ -9,7 +9,9 @@ Prompts become files of the run's folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from pacorl.config.recipes import YAML, recipe_names
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, named_start
-from pacorl.io.documents import blamed_on
+from pacorl.io.documents import blamed_on, parse_yaml
 from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
 from pacorl.records.prompts import record_prompt, save_prompts, text_prompt
@@ -35,6 +37,8 @@ LORA_KEYS = ("r", "lora_alpha", "target_modules")
 """The settings of PEFT's LoraConfig that a run follows."""
 LORA_NOTES = ("task_type", "base_model_name_or_path", "inference_mode", "init_lora_weights", "revision")
 """Settings without an influence on a run; A always begins Gaussian, and B as 0."""
+SETTING = re.compile(r"\b(?P<key>[a-z]\w*(?:\.[a-z]\w*)+)=(?P<value>[\w.-]*\w)")
+"""A fix in a message, as `sampling.tree.seeds=null`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ def run_inputs(
     Raises:
         ValueError: an input is of another form or a setting is invalid; one line.
     """
+    if isinstance(settings.get("objective"), str):
+        settings = {**settings, "objective": {"name": settings["objective"]}}
     if isinstance(prompts, Mapping):  # the config's section
         settings = {**settings, "prompts": prompts}
         prompts = None
@@ -87,7 +93,8 @@ def run_inputs(
     changes = _merged(changes, {key: value for key, value in settings.items() if value != {}})
     config = whole
     if changes or not config:
-        config = validated(PolicyConfig, _merged(_document(model), changes))
+        with _python_spelling():
+            config = validated(PolicyConfig, _merged(_document(model), changes))
 
     # 3. Prompts, as files of the run.
     columns: Columns = {}
@@ -138,6 +145,22 @@ def _adapter_section(lora: Any) -> dict[str, Any]:
     if isinstance(targets, str):
         raise ConfigError(f"peft_config.target_modules is the pattern {targets!r}; give a list of name suffixes")
     return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": sorted(targets)}
+
+
+@contextmanager
+def _python_spelling() -> Iterator[None]:
+    """Add the first setting `section.key=value` of a ConfigError as an argument of Python."""
+    try:
+        yield
+    except ConfigError as error:
+        setting = SETTING.search(str(error))
+        if setting is None:
+            raise
+        section, *keys = setting["key"].split(".")
+        value: Any = parse_yaml(setting["value"], name="setting")
+        for key in reversed(keys):
+            value = {key: value}
+        raise ConfigError(f"{error}; in Python {section}={value!r}") from None
 
 
 def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

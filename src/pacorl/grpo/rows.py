@@ -65,8 +65,9 @@ def assign_rows(
     # 1. Pieces of whole subtrees if they divide, else batches.
     if len(rows) % (batch * updates * world):
         raise ValueError(
-            f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
-            f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
+            f"{len(rows)} samples an epoch do not divide into {updates} updates (optimizer.updates_per_epoch) × "
+            f"{world} processes × batches of {batch} (sampling.batch); "
+            f"{_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
     # A unit of whole subtrees and whole batches.
     leaves = tree.leaves(0)

@@ -44,6 +44,7 @@ from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
 from pacorl.judge.judge import Judge, counts_of
 from pacorl.models.lora.adapters import OldPolicy
+from pacorl.report.folder import LEAKS
 from pacorl.rewards.reward import RewardFunction
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
@@ -124,8 +125,13 @@ class Run(LoraRun):
         self.clock = PhaseClock(self.runtime.position)
         """Seconds of each phase since the start of the run."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
+        self._leaks = leaks
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
+        prompts = [*self.train_prompts, *self.evaluation_prompts]
+        foreign = "" if pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
+        if foreign and self.runtime.is_main:
+            logger.warning(foreign)
 
         # Shared parts, then everything that needs the other ranks.
         self.turns: Turns | None = None
@@ -284,6 +290,8 @@ class Run(LoraRun):
         config_text = configs.dump(config)
         if is_main:
             write_atomic(config.out / "config.yaml", config_text, mode=PRIVATE)
+            if self._leaks:
+                write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
         # 2. Samples and answers of an unfinished epoch.
         scorers: dict[str, object] = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}

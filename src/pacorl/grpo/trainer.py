@@ -22,7 +22,6 @@ from pacorl.grpo.monitor import HackingSuspectedError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import ExtraMetrics, Run
 from pacorl.grpo.start import Resume
-from pacorl.io.documents import read_jsonl
 from pacorl.report.publish import push, write_card
 
 logger = logging.getLogger(__name__)
@@ -48,15 +47,17 @@ class PolicyTrainer(Run):
     """A PaCo-GRPO run that is trained to its end.
 
     Example:
-        from pacorl import PolicyTrainer
+        from pacorl import PolicyTrainer, prompt_from
 
         def redness(prompts, images):
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
-        prompts = ["a red round hero at night", "a blue square hero by day"]
+        scenes = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
+        heroes = ["red round hero, crown, night", "blue square hero, cap, day"]
+        prompts = [prompt_from("tiny", theme=hero, panels=scenes) for hero in heroes]
         trainer = PolicyTrainer("tiny", rewards=[redness], prompts=prompts, epochs=1, out="runs/red")
         result = trainer.train()
-        print(result.adapter, result.metrics["redness"], result.page)
+        print(result.before["redness"], result.metrics["redness"], result.changes["redness"], result.page)
     """
 
     def __init__(
@@ -145,10 +146,7 @@ class PolicyTrainer(Run):
             self.close()
 
         # After the guard: the run is closed, and no rank waits for another.
-        folder = self.config.out
-        lines = read_jsonl(folder / "metrics.jsonl")
-        evaluations = [line for line in lines if line["kind"] == "evaluation"]
-        result = TrainResult(folder, folder / "adapter", evaluations[-1], folder / "report.html")
+        result = TrainResult.of(self.config.out, adapter=self.config.out / "adapter")
         self._call_back("on_train_end", result)
         return result
 

@@ -94,7 +94,10 @@ def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
     for leak in leaks[:SHOWN]:
         prompt = leak.prompt
         examples.append(f"training prompt {prompt.id} is {leak.against}'s {leak.other.id}: {prompt.text[:60]!r}")
-    report = f"{len(leaks)} of {total} training prompts are measured on: {totals}. {'; '.join(examples)}"
+    report = f"{len(leaks)} of {total} training prompts are measured on: {totals}"
+    if len(leaks) == total > 1:
+        return report
+    report += f". {'; '.join(examples)}"
     if len(leaks) > SHOWN:
         report += f" and {len(leaks) - SHOWN} more"
     return report
@@ -122,6 +125,8 @@ def check_leaks(
             f"{report}. Split them with `pacorl prompts split`, or accept with prompts.leaks=warn that the evaluation "
             "includes training data"
         )
+    if report:
+        report += "; for unseen prompts give prompts.evaluation others, from Python pass evaluation_prompts="
     return report
 
 

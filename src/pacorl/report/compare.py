@@ -6,19 +6,17 @@ and last evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from pacorl.io.documents import parse_yaml
-from pacorl.io.files import write_atomic
-from pacorl.report.curves import Chart, charts, line_chart_svg
-from pacorl.report.figures import changes_svg, unit_axis
-from pacorl.report.folder import RunFolder, Sample, read_run
-from pacorl.report.page import MEASURES, OPEN_SETS, choose, links_to, match, measure_of, render, spread
-from pacorl.report.results import Result, compared, facts, results
+from pacorl.io.files import kept_digest, write_atomic
+from pacorl.report.curves import Chart, charts
+from pacorl.report.figures import changes_svg, label, unit_axis
+from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
+from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, render, spread
+from pacorl.report.results import Result, alarms, compared, facts, results
 
 NOT_COMPARED = {"out"}
 """Keys that differ between any two runs."""
@@ -77,8 +75,11 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
         "changes": changes,
         "changes_plot": changes_svg(changes, links_to(pairs, sets)),
         "alone": alone,
-        "charts": [(chart, line_chart_svg(chart)) for chart in charts_of_both(first, second, names)],
+        "charts": drawn(charts_of_both(first, second, names)),
+        "same_objective": objective_of(first) == objective_of(second),
         "differences": differing_keys(first.config, second.config),
+        "alarms": [alarms(run) for run in (first, second)],
+        "leaks": [run.leaks for run in (first, second)],
         "facts": [facts(run, images=len(last_samples(run))) for run in (first, second)],
     }
 
@@ -106,20 +107,38 @@ def asked_of_both(first: RunFolder, second: RunFolder) -> tuple[dict[int, list[S
 
 def results_of_both(first: RunFolder, second: RunFolder, samples: Mapping[int, list[Sample]]) -> list[Result]:
     """Compare every measure of the shared images, then append the measures that only the summaries have."""
-    rows = compared(samples)
+    starts = [means_before(run, samples.get(side, ())) for side, run in enumerate((first, second))]
+    rows = []
+    for row in compared(samples):
+        rows.append(replace(row, starts=(starts[0].get(row.name), starts[1].get(row.name))))
     measured = {row.name for row in rows}
-    second_results = {row.name: row.after for row in results(second.summary)}
+    second_results = {row.name: row for row in results(second.summary)}
     for row in results(first.summary):
         if row.name in second_results and row.name not in measured:
-            rows.append(Result(row.name, row.after, second_results[row.name], None))
+            other = second_results[row.name]
+            before = (row.before.mean if row.before else None, other.before.mean if other.before else None)
+            rows.append(Result(row.name, row.after, other.after, None, before))
     return rows
 
 
+def means_before(run: RunFolder, samples: Sequence[Sample]) -> dict[str, float]:
+    """Average every measure of the run's first evaluation over those of its images that `samples` show again."""
+    if len(run.samples) < 2:
+        return {}
+    rows = compared({0: run.samples[min(run.samples)], 1: samples})
+    return {row.name: row.before.mean for row in rows if row.before}
+
+
 def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) -> list[Chart]:
-    """Draw every curve of one line that both runs have as one chart of two lines."""
+    """Draw every curve of one line that both runs have as one chart of two lines.
+
+    Losses of two objectives have different scales, and are left out.
+    """
     counterparts = {(chart.group, chart.title): chart for chart in chain(*charts(second).values())}
     shared = []
     for chart in chain(*charts(first).values()):
+        if chart.title == label("loss") and objective_of(first) != objective_of(second):
+            continue
         counterpart = counterparts.get((chart.group, chart.title))
         if counterpart and len(chart.lines) == len(counterpart.lines) == 1:
             lines = [replace(chart.lines[0], label=names[0]), replace(counterpart.lines[0], label=names[1])]
@@ -127,22 +146,27 @@ def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) 
     return shared
 
 
+def objective_of(run: RunFolder) -> str:
+    """Return the name of the run's objective; empty if its config names none."""
+    return settings_of(run.config).get("objective.name", "")
+
+
 def differing_keys(first: str, second: str) -> list[tuple[str, str, str]]:
-    """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it."""
-    values = dict(_settings(parse_yaml(first, name="config.yaml") or {}))
-    others = dict(_settings(parse_yaml(second, name="config.yaml") or {}))
+    """List (key, value, value) of every setting in which two configs differ, in their order; `–` if one lacks it.
+
+    Two files of equal content are no difference.
+    """
+    values = settings_of(first)
+    others = settings_of(second)
     differing = []
     for key in dict.fromkeys([*values, *others]):
-        if key not in NOT_COMPARED and values.get(key) != others.get(key):
-            differing.append((key, values.get(key, "–"), others.get(key, "–")))
+        value = values.get(key, "–")
+        other = others.get(key, "–")
+        if key not in NOT_COMPARED and value != other and not _are_equal_files(value, other):
+            differing.append((key, value, other))
     return differing
 
 
-def _settings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every leaf of a config by its dotted key; items of a list by their number."""
-    if not value or not isinstance(value, dict | list):
-        yield key, str(value)
-        return
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, inner in items:
-        yield from _settings(inner, f"{key}.{name}" if key else str(name))
+def _are_equal_files(*names: str) -> bool:
+    paths = [Path(name) for name in names if "/" in name]
+    return len(paths) == 2 and all(map(Path.is_file, paths)) and len({kept_digest(path) for path in paths}) == 1

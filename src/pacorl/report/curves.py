@@ -24,7 +24,7 @@ Series = Mapping[str, Points]
 """Key → its points."""
 
 REWARDS, EVALUATION, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
-    "Rewards",
+    "Rewards in training",
     "Evaluation",
     "Signs of reward hacking",
     "Training health",
@@ -110,12 +110,11 @@ def charts(run: RunFolder) -> dict[str, list[Chart]]:
     return {group: members for group, members in grouped.items() if members}
 
 
-def folded(run: RunFolder) -> dict[str, list[Chart]]:
-    """Move flat charts to MORE, the last group of the page."""
+def folded(shown: Iterable[Chart]) -> dict[str, list[Chart]]:
+    """Group charts, the flat ones in MORE, the last group of the page."""
     grouped: dict[str, list[Chart]] = {group: [] for group in GROUPS}
-    for group, members in charts(run).items():
-        for chart in members:
-            grouped[MORE if chart.flat else group].append(chart)
+    for chart in shown:
+        grouped[MORE if chart.flat else chart.group].append(chart)
     return {group: members for group, members in grouped.items() if members}
 
 
@@ -260,6 +259,8 @@ LEFT = 46
 RIGHT = 376
 TOP = 10
 BOTTOM = 154
+NARROW = 0.1
+"""An evaluation's values within such a band fill their axis: on one from 0 to 1 their curve would be a line."""
 COLOURS = 6
 """Line colours in the stylesheet; a chart with more lines starts over."""
 
@@ -307,7 +308,7 @@ def _path(points: Iterable[tuple[float, float]], x: Scale, y: Scale) -> str:
 
 
 def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
-    """First and last epoch, lowest and highest value; shares of an evaluation always run from 0 to 1."""
+    """First and last epoch, lowest and highest value; an evaluation's shares run from 0 to 1 unless they lie close."""
     epochs = []
     values = []
     for line in chart.lines:
@@ -321,7 +322,12 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     last = max(epochs)
     if last == first:
         last = first + 1  # a scale needs a width
-    if chart.group == EVALUATION and min(values) >= 0 and max(values) <= 1:
+    if (
+        chart.group == EVALUATION
+        and min(values) >= 0
+        and max(values) <= 1
+        and not 0 < max(values) - min(values) < NARROW
+    ):
         return (first, last), (0.0, 1.0)
     return (first, last), padded(values)
 

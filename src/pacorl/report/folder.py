@@ -33,6 +33,9 @@ from pacorl.io.documents import (
 from pacorl.io.files import inside
 from pacorl.types import Grid
 
+LEAKS = "leaks.txt"
+"""A run's warning about training prompts that it evaluates on."""
+
 Record = dict[str, Any]
 Matrix = tuple[tuple[float | None, ...], ...]
 """P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
@@ -96,6 +99,8 @@ class RunFolder:
     """Evaluation images by epoch, ascending."""
     training_images: dict[int, Path]
     """Joined training samples by epoch, ascending."""
+    leaks: str = ""
+    """Which training prompts are evaluated on; empty if none."""
 
     @property
     def epoch(self) -> int:
@@ -152,6 +157,7 @@ def read_run(run: Path) -> RunFolder:
         config=_masked(read_text(config, limit=MAX_YAML_BYTES), str(config)) if config.is_file() else "",
         samples=samples,
         training_images=_by_epoch(run, "epoch-*.png"),
+        leaks=read_text(run / LEAKS).strip() if (run / LEAKS).is_file() else "",
     )
 
 
@@ -222,3 +228,18 @@ def _lines(path: Path) -> Iterator[tuple[str, Record]]:
             with blamed_on(location):
                 record = parse_object(line, kind="line")
             yield location, record
+
+
+@lru_cache(maxsize=2)
+def settings_of(config: str) -> Mapping[str, str]:
+    """Flatten a config: every leaf by its dotted key; items of a list by their number."""
+    return dict(_leaves(parse_yaml(config, name="config.yaml") or {}))
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if not value or not isinstance(value, dict | list):
+        yield key, str(value)
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, inner in items:
+        yield from _leaves(inner, f"{key}.{name}" if key else str(name))

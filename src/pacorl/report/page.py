@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -24,10 +24,10 @@ from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.report import figures
-from pacorl.report.curves import folded, line_chart_svg
+from pacorl.report.curves import Chart, charts, folded, line_chart_svg
 from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
-from pacorl.report.folder import RunFolder, Sample, read_run
-from pacorl.report.results import alarms, compared, facts, is_monitored, provenance, results, seconds
+from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
+from pacorl.report.results import alarms, facts, is_monitored, provenance, rows_of, seconds
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
@@ -114,7 +114,7 @@ def _environment() -> jinja2.Environment:
 def _contents(run: RunFolder, name: str) -> dict[str, object]:
     # Times, and the table of results.
     spent = seconds(run)
-    rows = results(run.summary) or compared(run.samples)
+    rows = rows_of(run)
 
     # Images: evenly spread training epochs, then the gallery.
     training_epochs = list(run.training_images)
@@ -127,21 +127,18 @@ def _contents(run: RunFolder, name: str) -> dict[str, object]:
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     changes = [pair.change for pair in pairs if pair.change is not None]
 
-    # Charts by group.
-    charts = {}
-    for group, members in folded(run).items():
-        charts[group] = [(chart, line_chart_svg(chart)) for chart in members]
     return {
-        "title": str(run.summary.get("title") or name),
+        "title": str(run.summary.get("title") or _title(run, name)),
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
         "alarms": alarms(run),
+        "leaks": run.leaks,
         "monitored": is_monitored(run),
         "results": rows,
         "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
         "training_images": training_images,
-        "charts": charts,
+        "charts": drawn(chain(*charts(run).values())),
         "config": run.config,
         "provenance": provenance(run.summary),
         "facts": facts(run, images=len(pairs)),
@@ -154,6 +151,24 @@ def _contents(run: RunFolder, name: str) -> dict[str, object]:
         "changes": changes,
         "changes_plot": changes_svg(changes, links_to(pairs, sets)),
     }
+
+
+def _title(run: RunFolder, name: str) -> str:
+    """The run's name, its rewards and its objective."""
+    settings = settings_of(run.config)
+    rewards = [value for key, value in settings.items() if re.fullmatch(r"rewards\.\d+\.name", key)]
+    objective = settings.get("objective.name")
+    if rewards and objective:
+        return f"{name}: {' and '.join(rewards)} by {objective}"
+    return name
+
+
+def drawn(shown: Iterable[Chart]) -> dict[str, list[tuple[Chart, Markup]]]:
+    """Group charts for a page, each with its plot."""
+    plots = {}
+    for group, members in folded(shown).items():
+        plots[group] = [(chart, line_chart_svg(chart)) for chart in members]
+    return plots
 
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
@@ -298,9 +313,11 @@ def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     if change is None:
         return f"Image {index + 1} of {len(pairs)}"
     # The first may have lost and the last may have gained, so the sign chooses the name.
+    judged = sum(pair.change is not None for pair in pairs)
+    if change == 0 and index in (0, judged - 1):
+        return "No change"
     if index == 0:
         return "Largest gain" if change > 0 else "Smallest loss"
-    judged = sum(pair.change is not None for pair in pairs)
     if index == judged - 1:
         return "Smallest gain" if change > 0 else "Largest loss"
     if index == round((judged - 1) / 2):

@@ -32,6 +32,8 @@ class Result:
     after: Interval | None
     difference: Interval | None
     """Paired: the same prompts and seeds on both sides."""
+    starts: tuple[float | None, float | None] = (None, None)
+    """Means before training, of two runs' sides."""
 
     @property
     def sure(self) -> bool:
@@ -49,6 +51,11 @@ def results(summary: Record) -> list[Result]:
     measured = [*before, *after]
     names = dict.fromkeys([name for name in MEANINGS if name in measured] + measured)
     return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
+
+
+def rows_of(run: RunFolder) -> list[Result]:
+    """The table of a run's page: the summary's results, else the comparison of its first and newest evaluation."""
+    return results(run.summary) or compared(run.samples)
 
 
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
@@ -85,7 +92,8 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
     for name, keys in keys_of.items():
         before = np.array([first[key][name] for key in keys])
         after = np.array([last[key][name] for key in keys])
-        rows.append(Result(name, *_bootstrapped([prompt for prompt, _ in keys], before, after)))
+        first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
+        rows.append(Result(name, first_side, last_side, difference))
     return rows
 
 

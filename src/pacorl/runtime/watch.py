@@ -184,6 +184,8 @@ class Watch:
         if self.told_at is None:
             self.told_at = time.monotonic()
             self._beat()  # at once, so that all ranks count alike
+            if self.rank == min(self._members):
+                _say("told to stop: the run ends after this batch, and saves")
 
     def _beat(self) -> None:
         beat = Beat(self.rank, copy(self.position), told=self.told)

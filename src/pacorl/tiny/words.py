@@ -79,7 +79,10 @@ def check_tiny(prompt: Prompt) -> None:
     """
     if not prompt.panels:
         attributes_in(prompt.text, where="the prompt")
-        raise ValueError(f"the tiny generator makes sets of {GRID.count} panels; describe each, as in {EXAMPLE}")
+        raise ValueError(
+            f"the tiny generator makes sets of {GRID.count} panels; describe each, as in {EXAMPLE} "
+            "or by prompt_from('tiny', …)"
+        )
     for position, text in enumerate(prompt.panels, 1):
         try:
             Panel.parse(text)

@@ -155,6 +155,16 @@ class PolicySpec:
             raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
         return self.tiny
 
+    def foreign_prompt(self, checkpoint: str, prompts: Sequence[Prompt]) -> str:
+        """Describe the first prompt that the tiny checkpoint was not trained to draw; empty for other checkpoints."""
+        for prompt in prompts if checkpoint == TINY else ():
+            try:
+                self.committed.check(prompt)
+            except ValueError as error:
+                where = f"prompt {prompt.id} ({prompt.text[:60]!r})"
+                return f"{where} is not of the tiny world, so its images mean nothing: {error}"
+        return ""
+
     def load(
         self,
         options: PolicyOptions,
