@@ -47,7 +47,6 @@ ALLOWED = {
     ("io/files.py", "sweep"): (["unlink"], "half-written files of this machine's dead processes, by their exact form"),
     ("io/files.py", "sole_holder"): (["open", "truncate"], "a regular file that contains a lock's note or nothing"),
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
-    ("models/lora/formats.py", "_sort_metadata"): (["open"], "the temporary file of `replacing`"),
     ("cli/__init__.py", "run"): (["open"], "/dev/null"),
     ("models/lora/formats.py", "_sort_metadata"): (["open"], ASIDE),
     ("grpo/ledger.py", "Ledger.start"): (

@@ -236,6 +236,13 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
         read_yaml(tmp_path / "large.yaml")
 
 
+def test_a_file_of_one_object_is_small(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(b'{"a": [' + b"{}," * (2**24 // 3) + b"{}]}")
+    with pytest.raises(ValueError, match=r"large\.json"):
+        read_object(path)
+
+
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [float("nan"), 1.0], "b": float("inf")})
     write_jsonl(tmp_path / "a.jsonl", [{"a": float("-inf")}])

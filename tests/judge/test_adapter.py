@@ -149,3 +149,13 @@ def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path
     whole = rewritten(adapter, tmp_path / "whole", keys=(r"lora_A\.weight", "weight"))
     with pytest.raises(ValueError, match="is no LoRA weight"):
         merge_adapter(base(processor), str(whole))
+
+
+def test_finite_weights_whose_product_is_not_are_refused(
+    processor: ImageTextProcessor, adapter: Path, tmp_path: Path
+) -> None:
+    folder = rewritten(adapter, tmp_path / "loud")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: value * 1e30 for name, value in weights.items()}, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"^adapter .*loud: NaNs detected .*; fetch it again"):
+        merge_adapter(base(processor).float(), str(folder))

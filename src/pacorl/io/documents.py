@@ -35,6 +35,8 @@ JsonObject = dict[str, Any]
 
 MAX_BYTES = 2**30
 """Limit of a text file. PaCo-Dataset's largest has a few hundred million."""
+MAX_OBJECT_BYTES = 2**24
+"""Limit of a file with one JSON object, such as a summary or a config: parsed it takes up to 70 times the memory."""
 MAX_YAML_BYTES = 2**20
 """Limit of a YAML file: people write these by hand, and the parser takes ten seconds for a million characters."""
 FLOAT_MAX = int(sys.float_info.max)
@@ -70,7 +72,8 @@ def read_json(path: Path, *, fix: str = "") -> Any:
 
 def read_object(path: Path, *, fix: str = "") -> JsonObject:
     """Read a JSON document that must be an object."""
-    return _checked_object(read_json(path, fix=fix), f"{path}: it must hold a JSON object", fix)
+    text = read_text(path, fix=fix, limit=MAX_OBJECT_BYTES)
+    return _checked_object(parse_json(text, name=str(path), fix=fix), f"{path}: it must hold a JSON object", fix)
 
 
 def read_yaml(path: Path) -> Any:

@@ -97,7 +97,10 @@ def merge_adapter(model: Any, adapter: str) -> Any:
         raise ValueError(f"adapter {adapter}: its {PEFT_CONFIG} and its weights do not fit ({_line(error)})") from None
     if unexpected:
         raise ValueError(f"adapter {adapter}: {unexpected[0]} has no place in a {model.config.model_type} model")
-    return adapted.merge_and_unload()
+    try:
+        return adapted.merge_and_unload(safe_merge=True)
+    except ValueError as error:  # finite weights whose product is not
+        raise ValueError(f"adapter {adapter}: {_line(error)}; fetch it again, or train it at a lower rate") from None
 
 
 def with_lora(model: Any, config: Any) -> Any:
