@@ -8,6 +8,7 @@ elsewhere. docs/survives.md lists the failures that it survives.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import logging
@@ -225,8 +226,13 @@ def publish(checkpoint: Path, folder: Path) -> None:
     """Copy a checkpoint's averaged adapter to `folder`, the newest adapter of the run.
 
     Raises:
-        OSError: if the disk is full, with the fix. The earlier adapter stays.
+        OSError: if the disk is full, with the fix, or a folder has the name of one of the files. The earlier adapter
+            stays.
     """
+    for name in ADAPTER_FILES:
+        if (folder / name).is_dir():
+            fix = f"a folder in the place of a file; move it away, the same adapter is in {checkpoint / 'lora'}"
+            raise OSError(errno.EISDIR, fix, str(folder / name))
     try:
         aside = open_aside(folder)
         for path in sorted((checkpoint / "lora").iterdir()):
