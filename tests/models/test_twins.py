@@ -1,5 +1,8 @@
 """Twins of the released models: their tokenizers are the same in every call, their widths are what is asked for."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -31,3 +34,17 @@ def test_clip_is_as_wide_as_asked() -> None:
 def test_a_model_without_weights_draws_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda *_, **__: pytest.fail("weights were drawn"))
     assert model_on_meta(TINY["vae"], dtype=torch.float32).device.type == "meta"
+
+
+@pytest.mark.slow
+def test_a_model_on_meta_leaves_torch_s_initialisation_whole() -> None:
+    """In a new process: diffusers keeps the functions that it finds when it is imported, and restores them later."""
+    code = (
+        "import torch; from pacorl.models.twins import TINY, model_on_meta; "
+        "model_on_meta(TINY['qwen_image_vae'], dtype=torch.float32); "
+        "from diffusers.models.modeling_utils import no_init_weights\n"
+        "with no_init_weights(): pass\n"
+        "weight = torch.zeros(4, 4); torch.nn.init.kaiming_uniform_(weight); print(bool(weight.any()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

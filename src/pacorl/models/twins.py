@@ -55,6 +55,7 @@ def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
 
 def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
     """Build a frozen model without weights, from a config as for `model_of`; `dtype` is the type of saved tensors."""
+    import diffusers.models.modeling_utils  # noqa: F401 - keeps torch's functions that it finds, and restores these
     from transformers.initialization import no_init_weights
 
     with META, no_init_weights():  # drawing weights that hold no values would take as long as the rest
