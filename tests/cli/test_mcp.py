@@ -74,6 +74,8 @@ async def _use_tools(root: Path) -> None:
         assert ranked["calibrated"] is False
         repaired = await call("repair", images=IMAGES, out="repaired", least=0.5, characters=["hero"], tries=12)
         assert repaired["passed"]
+        assert repaired["panels"] == [f"repaired/panel-{number}.png" for number in range(1, 5)]
+        assert str(root) not in str(repaired)
         assert {path.name for path in (root / "repaired").glob("panel-*.png")} == {
             f"panel-{n}.png" for n in range(1, 5)
         }
@@ -85,12 +87,14 @@ async def _use_tools(root: Path) -> None:
         assert "leads out of" in await fault("check", images=IMAGES, least=0.5, characters=["thief"])
         assert "leads out of" in await fault("check", images=IMAGES, least=0.5, criteria=["../secret.json"])
         assert "leads out of" in await fault("repair", images=IMAGES, least=0.5, out="../out")
-        assert "name a new folder" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
+        assert "name a new folder with out" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
         assert "2 validation errors" in await fault("check", images="1.png", least="many")
         assert "300 entries; give at most 256" in await fault("odd_one_out", images=["1.png"] * 300)
         assert "tries=10000; give at most 100" in await fault(
             "repair", images=IMAGES, least=0.5, out="new", tries=10_000
         )
         assert "no threshold" in await fault("check", images=IMAGES)
-        assert "cannot judge these images" in await fault("check", images=IMAGES, least=2)
+        assert "1.png beside a drawn figure" in await fault("check", images=IMAGES, least=0)
+        assert "less than or equal to 1" in await fault("check", images=IMAGES, least=2)
+        assert tools["check"].input_schema["properties"]["least"]["anyOf"][0]["maximum"] == 1
         assert "nothing to be compared with" in await fault("check", images=IMAGES[:1], least=0.5)
