@@ -191,7 +191,10 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
     (tmp_path / "panels").mkdir()
     shutil.copytree(folder / "hero", tmp_path / "characters" / "knight")
     for number in range(1, 4):
-        shutil.copy(folder / f"{number}.png", tmp_path / "panels")
+        shutil.copy(folder / f"{number}.png", tmp_path / "panels" / f"page-panel-{number}.png")
+    # A grid image beside its panels, as `pacorl generate` writes it.
+    whole = png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"})
+    (tmp_path / "panels" / "page.png").write_bytes(whole)
 
     def build() -> int:
         # GitHub's own shell.
@@ -200,9 +203,9 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
         return subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False).returncode
 
     assert build() == 0
-    shutil.copy(folder / "wrong.png", tmp_path / "panels")
+    shutil.copy(folder / "wrong.png", tmp_path / "panels" / "wrong-panel-4.png")
     assert build() == BELOW
-    assert "wrong.png" in (tmp_path / "check.html").read_text()
+    assert "wrong-panel-4.png" in (tmp_path / "check.html").read_text()
 
 
 def test_a_whole_set_is_refused(folder: Path, tmp_path: Path) -> None:

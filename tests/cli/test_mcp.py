@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,18 @@ def root(tmp_path: Path) -> Path:
     (root / "characters" / "thief" / "card.yaml").write_text("description: a thief\n")
     (root / "characters" / "thief" / "1.png").symlink_to(tmp_path / "secret.png")
     return root
+
+
+@pytest.mark.slow
+def test_the_page_s_client_checks_files(root: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text("utf-8")
+    (script,) = re.findall(r'```python title="client.py"\n(.*?)```', page, re.DOTALL)
+    program = tmp_path / "pacorl-mcp"
+    program.write_text(f"#!{sys.executable}\n{SERVER}\n")
+    program.chmod(0o755)
+    script = script.replace('"pacorl-mcp"', repr(str(program)))
+    result = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert result.stdout == "True\n", result.stderr
 
 
 @pytest.mark.slow
