@@ -191,7 +191,10 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
     (tmp_path / "panels").mkdir()
     shutil.copytree(folder / "hero", tmp_path / "characters" / "knight")
     for number in range(1, 4):
-        shutil.copy(folder / f"{number}.png", tmp_path / "panels")
+        shutil.copy(folder / f"{number}.png", tmp_path / "panels" / f"page-panel-{number}.png")
+    # A grid image beside its panels, as `pacorl generate` writes it.
+    whole = png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"})
+    (tmp_path / "panels" / "page.png").write_bytes(whole)
 
     def build() -> int:
         # GitHub's own shell.
@@ -200,14 +203,48 @@ def test_the_example_s_workflow_fails_an_inconsistent_folder(folder: Path, tmp_p
         return subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False).returncode
 
     assert build() == 0
-    shutil.copy(folder / "wrong.png", tmp_path / "panels")
+    shutil.copy(folder / "wrong.png", tmp_path / "panels" / "wrong-panel-4.png")
     assert build() == BELOW
-    assert "wrong.png" in (tmp_path / "check.html").read_text()
+    assert "wrong-panel-4.png" in (tmp_path / "check.html").read_text()
 
 
-def test_a_whole_set_is_noted(folder: Path, tmp_path: Path) -> None:
+def test_a_whole_set_is_refused(folder: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.png"
     whole.write_bytes(png_bytes(Image.new("RGB", (64, 64)), {"layout": "2x2"}))
     advice = "is a whole set; give it alone with --grid 2x2"
     assert advice in str(run("check", whole, "--min", 0.5).exception)
-    assert advice in run("check", folder / "1.png", whole, "--min", 0.5).stderr
+    result = run("check", folder / "1.png", whole, "--min", 0.5)
+    assert advice in str(result.exception)
+    assert result.exception.exit_code == 2  # type: ignore[union-attr]
+
+
+def test_a_folder_is_told_how_its_panels_are_named(folder: Path, tmp_path: Path) -> None:
+    assert f"as in {folder}/*.png" in str(run("check", folder, "--min", 0.5).exception)
+    for name in ("set-1.png", "set-1-panel-1.png"):
+        shutil.copy(folder / "1.png", tmp_path / name)
+    assert f"as in {tmp_path}/*-panel-*.png" in str(run("check", tmp_path, "--min", 0.5).exception)
+
+
+@pytest.mark.slow
+def test_a_failed_control_has_a_document_and_a_code_of_its_own(folder: Path) -> None:
+    panels = [str(folder / f"{number}.png") for number in (1, 2)]
+    script = "import sys; from pacorl.cli import main; main()"
+    # No answer stays below 0, so that the control of another character fails.
+    command = [sys.executable, "-c", script, "check", *panels, "--min", "0", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    document = json.loads(result.stdout)
+    assert result.returncode == 5
+    assert (document["passed"], document["image"]) == (None, panels[0])
+    assert document["control"]["name"] == "a drawn figure of another character"
+    assert f"{panels[0]} beside a drawn figure" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_declined_panel_is_named_and_marked(folder: Path, tmp_path: Path) -> None:
+    photograph = tmp_path / "photograph.png"
+    Image.effect_noise((64, 64), 80).convert("RGB").save(photograph)
+    files = [folder / "1.png", folder / "2.png", photograph]
+    result = run("check", *files, "--min", 0.5, "--json")
+    assert result.exit_code == BELOW
+    assert [panel["declined"] for panel in json.loads(result.stdout)["panels"]] == [False, False, True]
+    assert f"{photograph} (declined, consistent)" in run("check", *files, "--min", 0.5).stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,18 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_the_page_s_client_checks_files(root: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "judge.md").read_text("utf-8")
+    (script,) = re.findall(r'```python title="client.py"\n(.*?)```', page, re.DOTALL)
+    program = tmp_path / "pacorl-mcp"
+    program.write_text(f"#!{sys.executable}\n{SERVER}\n")
+    program.chmod(0o755)
+    script = script.replace('"pacorl-mcp"', repr(str(program)))
+    result = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert result.stdout == "True\n", result.stderr
+
+
+@pytest.mark.slow
 def test_an_agent_lists_the_tools_and_calls_them_by_their_schemas(root: Path) -> None:
     anyio.run(_use_tools, root)
 
@@ -74,6 +88,8 @@ async def _use_tools(root: Path) -> None:
         assert ranked["calibrated"] is False
         repaired = await call("repair", images=IMAGES, out="repaired", least=0.5, characters=["hero"], tries=12)
         assert repaired["passed"]
+        assert repaired["panels"] == [f"repaired/panel-{number}.png" for number in range(1, 5)]
+        assert str(root) not in str(repaired)
         assert {path.name for path in (root / "repaired").glob("panel-*.png")} == {
             f"panel-{n}.png" for n in range(1, 5)
         }
@@ -85,12 +101,14 @@ async def _use_tools(root: Path) -> None:
         assert "leads out of" in await fault("check", images=IMAGES, least=0.5, characters=["thief"])
         assert "leads out of" in await fault("check", images=IMAGES, least=0.5, criteria=["../secret.json"])
         assert "leads out of" in await fault("repair", images=IMAGES, least=0.5, out="../out")
-        assert "name a new folder" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
+        assert "name a new folder with out" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
         assert "2 validation errors" in await fault("check", images="1.png", least="many")
         assert "300 entries; give at most 256" in await fault("odd_one_out", images=["1.png"] * 300)
         assert "tries=10000; give at most 100" in await fault(
             "repair", images=IMAGES, least=0.5, out="new", tries=10_000
         )
         assert "no threshold" in await fault("check", images=IMAGES)
-        assert "cannot judge these images" in await fault("check", images=IMAGES, least=2)
+        assert "1.png beside a drawn figure" in await fault("check", images=IMAGES, least=0)
+        assert "less than or equal to 1" in await fault("check", images=IMAGES, least=2)
+        assert tools["check"].input_schema["properties"]["least"]["anyOf"][0]["maximum"] == 1
         assert "nothing to be compared with" in await fault("check", images=IMAGES[:1], least=0.5)

@@ -210,7 +210,7 @@ def test_the_caution_stands_before_the_number(images: list[Path]) -> None:
 
 def test_one_image_is_refused_before_a_judge_is_loaded(images: list[Path]) -> None:
     message = str(run(images[0], "--judge", "/there/is/no/judge").exception)
-    assert message == "1 image has nothing to be compared with; give two or more, or a --grid"
+    assert message == "1 image has nothing to be compared with; give two or more"
     assert "at least one candidate" in str(run(images[0], "--rank", "--judge", "/there/is/no/judge").exception)
 
 
@@ -286,6 +286,9 @@ def test_a_least_mean_is_a_gate(images: list[Path], judge_folder: Path, judge: L
         result = run(*images[:3], "--judge", judge_folder, "--min-mean", least)
         assert result.exit_code == code
         assert ("below --min-mean" in result.stderr) == (code == BELOW)
+        document = json.loads(run(*images[:3], "--judge", judge_folder, "--min-mean", least, "--json").stdout)
+        assert document["passed"] == (code == 0)
+    assert "passed" not in json.loads(run(*images[:3], "--judge", judge_folder, "--json").stdout)
 
 
 @pytest.mark.parametrize("panels", [4, 8])

@@ -113,6 +113,18 @@ def test_an_open_server_without_a_key_is_warned_about(calls: CALLS) -> None:
     assert "asks for no key" not in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0", "--api-key", "k").stderr
 
 
+@pytest.mark.parametrize("backend", ["builtin", "vllm"])
+@pytest.mark.parametrize("key", ["", "  "])
+def test_an_empty_key_starts_no_server(
+    calls: CALLS, judge_folder: Path, backend: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("serve", judge_folder, "--backend", backend)
+    assert "the key is empty" in str(run(*command, "--api-key", key).exception)
+    monkeypatch.setenv("PACORL_API_KEY", key)
+    assert "PACORL_API_KEY a value, or unset it" in str(run(*command).exception)
+    assert calls == {}
+
+
 def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
     result = run("doctor", judge_folder, "--json")
     probe = json.loads(result.stdout)

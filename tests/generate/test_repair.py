@@ -14,7 +14,7 @@ from pacorl.core.grid import split
 from pacorl.generate.generator import Generator
 from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.judge.check import Check, ControlError, check_set
+from pacorl.judge.check import Check, Control, ControlError, check_set
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 
@@ -74,13 +74,14 @@ def test_of_two_equally_low_panels_each_is_repaired() -> None:
 def test_a_failed_control_is_a_rejected_try() -> None:
     def gate(panels: Sequence[Image.Image]) -> Check:
         if shades_of(panels)[0] == 99:
-            raise ControlError("a control failed")
+            raise ControlError(Control("the same image", same=True, p_yes=0.1), "1.png", 0.5)
         return GATE(panels)
 
     redraw, _ = redraws(99, 20)
     repair = repair_set(grey(120, 20, 20), gate=gate, redraw=redraw)
-    assert [(attempt.error, attempt.accepted) for attempt in repair.tries] == [("a control failed", False), ("", True)]
-    assert repair.tries[0].verdict == "a control failed"
+    assert [attempt.accepted for attempt in repair.tries] == [False, True]
+    assert "1.png beside the same image has P(Yes) 0.1000" in repair.tries[0].error
+    assert (repair.tries[0].verdict, repair.tries[1].error) == (repair.tries[0].error, "")
     with pytest.raises(ControlError):
         repair_set(grey(99, 20), gate=gate, redraw=redraw)
 

@@ -91,7 +91,7 @@ def test_the_threshold_depends_on_the_number_of_panels(panels: int, least: float
 
 
 def test_a_threshold_must_be_given_without_a_calibration() -> None:
-    fault = "no threshold: give one .--min, or least in a request., or a calibration that has thresholds"
+    fault = "no threshold: give least, or a calibration that has thresholds"
     for calibration in (None, Calibration("j", {"": Curve()}, {"panels": {4: 0.4}})):
         with pytest.raises(ValueError, match=fault):
             threshold(calibration, None, panels=4, references=[1])

@@ -36,6 +36,7 @@ from pacorl.core.questions import consistent, shows_text
 from pacorl.io.images import ImageError
 from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judge.calibration import Calibration
+from pacorl.judge.http.client import DECLINE_HEADER
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.http_judge import HttpJudge
 from pacorl.judge.http.messages import encode
@@ -57,9 +58,10 @@ QUESTIONS = [
 TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}], "temperature": 0}
 
 
-def post(url: str, body: Any, *, key: str = "") -> tuple[int, Any]:
+def post(url: str, body: Any, *, key: str = "", decline: str = "yes") -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", DECLINE_HEADER: decline}
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, json.load(answer)
@@ -103,9 +105,35 @@ def test_every_metric_has_a_line_of_help(url: str) -> None:
     assert "pacorl_request_seconds" in kinds
 
 
+def metrics(url: str) -> dict[str, float]:
+    lines = [line for line in get(f"{url}/metrics").splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_sets_count_as_questions_and_refusals_apart_from_failures(tiny_url: str, hero: list[str]) -> None:
+    name = 'pacorl_batched_questions_total{model="tiny"}'
+    before = metrics(tiny_url)
+    assert post(f"{tiny_url}/v1/consistency", {"images": hero[:3], "symmetric": True})[0] == 200
+    between = metrics(tiny_url)
+    assert between[name] - before[name] == 6
+    fields = {"panels": hero[1:], "references": {"hero": hero[:1]}, "all_pairs": True, "least": 0.5}
+    answer = post(f"{tiny_url}/v1/check", fields)[1]
+    assert post(f"{tiny_url}/v1/check", fields | {"least": 0.0})[0] == 422
+    assert post(f"{tiny_url}/v1/check", {})[0] == 400
+    after = metrics(tiny_url)
+    # A set that a control refuses counts with all its questions.
+    assert after[name] - between[name] == 2 * answer["asked"]
+    assert after['pacorl_waiting_questions{model="tiny"}'] == 0
+    for status in (400, 422):
+        counted = f'pacorl_responses_total{{status="{status}"}}'
+        assert after[counted] - between.get(counted, 0) == 1
+    assert after['pacorl_request_seconds_count{model="tiny",outcome="refused"}'] >= 1
+    assert 'pacorl_request_seconds_count{model="tiny",outcome="failed"}' not in after
+
+
 def test_questions_share_forwards(url: str) -> None:
     def batches() -> tuple[int, int]:
-        values = dict(line.rsplit(" ", 1) for line in get(f"{url}/metrics").splitlines())
+        values = metrics(url)
         return tuple(
             int(values[f'pacorl_{name}{{model="judge"}}']) for name in ("batches_total", "batched_questions_total")
         )  # type: ignore[return-value]
@@ -572,9 +600,16 @@ def test_a_set_that_cannot_be_scored_is_told_why(url: str, fields: dict[str, Any
 def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
     with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
         panels, flat = PANELS[:2], [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+        urls = [encode(image).url for image in flat]
         assert post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in panels]})[0] == 200
-        status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in flat]})
+        status, answer = post(f"{url}/v1/consistency", {"images": urls})
+        anyway = post(f"{url}/v1/consistency", {"images": urls}, decline="no")
+        check = {"panels": urls, "least": 0.5}
+        checks = [post(f"{url}/v1/check", check, decline=decline)[1] for decline in ("yes", "no")]
     assert (status, answer["error"]["type"]) == (422, "declined")
+    assert (anyway[0], anyway[1]["missing"]) == (200, 0)
+    assert "is declined" in checks[0]["error"]["message"]
+    assert "is declined" not in str(checks[1])
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
@@ -644,7 +679,7 @@ def test_a_check_answers_with_the_fields_of_the_command(tiny_url: str, hero: lis
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({}, 400, "no threshold: give one"),
+        ({}, 400, "no threshold: give least, or a calibration"),
         ({"panels": [], "least": 0.5}, 400, "panels"),
         ({"panels": [0], "least": 0.5}, 400, "1 image has nothing to be compared with"),
         ({"least": 1.5}, 400, "least"),
@@ -661,6 +696,52 @@ def test_a_refused_check_has_its_reason(
     body = json.loads(json.dumps({"panels": [1, 2, 3, 4]} | fields), parse_int=lambda number: hero[int(number)])
     answered, answer = post(f"{tiny_url}/v1/check", body)
     assert (answered, message in answer["error"]["message"]) == (status, True), answer
+
+
+def test_errors_have_one_form_and_the_schema_contains_it(local_judge: LocalJudge) -> None:
+    def answer(method: str, path: str, authorization: str = "Bearer secret") -> tuple[int, Any, Any]:
+        with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+            connection.request(method, path, headers={"Authorization": authorization})
+            response = connection.getresponse()
+            body = response.read()
+            return response.status, json.loads(body) if body else None, response.headers
+
+    with serving({"judge": local_judge}, api_key="secret") as url:
+        _, schema, _ = answer("GET", "/openapi.json")
+        assert answer("HEAD", "/health", "")[:2] == (200, None)
+        assert answer("GET", "/v1/models", "bearer secret")[0] == 200
+        faults = [answer("GET", "/v1/models", header) for header in ("", "Bearer wrong")]
+        faults += [answer("GET", "/none"), answer("GET", "/v1/check")]
+    assert [fault[0] for fault in faults] == [401, 401, 404, 405]
+    assert [fault[2]["WWW-Authenticate"] for fault in faults] == ["Bearer", "Bearer", None, None]
+    assert faults[3][2]["Allow"] == "POST"
+    assert faults[0][1] != faults[1][1]
+
+    # The schema: errors, key, header and limits.
+    components = schema["components"]
+    form = components["schemas"]["ErrorAnswer"] | {"components": components}
+    for _, body, _ in faults:
+        jsonschema.validate(body, form)
+    assert [scheme["scheme"] for scheme in components["securitySchemes"].values()] == ["bearer"]
+    operation = schema["paths"]["/v1/check"]["post"]
+    assert {"401", "413", "422", "429"} <= operation["responses"].keys()
+    assert all("ErrorAnswer" in str(operation["responses"][status]) for status in ("401", "413", "422", "429"))
+    assert operation["security"]
+    assert "security" not in schema["paths"]["/health"]["get"]
+    assert operation["parameters"][0]["name"] == "X-Pacorl-Decline"
+    images = components["schemas"]["ConsistencyRequest"]["properties"]["images"]
+    assert (images["minItems"], images["maxItems"]) == (2, Limits().images)
+
+
+@pytest.mark.parametrize("route", ["consistency", "check"])
+def test_an_answer_is_of_the_schemas_type(tiny_url: str, hero: list[str], route: str) -> None:
+    schema = json.loads(get(f"{tiny_url}/openapi.json"))
+    answers = schema["paths"][f"/v1/{route}"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    form = schema["components"]["schemas"][answers["$ref"].rpartition("/")[2]]
+    body = {"images": hero} if route == "consistency" else {"panels": hero, "least": 0.5}
+    answer = post(f"{tiny_url}/v1/{route}", body)[1]
+    jsonschema.validate(answer, form | {"components": schema["components"]})
+    assert answer.keys() == form["properties"].keys()
 
 
 def test_the_schema_needs_the_key(local_judge: LocalJudge) -> None:

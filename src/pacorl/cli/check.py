@@ -71,9 +71,18 @@ class CheckOptions:
         return casts
 
     def gate(
-        self, files: Sequence[str], *, panels: int, calibration: Path | None = None, folder: Path = Path()
+        self,
+        files: Sequence[str],
+        *,
+        panels: int,
+        calibration: Path | None = None,
+        folder: Path = Path(),
+        name: str = "--min",
     ) -> Callable[..., Check]:
         """Return `check_set` with these options, before a judge is loaded; panels of one cut file have no recipe.
+
+        Args:
+            name: Name of the threshold, for errors.
 
         Raises:
             ValueError: A character, a criterion or the threshold is missing, or one panel is to be compared with none.
@@ -95,6 +104,7 @@ class CheckOptions:
             panels=panels,
             references=[len(character.images) for character in characters],
             plain=not (self.theme or self.criteria),
+            name=name,
         )
         # The images are opened once, for every call of the gate.
         return partial(
@@ -124,10 +134,10 @@ def check(
     ask: CheckOptions,
     output: CheckOutput,
 ) -> None:
-    """Check that all images show the same; exit code 4 and the odd one out if they do not."""
+    """Check that all images show the same; exit code 4 and the odd one out if not, 5 if a control fails."""
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
-    from pacorl.judge.check import check_lines, check_page
+    from pacorl.judge.check import ControlError, check_lines, check_page
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.score_set import open_panels
     from pacorl.runtime.cores import use_cores
@@ -136,7 +146,7 @@ def check(
     use_cores()
 
     # Panels, references, questions and threshold, before a judge is loaded.
-    names, opened, _, advice = open_panels(images, grid=ask.grid)
+    names, opened, _, _ = open_panels(images, grid=ask.grid, whole_sets=False)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
@@ -144,8 +154,13 @@ def check(
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
         name = reward.name
         note = reward.note
-        echo_errors(note, advice)
-        checked = gate(reward.judge, opened, names=names)
+        echo_errors(note)
+        try:
+            checked = gate(reward.judge, opened, names=names)
+        except ControlError as refusal:
+            if output.as_json:
+                print_json({"judge": name, "note": note} | refusal.to_dict())
+            raise
 
     # Output.
     if output.as_json:
@@ -158,7 +173,7 @@ def check(
 
     # The exit code.
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
-    # A low score outranks a missing score: it is certain.
+    # A low score outranks a missing score: it is certain. A declined panel has the score 0, since it cannot pass.
     if any(panel.score is not None for panel in checked.failed):
         raise Exit(BELOW)
     if checked.failed:

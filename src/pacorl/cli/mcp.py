@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
@@ -26,6 +28,8 @@ MOST_ENTRIES = 256
 """Of a list among an agent's arguments."""
 MOST_TRIES = 100
 """Of a repair."""
+
+Least = Annotated[float | None, Field(ge=0, le=1)]
 
 app = Commands(pretty_exceptions_enable=False, add_completion=False)
 
@@ -129,9 +133,12 @@ class Toolbox:
                 check_lengths(arguments)
                 # The server calls tools on several threads, and a model answers one call at a time.
                 with self._lock:
-                    return {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)
+                    answer = {"judge": self.reward.name, "note": self.reward.note} | tool(**arguments)
+                    return dict(self._relative(answer))
             except (ValueError, OSError, RuntimeError) as error:
-                raise ToolError(cli.fault_line(error)) from None
+                # An agent has arguments and no flags, and paths below the root.
+                line = cli.fault_line(error).replace(" --", " ").replace(f"{self.root}/", "")
+                raise ToolError(line) from None
 
         return call
 
@@ -139,7 +146,7 @@ class Toolbox:
         self,
         *,
         images: Sequence[str],
-        least: float | None = None,
+        least: Least = None,
         characters: Sequence[str] = (),
         theme: str = "",
         criteria: Sequence[str] = (),
@@ -159,7 +166,7 @@ class Toolbox:
         # Files below the root only: an agent's arguments are untrusted input.
         files, opened, _ = open_images(self._files(images))
         ask = self._asked(least, characters, theme, criteria)
-        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root)
+        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root, name="least")
         document: dict[str, Any] = gate(self.reward.judge, opened, names=images).to_dict()
         return document
 
@@ -190,7 +197,7 @@ class Toolbox:
         *,
         images: Sequence[str],
         out: str,
-        least: float | None = None,
+        least: Least = None,
         characters: Sequence[str] = (),
         theme: str = "",
         criteria: Sequence[str] = (),
@@ -214,7 +221,7 @@ class Toolbox:
         # The options of `pacorl repair`, with paths below the root.
         files, opened, _ = open_images(self._files(images))
         ask = replace(self._asked(least, characters, theme, criteria), text=list(texts))
-        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root)
+        gate = ask.gate(files, panels=len(opened), calibration=self._calibration, folder=self.root, name="least")
         # A panel without a text is drawn from the recipe in its PNG.
         options = self._options
         prompts = ask.prompts(files, options.model, kind=options.kind, folder=self.root)
@@ -253,6 +260,14 @@ class Toolbox:
         for text in criteria:
             texts.append(str(self._path(text)) if text.endswith(".json") else text)
         return RepairOptions(character=list(characters), theme=theme, criteria=texts, least=least)
+
+    def _relative(self, value: Any) -> Any:
+        """Write paths of an answer relative to the root, as an agent gives them."""
+        if isinstance(value, dict):
+            return {self._relative(key): self._relative(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [self._relative(entry) for entry in value]
+        return value.removeprefix(f"{self.root}/") if isinstance(value, str) else value
 
     def _files(self, names: Sequence[str]) -> list[str]:
         return [str(self._path(name)) for name in names]

@@ -107,7 +107,7 @@ def repair(
     from pacorl.runtime.cores import use_cores
 
     # Panels, gate and prompts, before weights are loaded.
-    names, opened, _, advice = open_panels(images)
+    names, opened, _, _ = open_panels(images, whole_sets=False)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     prompts = ask.prompts(names, generator.model, kind=generator.kind)
     # New panels have the size of the set's panels.
@@ -126,7 +126,7 @@ def repair(
     edits = any(prompt.sources for prompt in prompts)
     model = load_generator(generator, memory=judge.memory, edits=edits)
     with load_judge(model, judge.judge, judge, calibration=judge.calibration or "") as reward:
-        echo_errors(model.note, reward.note, advice)
+        echo_errors(model.note, reward.note)
         repaired, document = redraw_panels(
             names,
             opened,

@@ -129,10 +129,16 @@ def score(
         )
         _check_complete(scores, keep_going=output.keep_going)
 
-    # Output.
+    # The thresholds, of one panel and of the mean.
+    below = _below_least(scores, output.least, is_video=ask.video is not None) + _below_mean(scores, output.least_mean)
+    incomplete = bool(refused or scores.missing)
+
+    # Output; a gate without all scores has no verdict.
     if output.as_json:
         of_video = video.over_time(scores) if ask.video else {}
-        print_json({"judge": name, "note": note} | scores.to_dict() | of_video | {"left_out": refused})
+        has_gate = output.least is not None or output.least_mean is not None
+        verdict = {"passed": None if incomplete else not below} if has_gate else {}
+        print_json({"judge": name, "note": note} | verdict | scores.to_dict() | of_video | {"left_out": refused})
     else:
         echo(video.video_table(scores) if ask.video else table(scores))
     echo_errors(*refused.values())
@@ -141,13 +147,8 @@ def score(
         echo_errors(f"page: {output.report}")
 
     # The exit code.
-    if refused or scores.missing:
+    if incomplete:
         raise Exit(INCOMPLETE)
-    # The thresholds, of one panel and of the mean.
-    below = _below_least(scores, output.least, is_video=ask.video is not None)
-    if output.least_mean is not None and scores.mean is not None and scores.mean < output.least_mean:
-        mean = f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}"
-        below.append(f"{mean}, below --min-mean {output.least_mean:g}")
     if below:
         echo_errors(*below)
         raise Exit(BELOW)
@@ -173,6 +174,13 @@ def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list
     if is_video:
         compared = "the first frame" if lowest.group else "its neighbours"
     return [f"the lowest image, {name}, has the median {lowest.score:.4f} with {compared}, below --min {least:g}"]
+
+
+def _below_mean(scores: Scores, least: float | None) -> list[str]:
+    """Report a mean below `--min-mean`."""
+    if least is None or scores.mean is None or scores.mean >= least:
+        return []
+    return [f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min-mean {least:g}"]
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

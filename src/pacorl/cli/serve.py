@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ class ServeOptions:
     dtype: str = option("auto", "auto, float32 or bfloat16.")
     calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency and /v1/check.")
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
-    api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
+    api_key: str | None = option(None, "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
     access_log: bool = option(False, "builtin: write a line per request to standard error.")
     max_body_mib: int = option(64, "builtin: largest request with images.", least=1, most=LARGEST)
@@ -56,6 +57,12 @@ def serve(
     if options.write and options.write.exists():
         load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
     description = _description(source, options)
+    # An empty variable, as of a missing secret in CI, must not open the server.
+    given = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
+    if given is not None and not given.strip():
+        raise ValueError(
+            f"the key is empty; give --api-key or {KEY_VARIABLE} a value, or unset it to serve without a key"
+        )
     key = options.api_key or key_from(description.api_key_env)
     servers = servers_of(description)
     if options.calibration and (options.backend != "builtin" or any(server.adapters for server in servers)):

@@ -83,12 +83,14 @@ def threshold(
     panels: int,
     references: Sequence[int] = (),
     plain: bool = True,
+    name: str = "least",
 ) -> float:
     """Return the given threshold, else the calibration's for the largest listed size up to `panels`.
 
     Args:
         references: Number of reference images of each character.
         plain: Whether the plain question alone is asked.
+        name: Name of the threshold where it is given, for errors.
 
     Raises:
         ValueError: There is neither, or the calibration's thresholds are not for this case.
@@ -97,11 +99,11 @@ def threshold(
         return least
     by_size = calibration.thresholds.get("references" if references else "panels") if calibration else None
     if not by_size:
-        raise ValueError("no threshold: give one (--min, or least in a request), or a calibration that has thresholds")
+        raise ValueError(f"no threshold: give {name}, or a calibration that has thresholds")
     if not plain or sum(references) > 1:
         raise ValueError(
-            "the calibration's thresholds are for one character, one reference image and the plain question; give a "
-            "threshold (--min, or least in a request)"
+            "the calibration's thresholds are for one character, one reference image and the plain question; give "
+            f"{name}"
         )
     return by_size[max((size for size in by_size if size <= panels), default=min(by_size))]
 

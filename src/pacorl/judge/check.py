@@ -29,12 +29,37 @@ if TYPE_CHECKING:
 
 CONTROL_FIGURE = Path(__file__).with_name("control.png")
 """A drawn figure, made by tools/control.py."""
+CONTROLS = ("the same image", "a crop of the image", "a drawn figure of another character")
+"""Second images of the controls; only the last shows another character."""
 CROP = 64
 """The cropped control loses 1/CROP of its width and height on each side."""
 
 
 class ControlError(RuntimeError):
     """A control with a known answer was answered wrongly, so the judge's other answers mean nothing here."""
+
+    exit_code = 5
+
+    def __init__(self, control: Control, image: str, least: float) -> None:
+        answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
+        side = "must reach" if control.same else "must stay below"
+        super().__init__(
+            f"the judge cannot judge these images: {image} beside {control.name} {answer}, and {side} {least:g}; "
+            "look at that image, take another judge, calibrate it, or ask another question"
+        )
+        self.control = control
+        self.image = image
+        self.least = least
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON document of a refusal, without a verdict."""
+        return {
+            "passed": None,
+            "refused": str(self),
+            "image": self.image,
+            "control": asdict(self.control),
+            "least": self.least,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,8 @@ class PanelScore:
     """Label of the lowest question."""
     group: int = 0
     """Index of the group of images with the lowest median."""
+    declined: bool = False
+    """Whether the judge declines every pair with that group; fails like a low score: no answer speaks for the panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +144,7 @@ class Check:
             entry = {
                 "image": names[panel.panel],
                 "passed": panel not in failed,
+                "declined": panel.declined,
                 "score": panel.score,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
@@ -163,7 +191,7 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
         # Without answers every pair was declined, and the panel scores 0.
         middle = median(p_yes or [0.0])
         if lowest.score is None or middle < lowest.score:
-            lowest = PanelScore(panel, middle, question.label, number)
+            lowest = PanelScore(panel, middle, question.label, number, declined=not p_yes)
     return lowest
 
 
@@ -237,7 +265,7 @@ def check_set(
 
     # Controls first: a judge that fails them is not asked about the set.
     controls = ask_controls(judge, [*shown, *images][0], questions=specs, symmetric=symmetric)
-    check_controls(controls, least)
+    check_controls(controls, least, image=[*shown_names, *names][0])
     scores = score_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
@@ -265,27 +293,20 @@ def ask_controls(
     figure = open_image(CONTROL_FIGURE)
 
     scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
-    names = ("the same image", "a crop of the image", "a drawn figure of another character")
     controls = []
-    for pair, name in zip(scores.pairs, names, strict=True):
+    for pair, name in zip(scores.pairs, CONTROLS, strict=True):
         p_yes = panel_score(scores, pair.second, [[0]]).score
         if p_yes is None:
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        controls.append(Control(name, name != names[-1], p_yes, declined=pair.declined))
+        controls.append(Control(name, name != CONTROLS[-1], p_yes, declined=pair.declined))
     return controls
 
 
-def check_controls(controls: Sequence[Control], least: float) -> None:
-    """Raise ControlError for a control on the wrong side of the threshold."""
+def check_controls(controls: Sequence[Control], least: float, *, image: str) -> None:
+    """Raise ControlError for a control of an image on the wrong side of the threshold."""
     for control in controls:
-        if (control.p_yes >= least) == control.same:
-            continue
-        answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
-        side = "must reach" if control.same else "must stay below"
-        raise ControlError(
-            f"the judge cannot judge these images: the first image beside {control.name} {answer}, and {side} "
-            f"{least:g}; take another judge, calibrate it, or ask another question"
-        )
+        if (control.p_yes >= least) != control.same:
+            raise ControlError(control, image, least)
 
 
 # --- for people --------------------------------------------------------------------------------------------------
@@ -350,4 +371,5 @@ def _reason(check: Check, panel: PanelScore) -> str:
     if panel not in check.failed:
         return ""
     character = f", {check.references[panel.group][0]}" if check.references else ""
-    return f" ({panel.question}{character})"
+    declined = "declined, " if panel.declined else ""
+    return f" ({declined}{panel.question}{character})"

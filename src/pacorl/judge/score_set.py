@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 
+class WholeSetError(ValueError):
+    """A grid image stands where a panel is compared, a wrong use of the command."""
+
+    exit_code = 2
+
+
 def read_criteria(values: Sequence[str]) -> dict[str, str]:
     """Read label → text from literal criteria, or from JSON files in the T2IS form (dimension → name → text).
 
@@ -69,7 +75,10 @@ def open_images(
     refused: dict[str, str] = {}
     for source in map(str, sources):
         if Path(source).is_dir():
-            refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/*.png"
+            # A folder of `pacorl generate` has grid images too.
+            panels = "*-panel-*.png"
+            pattern = panels if any(Path(source).glob(panels)) else "*.png"
+            refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/{pattern}"
             continue
 
         # A source may occur twice, and names must be unique.
@@ -91,7 +100,7 @@ def open_images(
 
 
 def open_panels(
-    sources: Sequence[Path | str], *, grid: str = "", keep_going: bool = False
+    sources: Sequence[Path | str], *, grid: str = "", keep_going: bool = False, whole_sets: bool = True
 ) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str], str]:
     """Open images as `open_images` does, or cut the one image into the panels of `--grid`.
 
@@ -99,13 +108,14 @@ def open_panels(
         Names, images, skipped sources, and the advice of `whole_set`.
 
     Raises:
-        ValueError: The grid has several images to cut, or the only image is a whole set.
+        WholeSetError: The only image is a whole set, or one of several is and `whole_sets` is off.
+        ValueError: The grid has several images to cut.
     """
     names, images, refused = open_images(sources, keep_going=keep_going)
     if not grid:
         advice = whole_set(sources)
-        if advice and len(images) == 1:
-            raise ValueError(advice)
+        if advice and (len(images) == 1 or not whole_sets):
+            raise WholeSetError(advice)
         return names, images, refused, advice
     if len(images) != 1:
         raise ValueError(f"--grid cuts one image, {len(images)} are given")
@@ -138,7 +148,7 @@ def check_count(images: int, *, ranking: bool = False) -> None:
     if images < 2 and ranking:
         raise ValueError("ranking needs a reference and at least one candidate")
     if images < 2:
-        raise ValueError(f"{images} image has nothing to be compared with; give two or more, or a --grid")
+        raise ValueError(f"{images} image has nothing to be compared with; give two or more")
 
 
 # --- asking ------------------------------------------------------------------------------------------------------

@@ -10,15 +10,17 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
 
 from pacorl import __version__
 from pacorl.io.images import ImageError
@@ -32,9 +34,12 @@ from pacorl.judge.paco_reward import PacoReward
 from pacorl.serve.request_images import RequestImages
 from pacorl.serve.schema import (
     ChatRequest,
+    CheckAnswer,
     CheckRequest,
     ConsistencyRequest,
+    ErrorAnswer,
     Limits,
+    ScoresAnswer,
     SetRequest,
     TokenizeRequest,
     asking,
@@ -91,10 +96,16 @@ def create_app(
         for model in models.values():
             model.executor.shutdown(cancel_futures=True)
 
-    app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics())
     _add_guards(app, limits, api_key)
-    app.include_router(router)
+    # The schema alone: the guard checks the key before a body is read.
+    scheme = [Security(HTTPBearer(auto_error=False))] if api_key else []
+    app.include_router(router, dependencies=scheme, responses=ERRORS)
+    app.include_router(public)
+    schemas = app.openapi()["components"]["schemas"]
+    for form, field in ((ConsistencyRequest, "images"), (CheckRequest, "panels")):
+        schemas[form.__name__]["properties"][field]["maxItems"] = limits.images
     return app
 
 
@@ -133,6 +144,16 @@ def run_builtin(
 # --- endpoints -------------------------------------------------------------------------------------------------
 
 router = APIRouter(route_class=JsonRoute)
+public = APIRouter()
+"""Routes without a key."""
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is malformed."},
+    401: {"model": ErrorAnswer, "description": "The key is missing or wrong."},
+    404: {"model": ErrorAnswer, "description": "There is no such model or path."},
+    413: {"model": ErrorAnswer, "description": "The body is too large."},
+    422: {"model": ErrorAnswer, "description": "The judge declines the images, or fails a control."},
+    429: {"model": ErrorAnswer, "description": "Too many questions wait; `Retry-After` has the seconds."},
+}
 
 
 # Both are async, or FastAPI would call them on a thread.
@@ -148,15 +169,13 @@ async def _caller(request: Request) -> str:
 State = Annotated[AppState, Depends(_state)]
 Caller = Annotated[str, Depends(_caller)]
 """Address of the client."""
+Decline = Annotated[
+    Literal["yes", "no"], Header(alias=DECLINE_HEADER, description="`no`: judge images outside the judge's domain too.")
+]
 
 
 @router.post("/v1/chat/completions")
-async def chat(
-    request: ChatRequest,
-    state: State,
-    caller: Caller,
-    decline: Annotated[Literal["yes", "no"], Header(alias=DECLINE_HEADER)] = "yes",
-) -> JSONResponse:
+async def chat(request: ChatRequest, state: State, caller: Caller, decline: Decline = "yes") -> JSONResponse:
     """Continue a conversation."""
     model = state.model(request.model)
     limits = state.limits
@@ -178,23 +197,25 @@ async def chat(
         return JSONResponse(completion(request, continuation, model.tokenizer))
 
 
-@router.post("/v1/consistency")
-async def consistency(request: ConsistencyRequest, state: State, caller: Caller) -> dict[str, Any]:
+@router.post("/v1/consistency", response_model=None, responses={200: {"model": ScoresAnswer}})
+async def consistency(
+    request: ConsistencyRequest, state: State, caller: Caller, decline: Decline = "yes"
+) -> dict[str, Any]:
     """Score a set of images."""
     model = state.model(request.model)
     async with _set_images(model, request, state, caller) as images:
-        scores = await model.score(request, images)
+        scores = await model.score(request, images, decline=decline == "yes")
     return {"model": model.name, **scores.to_dict()}
 
 
-@router.post("/v1/check")
-async def check(request: CheckRequest, state: State, caller: Caller) -> dict[str, Any]:
+@router.post("/v1/check", response_model=None, responses={200: {"model": CheckAnswer}})
+async def check(request: CheckRequest, state: State, caller: Caller, decline: Decline = "yes") -> dict[str, Any]:
     """Check that all panels show the same, after three controls, and name the panel that does not belong."""
     model = state.model(request.model)
     with _callers_faults():
         least = request.threshold(model.judge.calibration)
     async with _set_images(model, request, state, caller) as images:
-        checked = await model.check(request, images, least=least)
+        checked = await model.check(request, images, least=least, decline=decline == "yes")
     reward = PacoReward(model.judge, name=model.name)
     return {"judge": reward.name, "note": reward.note} | checked.to_dict()
 
@@ -223,7 +244,8 @@ async def version() -> dict[str, str]:
     return {"version": f"pacorl {__version__}"}
 
 
-@router.get("/health")
+@public.get("/health")
+@public.head("/health", include_in_schema=False)
 async def health() -> dict[str, str]:
     """Answer without a key, for a load balancer."""
     return {"status": "ok"}
@@ -307,12 +329,16 @@ def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any)
 
 def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     async def check_key(request: Request) -> None:
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         # Not by `request.url`, which begins with the Host header: a client may write /health there.
         is_health = request.scope["path"] == "/health"
         # Compared in constant time, or the time of an answer would show how much of a key is right.
-        if api_key and not is_health and not secrets.compare_digest(sent.encode(), api_key.encode()):
+        if not api_key or is_health:
+            return
+        if scheme.lower() != "bearer" or not sent:
             raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
+        if not secrets.compare_digest(sent.encode(), api_key.encode()):
+            raise RefusedError("the key is not this server's", status=401)
 
     # Only these endpoints take images, and so large bodies.
     with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency", "/v1/check"), BodyLimit(limits.body_bytes))
@@ -321,12 +347,18 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
 
     @app.middleware("http")
     async def echo_id(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await proceed(request)
+        responses = app.state.shared.metrics.responses
+        try:
+            response = await proceed(request)
+        except Exception:
+            responses[500] += 1  # the answer is made outside of all middleware
+            raise
+        responses[response.status_code] += 1
         if sent := request.headers.get(REQUEST_ID):
             response.headers[REQUEST_ID] = sent[:200]  # it connects answer and question across proxies
         return response
 
-    for kind in (RefusedError, ImageError, RequestValidationError, Exception):
+    for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, lambda request, fault: _error(fault))
 
 
@@ -335,20 +367,28 @@ def _error(fault: Exception) -> JSONResponse:
     # The server's log has the fault itself; a client need not read it.
     status = 500
     message = f"the judge failed ({type(fault).__name__})"
+    headers = dict(HEADERS)
     if isinstance(fault, RequestValidationError):
         status = 400
         message = validation_message(fault)
     elif isinstance(fault, RefusedError | ImageError):
         status = getattr(fault, "status", 400)
         message = str(fault)
+    elif isinstance(fault, HTTPException):  # an unknown path or method
+        status = fault.status_code
+        message = fault.detail
+        headers |= fault.headers or {}
 
     # OpenAI's names, which clients tell apart.
     kind = "server_error" if status == 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
     if isinstance(fault, DeclinedError):
         error["type"] = DECLINED
-    retry = {"Retry-After": "1"} if status == 429 else {}
-    return JSONResponse({"error": error}, status_code=status, headers=HEADERS | retry)
+    if status == 429:
+        headers["Retry-After"] = "1"
+    elif status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
 class Metrics:
@@ -356,17 +396,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self.images = 0
+        self.responses: Counter[int] = Counter()
+        """HTTP status → responses."""
         self._seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(BUCKETS) + 2))
         """(model, outcome) → counts up to each bucket, count of all, sum."""
 
     @contextmanager
     def request(self, model: str) -> Iterator[None]:
-        """Time a request; an error counts as failed."""
+        """Time a request; a fault of the caller counts as refused, any other as failed."""
         start = time.perf_counter()
         outcome = "failed"
         try:
             yield
             outcome = "answered"
+        except (RefusedError, ImageError):
+            outcome = "refused"
+            raise
         finally:
             # Prometheus' buckets are cumulative.
             seconds = time.perf_counter() - start
@@ -389,14 +434,17 @@ class Metrics:
                 lines.append(f'pacorl_request_seconds_bucket{{{labels},le="{bound}"}} {count:g}')
             lines.append(f"pacorl_request_seconds_count{{{labels}}} {row[-2]:g}")
             lines.append(f"pacorl_request_seconds_sum{{{labels}}} {row[-1]:.6f}")
+        lines += _head("responses_total", "counter", "Responses by HTTP status.")
+        for status, count in sorted(self.responses.items()):
+            lines.append(f'pacorl_responses_total{{status="{status}"}} {count}')
         lines += _head("images_total", "counter", "Images decoded.")
         lines.append(f"pacorl_images_total {self.images}")
 
         # Batches by model.
         for name, kind, text, attribute in (
-            ("batches_total", "counter", "Forwards of the judge.", "batches"),
-            ("batched_questions_total", "counter", "Questions that these forwards answered.", "questions"),
-            ("waiting_questions", "gauge", "Questions that wait for a forward.", "waiting"),
+            ("batches_total", "counter", "Batches of questions; a whole set is one.", "batches"),
+            ("batched_questions_total", "counter", "Questions of these batches.", "questions"),
+            ("waiting_questions", "gauge", "Questions that wait for the judge, those of sets included.", "waiting"),
         ):
             lines += _head(name, kind, text)
             for model, served in models.items():

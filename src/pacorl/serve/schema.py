@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import comb
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from pacorl.io.images import MAX_PIXELS
 from pacorl.judge.calibration import Calibration, threshold
+from pacorl.judge.check import CONTROLS
 from pacorl.judge.score_set import check_count, questions_about
 from pacorl.judge.scores import QuestionSpec
 from pacorl.records.characters import MAX_IMAGES
@@ -178,14 +180,23 @@ class SetRequest(Form):
         """Questions about each pair."""
         return questions_about(self.theme, self.criteria)
 
+    def _asked(self, pairs: int) -> int:
+        return pairs * len(self.questions) * (1 + self.symmetric)
+
 
 class ConsistencyRequest(SetRequest):
     """Set of images to score, as `pacorl score` does."""
 
-    images: Annotated[list[Url], Field(max_length=MOST_IMAGES)]
+    images: Annotated[list[Url], Field(max_length=MOST_IMAGES, json_schema_extra={"minItems": 2})]
     """Data URLs of the images."""
     ranking: bool = False
     """Whether the first image is compared with each further image, instead of all pairs."""
+
+    @property
+    def asked(self) -> int:
+        """Number of questions to the judge."""
+        count = len(self.images)
+        return self._asked(count - 1 if self.ranking else comb(count, 2))
 
     @model_validator(mode="after")
     def _enough_images(self) -> ConsistencyRequest:
@@ -206,6 +217,15 @@ class CheckRequest(SetRequest):
     """Threshold of a panel's score; None for the calibration's."""
     all_pairs: bool = False
     """Whether the panels are compared with each other even if there are references."""
+
+    @property
+    def asked(self) -> int:
+        """Number of questions to the judge, the controls' included."""
+        panels = len(self.panels)
+        pairs = panels * (len(self.images) - panels)
+        if self.all_pairs or not self.references:
+            pairs += comb(panels, 2)
+        return self._asked(pairs + len(CONTROLS))
 
     @model_validator(mode="after")
     def _enough_panels(self) -> CheckRequest:
@@ -242,3 +262,96 @@ class TokenizeRequest(Form):
     model: Name = ""
     prompt: Text
     add_special_tokens: bool = False
+
+
+# --- answers ---------------------------------------------------------------------------------------------------
+# For the schema: endpoints answer with the documents of `Scores` and `Check`.
+
+
+class SetImage(BaseModel):
+    """An image of a set, by its name, and its score."""
+
+    image: str
+    median: float | None = None
+    with_others: float | None = None
+    among_others: float | None = None
+
+
+class PairAnswer(BaseModel):
+    """Score of a pair."""
+
+    images: list[str]
+    p_yes: float | None
+    by_question: dict[str, float | None]
+    order_gap: float | None = None
+    error: str = ""
+    declined: bool = False
+
+
+class ScoresAnswer(BaseModel):
+    """Scores of a set."""
+
+    model: str
+    images: list[str]
+    questions: dict[str, str]
+    calibrated: bool
+    mean: float | None
+    lowest_panel: SetImage | None
+    missing: int
+    odd_one_out: SetImage | None
+    pairs: list[PairAnswer]
+    matrix: list[list[float | None]]
+
+
+class PanelAnswer(BaseModel):
+    """Verdict about a panel."""
+
+    image: str
+    passed: bool
+    declined: bool
+    score: float | None
+    with_others: float | None
+    lowest_question: str
+    lowest_character: str | None
+    characters: list[str] = []
+    """Characters that the panel has to show; absent without references."""
+
+
+class ControlAnswer(BaseModel):
+    """Answer about a pair whose answer is known."""
+
+    name: str
+    same: bool
+    p_yes: float
+    declined: bool
+
+
+class CheckAnswer(BaseModel):
+    """Verdict about a set."""
+
+    judge: str
+    note: str
+    passed: bool
+    least: float
+    calibrated: bool
+    odd_one_out: str | None
+    panels: list[PanelAnswer]
+    controls: list[ControlAnswer]
+    questions: dict[str, str]
+    asked: int
+
+
+class Fault(BaseModel):
+    """Error of a request."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error", "declined"]
+    param: None
+    code: int
+    """HTTP status."""
+
+
+class ErrorAnswer(BaseModel):
+    """Body of every error."""
+
+    error: Fault

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ WINDOW_SECONDS = 0.003
 LETTERS_OF_A_TOKEN = 16
 """Upper bound of the letters per token of any prose."""
 
+T = TypeVar("T")
 Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
 
 
@@ -69,11 +71,39 @@ class Batcher:
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most_waiting)
         self.batches = 0
         self.questions = 0
+        self._of_sets = 0
+        """Questions of sets that wait for the thread."""
 
     @property
     def waiting(self) -> int:
-        """Length of the queue."""
-        return self._queue.qsize()
+        """Number of questions in the queue and of waiting sets."""
+        return self._queue.qsize() + self._of_sets
+
+    async def run(self, ask: Callable[[], T], *, questions: int) -> T:
+        """Ask about a set on the judge's thread, as one batch of so many questions."""
+        loop = asyncio.get_running_loop()
+        waiting = questions
+
+        def leave() -> None:
+            nonlocal waiting
+            self._of_sets -= waiting
+            waiting = 0
+
+        def count() -> None:
+            leave()
+            self.batches += 1
+            self.questions += questions
+
+        def on_thread() -> T:
+            # The loop alone changes the counters.
+            loop.call_soon_threadsafe(count)
+            return ask()
+
+        self._of_sets += questions
+        try:
+            return await loop.run_in_executor(self._executor, on_thread)
+        finally:
+            leave()  # if the caller hung up before its turn
 
     async def ask(self, prompt: ChatPrompt) -> Tensor:
         """Return the log-probabilities of `run`. Raises RefusedError if the queue is full, or the error of `run`."""
@@ -132,6 +162,9 @@ class ServedModel:
         self.end_ids = {ends} if isinstance(ends, int) else set(ends or ())
         # One thread: a model answers one call at a time.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
+        # Shares the model with `judge`.
+        self.any_image = copy(judge)
+        self.any_image.domain = None
         self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
 
     def check_tokens(self, request: ChatRequest, most_new: int) -> None:
@@ -196,27 +229,31 @@ class ServedModel:
             return Continuation((token,), row[None], stopped=token in self.end_ids)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._generate, request, prompt)
 
-    async def score(self, request: ConsistencyRequest, images: Sequence[Image]) -> Scores:
-        """Score every pair of a set. Raises DeclinedError if all its images are outside of the judge's domain."""
+    async def score(self, request: ConsistencyRequest, images: Sequence[Image], *, decline: bool) -> Scores:
+        """Score every pair of a set.
+
+        Args:
+            decline: Raise DeclinedError if all images are outside of the judge's domain.
+        """
         ask = partial(
             score_set,
-            self.judge,
+            self.judge if decline else self.any_image,
             images,
             questions=request.questions,
             ranking=request.ranking,
             symmetric=request.symmetric,
         )
-        scores = await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+        scores = await self.batcher.run(ask, questions=request.asked)
         if all(pair.declined for pair in scores.pairs):
             raise DeclinedError(scores.pairs[0].error)
         return scores
 
-    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float) -> Check:
+    async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float, decline: bool) -> Check:
         """Check panels after the controls. Raises RefusedError for a wrong answer about a control."""
         panels = len(request.panels)
         ask = partial(
             check_set,
-            self.judge,
+            self.judge if decline else self.any_image,
             images[:panels],
             least=least,
             characters=request.characters(images[panels:]),
@@ -225,7 +262,7 @@ class ServedModel:
             symmetric=request.symmetric,
         )
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+            return await self.batcher.run(ask, questions=request.asked)
         except ControlError as error:
             raise RefusedError(str(error), status=422) from None
 

@@ -104,7 +104,7 @@ def run_vllm(
     options = options or VllmOptions()
     if shutil.which(program[0]) is None:
         raise ValueError(
-            f"{program[0]} is not on PATH: install it in an environment of its own (docs/judge.md) and add its bin "
+            f"{program[0]} is not on PATH: install it in an environment of its own (docs/serve.md) and add its bin "
             "folder, or serve with --backend builtin"
         )
     for server in servers:
