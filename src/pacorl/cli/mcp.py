@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
-
 from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
 from pacorl.cli.generate import load_generator
@@ -29,7 +27,15 @@ MOST_ENTRIES = 256
 MOST_TRIES = 100
 """Of a repair."""
 
-Least = Annotated[float | None, Field(ge=0, le=1)]
+
+class Share:
+    """Bounds of a number in a tool's schema; pydantic, which is imported later, calls the method."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {**handler(source), "ge": 0, "le": 1}
+
+
+Least = Annotated[float, Share()] | None
 
 app = Commands(pretty_exceptions_enable=False, add_completion=False)
 
