@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
 
+from pacorl.dataset.export import export
 from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
@@ -31,6 +32,7 @@ from pacorl.dataset.folder import (
     collect_answers,
     read_answers,
     read_instances,
+    read_pairs,
 )
 from pacorl.dataset.rules import label_pairs, mean_rankings
 from pacorl.io.documents import read_jsonl, write_jsonl
@@ -87,10 +89,11 @@ def test_agreement_of_everyone_on_everything_and_of_chance():
         return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in "ab"]
 
     perfect = agreement(answers(lambda n, who: tuple("abcd")))
-    assert perfect == {"instances": 24, "kendall_w": 1.0, "krippendorff_alpha": 1.0}
+    assert perfect == {"instances": 24, "kendall_w": 1.0, "kendall_chance": 0.5, "krippendorff_alpha": 1.0}
     orders = list(permutations("abcd"))
     chance = agreement(answers(lambda n, who: orders[n] if who == "b" else orders[0]))
     assert chance["krippendorff_alpha"] == pytest.approx(0, abs=0.05)
+    assert chance["kendall_w"] == pytest.approx(chance["kendall_chance"], abs=0.01)
     assert agreement([])["kendall_w"] is None
 
 
@@ -366,6 +369,24 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(store)
     fill()
 
 
+@pytest.mark.parametrize("question", ["criteria", "theme"])
+def test_criteria_go_from_the_question_into_the_rankings_and_the_export(dataset, question):
+    folder = dataset(prompts=2, grids=2)
+    shown = {one.id: one for one in read_instances(folder / "instances.jsonl")}
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann"], sharing=Sharing(controls=0))
+        while tasks := store.next_tasks("ann"):
+            answer_as(store, "ann", tasks[0].instance.id, [0, 1])
+    export(folder, question=question, shares={"train": 1.0})
+
+    ranked = read_answers(folder / "rankings.jsonl")
+    assert len(ranked) == len(shown)
+    assert all(one.criteria == shown[one.instance].criteria != {} for one in ranked)
+    text = next(iter(next(iter(ranked[0].criteria.values())).values()))
+    asked = {pair.question for pair in read_pairs(folder / "pairs.jsonl")}
+    assert all((text in wording) == (question == "criteria") for wording in asked)
+
+
 def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):
     data = instances(8)
     with Store(tmp_path / "a.db") as store:
@@ -380,6 +401,9 @@ def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):
                 right = False
             store.rank(ANN, public_key(task.instance.id), order, request=f"request-{number}")
         assert store.controls_passed() == {"ann": (1, 2)}
+        references = [reference for who, reference, passed in store.controls() if who == "ann" and not passed]
+        assert len(references) == 1
+        assert references[0] in {one.reference for one in data}
         assert len(store.answers()) == 8
         assert len(store.answers(controls=True)) == 2
 
