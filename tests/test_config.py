@@ -289,6 +289,14 @@ def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+def test_another_name_leaves_the_keys_of_the_former(tmp_path: Path) -> None:
+    path = written(tmp_path, "objective: {name: grpo_clip, clip_range: 0.5}\n")
+    assert load(PolicyConfig, path, ["objective.name=grpo_clip"]).objective.clip_range == 0.5
+    assert load(PolicyConfig, path, ["objective.name=diffusion_nft"]).objective.name == "diffusion_nft"
+    overrides = ["objective.clip_range=0.25", "objective.name=grpo_guard"]
+    assert load(PolicyConfig, path, overrides).objective.clip_range == 0.25
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -64,7 +64,7 @@ def test_on_a_small_card_a_taste_is_taught_in_little_memory(tmp_path):
     ("change", "names", "fault"),
     [
         ({"prompts": ("  ",)}, TINY, "there are no prompts; write one a line"),
-        ({"prompts": ("a dragon | x | y",)}, TINY, "prompt 1: .*'dragon'"),
+        ({"prompts": ("a dragon | w | x | y | z",)}, TINY, "prompt 1: .*'dragon'"),
         ({"name": "../x"}, TINY, "cannot name a folder"),
         ({}, StudioModels(kind="kontext"), "changes pictures; a taste is taught to a generator of sets"),
     ],

@@ -91,6 +91,10 @@ class Section(BaseModel):
 Run = TypeVar("Run", bound=Section)
 
 
+NAME = "name"
+"""Key of a section that chooses the section's other keys, such as an objective's."""
+
+
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
     """Read a YAML file, or a recipe by its name, and `section.key=value` overrides into a config.
 
@@ -102,7 +106,8 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     if path:
         prefix = f"{path}: "
         document = read_config(path)
-    for override in overrides:
+    # Names first: they drop the other keys of the file's section, and none of the overrides.
+    for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(f".{NAME}")):
         _apply(document, override, source=f" in {path}" if path else "")
     return validated(kind, document, prefix=prefix)
 
@@ -231,6 +236,9 @@ def _apply(document: dict[str, Any], override: str, *, source: str) -> None:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section{source}")
+    # The other keys are those of the former entry, which the new one does not have, or means otherwise.
+    if last == NAME and sections and document.get(NAME) != value:
+        document.clear()
     document[last] = value
 
 

@@ -177,7 +177,7 @@ def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> No
 
 def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
     """Warn, and return an alarm, if no reward tells any group's images apart."""
-    if any(metrics[f"reward/{name}/zero_std_groups"] < 1 for name in run.rewards):
+    if any(metrics.get(f"reward/{name}/zero_std_groups", 0.0) < 1 for name in run.rewards):
         return {}
     constants = " and ".join(map(repr, run.rewards))
     run.warn_once(

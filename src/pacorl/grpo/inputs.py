@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacorl.config.base import ConfigError, read_config, validated
+from pacorl.config.base import NAME, ConfigError, read_config, validated
 from pacorl.config.recipes import YAML, recipe_names
 from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
@@ -165,7 +165,8 @@ def _python_spelling() -> Iterator[None]:
 
 def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Change keys of a document, and of its sections key by key."""
-    merged = dict(document)
+    # Of another entry, such as an objective, no key stays.
+    merged = {} if NAME in changes and changes[NAME] != document.get(NAME) else dict(document)
     for key, value in changes.items():
         section = merged.get(key)
         if isinstance(section, Mapping) and isinstance(value, Mapping):
