@@ -18,7 +18,11 @@ CASES = [
     (["sampling.tree={seeds: 0}"], 1, "sampling.tree.seeds: Input should be greater than 0 (got 0)"),
     (["sampling.tree={seeds: 4, antithetic: true}"], 1, "leaves some alone; give even numbers of children"),
     (["sampling.tree={seeds: 1}", "objective.name=diffusion_nft"], 1, "samples without noise; leave the tree out"),
-    (["sampling.batch=7"], 1, "batches of 7 (sampling.batch); batches of 1, 2, 3, 4, 6, 9, 12, 18; or 70 or 84 samples"),
+    (
+        ["sampling.batch=7"],
+        1,
+        "batches of 7 (sampling.batch); batches of 1, 2, 3, 4, 6, 9, 12, 18; or 70 or 84 samples",
+    ),
     ([], 5, "× 5 processes × batches of 12 (sampling.batch); 1, 3 processes; or 120 samples"),
     (["sampling.suffix={solver: ab2, steps: 1}"], 1, "the suffix has 1; give it 2 steps, or take solver euler"),
     (["sampling.suffix.steps=5"], 1, "only 4 deterministic steps follow the last stochastic one; set it to at most 4"),

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import torch
@@ -74,15 +75,16 @@ class Disk:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.contents, self.names, self.lost_at = folder, {}, {}, {}
-        flush, rename = os.fsync, Path.rename
+        flush, rename, in_turn = os.fsync, Path.rename, Lock()
 
         def watched_flush(handle: int) -> None:
-            flush(handle)
-            status = os.fstat(handle)
-            if stat.S_ISDIR(status.st_mode):
-                self.names[status.st_ino] = set(os.listdir(f"/proc/self/fd/{handle}"))
-            else:
-                self.contents[status.st_ino] = (status.st_size, status.st_mtime_ns)
+            with in_turn:  # images are written by threads: an older list of names must not replace a newer one
+                flush(handle)
+                status = os.fstat(handle)
+                if stat.S_ISDIR(status.st_mode):
+                    self.names[status.st_ino] = set(os.listdir(f"/proc/self/fd/{handle}"))
+                else:
+                    self.contents[status.st_ino] = (status.st_size, status.st_mtime_ns)
 
         def watched_rename(path: Path, target: Path) -> Path:
             if CHECKPOINT.fullmatch(target.name):
