@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl.core.grid import join, panel_texts, parse_layout, shared_text, split
+from pacorl.core.grid import join, panel_texts, parse_layout, shared_text, split, subject_text
 from pacorl.types import Grid
 
 LAYOUTS = ["1x2", "1x3", "1x5", "1x7", "2x2", "2x3", "2x4"]
@@ -115,3 +115,17 @@ def test_a_layout_in_many_digits_is_looked_for_in_a_moment() -> None:
             parse_layout(text)
     assert time.process_time() - start < 1
     assert parse_layout("a photo of 1024x1024 pixels, 2x3 grid") == Grid(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shared", "subject"),
+    [
+        ("2x2 grid layout of red pointed hero, crown, night.", "red pointed hero, crown, night."),
+        ("TWO-PANEL Images with a 1x2 grid layout showing a teacher in two poses.", "a teacher in two poses."),
+        ("FOUR-PANEL Images with a 2x2 grid layout. All feature one fox.", "All feature one fox."),
+        ("A poster of a 2x2 grid layout.", "A poster of a 2x2 grid layout."),
+        ("A 1×3 grid layout", "A 1×3 grid layout"),
+    ],
+)
+def test_the_subject_of_a_shared_text_is_without_its_layout(shared, subject):
+    assert subject_text(shared) == subject

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from io import BytesIO
 
 import pytest
@@ -169,6 +170,15 @@ def test_the_tiny_generator_makes_grids(folder):
     assert {open_image(path).size for path in (folder / "grids").rglob("*.png")} == {(64, 64)}
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_the_tiny_generator_refuses_another_layout_before_it_is_loaded(folder, dry_run):
+    text = "A 1x2 grid layout of a hero. [LEFT]: It sleeps. [RIGHT]: It runs."
+    write_jsonl(folder / "diverse.jsonl", [{"idx": "0000", "prompt": text, "layout": "1x2"}])
+    with pytest.raises(ValueError, match=r"diverse.jsonl, prompt 0000: .*makes sets of 4 panels as 2x2 only.* 1x2"):
+        generate(folder, source(checkpoint="tiny"), dry_run=dry_run)
+    assert not list((folder / "grids").rglob("*.png"))
+
+
 @pytest.mark.slow
 def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
     from pacorl.tiny.characters import Oracle
@@ -276,6 +286,18 @@ def test_pair_cuts_what_split_cuts(dataset):
     panels = split(open_image(folder / "grids/0001/2.png"), record("x").prompt.grid)
     for position, panel in enumerate(panels):
         assert open_image(folder / panel_path("0001", 2, position)).tobytes() == panel.tobytes()
+
+
+def test_a_pilot_spreads_its_questions_over_all_prompts(dataset):
+    folder = dataset(prompts=4, grids=2)
+    every = read_instances(folder / "instances.jsonl")
+    assert pair(folder, limit=10)["instances"] == 10
+    pilot = read_instances(folder / "instances.jsonl")
+    assert {one.id for one in pilot} < {one.id for one in every}
+    counts = Counter(one.group for one in pilot)
+    assert sorted(counts.values()) == [2, 2, 3, 3]
+    # Not the same question of each prompt.
+    assert len({one.id.partition(":")[2] for one in pilot}) > 4
 
 
 def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):

@@ -13,6 +13,11 @@ from pacorl.types import Grid
 LAYOUT = re.compile(r"(?<!\d)(\d{1,3})\s{0,9}[x×⨉]\s{0,9}(\d{1,3})(?!\d)")
 """`2x2 grid layout`, `1×5`, `1 ⨉ 3`: the first pair of numbers around a cross is the layout (the released rule)."""
 
+LAYOUT_OPENING = re.compile(
+    r"^(?:[A-Z]+-PANEL images with an? |an? )?\d{1,3}\s?[x×⨉]\s?\d{1,3} grid layout(?:\. |,? (?:of |[a-z]+ing ))", re.I
+)
+"""Opening words of a T2IS prompt about its layout, before its subject."""
+
 PANEL_TAG = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
 """A panel opens with a tag of capitals, digits, dashes and brackets that ends in a colon, after the end of a sentence:
 `… detail. [TOP]-[LEFT]:A dentist …` (the released rule)."""
@@ -56,6 +61,11 @@ def shared_text(prompt: str) -> str:
     """Return the part of a T2IS prompt before its first panel tag."""
     first = PANEL_TAG.search(prompt)
     return (prompt if first is None else prompt[: first.start() + 1]).strip()
+
+
+def subject_text(shared: str) -> str:
+    """Return a shared text without its opening words about the layout: `2x2 grid layout of a red fox.` → `a red fox.`"""
+    return LAYOUT_OPENING.sub("", shared) or shared
 
 
 def split(image: SetImages, grid: Grid) -> list[Image.Image]:

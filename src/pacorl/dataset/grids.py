@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pacorl.config.options import packed_form
@@ -221,7 +222,7 @@ def pair(
     """Cut every grid of grids.jsonl, and write instances.jsonl.
 
     Args:
-        limit: the number of questions at most, evenly spread over the prompts and within each.
+        limit: the number of questions at most, evenly spread over the prompts.
         sets: whether people rank the grids of a prompt as whole sets, without a reference.
 
     Raises:
@@ -241,6 +242,9 @@ def pair(
     panels: list[str] = []
     for record in records:
         questions = list(instances_of(record, grids=len(grids[record.idx])))
+        # Even steps would ask about the same grid and positions of every prompt.
+        if limit is not None:
+            Random(record.idx).shuffle(questions)
         of_sets = set_instance(record, grids[record.idx])
         instances += [of_sets] if sets else questions
         for images in of_sets.panels:

@@ -16,6 +16,7 @@ from pacorl.dataset.folder import Instance, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.files import flush_all, read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, check_readable, open_image, png_bytes
+from pacorl.records.prompts import evenly_spread
 from pacorl.types import Size
 
 MAX_CANDIDATES = 4
@@ -27,12 +28,19 @@ CONVERTED = (".bmp", ".gif", ".tif", ".tiff")
 
 
 def pair_images(
-    folder: Path, images: Path, *, sets: bool = False, dry_run: bool = False, progress: Progress = silent
+    folder: Path,
+    images: Path,
+    *,
+    sets: bool = False,
+    limit: int | None = None,
+    dry_run: bool = False,
+    progress: Progress = silent,
 ) -> dict[str, int]:
     """Copy the images into a dataset's folder, and write its instances.jsonl.
 
     Args:
         sets: whether IMAGES has a folder for each theme, and that one a folder for each set, to be ranked whole.
+        limit: the number of questions at most, evenly spread over the groups.
 
     Returns:
         The number of groups, images and instances, and of files that are no images and left out.
@@ -55,6 +63,7 @@ def pair_images(
             instances.append(_set_instance(folder, group, paths, copies))
         else:
             instances += _instances(folder, group, copies)
+    instances = evenly_spread(instances, limit)
     check_readable(source for source, _ in pairs)
     counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances), "other files": other_files}
     if dry_run:

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
 
+from pacorl.dataset.export import export
 from pacorl.dataset.folder import (
     ADJUDICATOR,
     ADMINISTRATOR,
@@ -31,6 +32,7 @@ from pacorl.dataset.folder import (
     collect_answers,
     read_answers,
     read_instances,
+    read_pairs,
 )
 from pacorl.dataset.rules import label_pairs, mean_rankings
 from pacorl.io.documents import read_jsonl, write_jsonl
@@ -364,6 +366,24 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(store)
         rank(name, request)
     assert len(store.answered()) == 2
     fill()
+
+
+@pytest.mark.parametrize("question", ["criteria", "theme"])
+def test_criteria_go_from_the_question_into_the_rankings_and_the_export(dataset, question):
+    folder = dataset(prompts=2, grids=2)
+    shown = {one.id: one for one in read_instances(folder / "instances.jsonl")}
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann"], sharing=Sharing(controls=0))
+        while tasks := store.next_tasks("ann"):
+            answer_as(store, "ann", tasks[0].instance.id, [0, 1])
+    export(folder, question=question, shares={"train": 1.0})
+
+    ranked = read_answers(folder / "rankings.jsonl")
+    assert len(ranked) == len(shown)
+    assert all(one.criteria == shown[one.instance].criteria != {} for one in ranked)
+    text = next(iter(next(iter(ranked[0].criteria.values())).values()))
+    asked = {pair.question for pair in read_pairs(folder / "pairs.jsonl")}
+    assert all((text in wording) == (question == "criteria") for wording in asked)
 
 
 def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):

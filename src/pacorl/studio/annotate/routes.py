@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
+from pacorl.core.grid import subject_text
 from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, images_of, read_instances
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.io.documents import blamed_on
@@ -326,7 +327,8 @@ def _form(shown: Task) -> dict[str, Any]:
     candidates = addresses[-len(shown.slots) :]
     return {
         "instance": public_key(instance.id),
-        "theme": instance.theme,
+        # Stored whole: the judge is trained on the words that the reward asks with.
+        "theme": subject_text(instance.theme),
         "category": instance.category,
         "criteria": instance.criteria or {},
         "reference": addresses[0] if instance.reference else None,

@@ -126,7 +126,7 @@ function show(state) {
 // Whole sets are ranked without a reference.
 function showReference() {
   const sets = !task.reference;
-  for (const part of [$("reference"), $("referenceTitle"), $("closerReference").parentElement]) part.hidden = sets;
+  for (const part of [$("reference"), $("referenceTitle"), $("against"), $("closerReference").parentElement]) part.hidden = sets;
   if (sets) return;
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
@@ -147,6 +147,7 @@ function showOpinions(opinions) {
       filledIn = -1;
       tell(`The order is ${letters}`);
       draw(nextStop());
+      nextStop().focus();  // so that Enter saves, after a click too
     };
     item.append(opinion.name, take);
     return item;
@@ -191,7 +192,8 @@ function draw(focus = document.activeElement) {
     if (slot !== null) box.append(cards[slot]);
     return box;
   }));
-  $("pool").replaceChildren(...unranked().map((slot) => cards[slot]));
+  // A ranked candidate leaves a gap: the others must not slide under the pointer.
+  $("pool").replaceChildren(...cards.map((box, slot) => (order.includes(slot) ? gap() : box)));
   $("poolTitle").hidden = $("pool").hidden = unranked().length === 0;
   $("submit").disabled = busy || order.includes(null) || Boolean(task.broken);
   for (const [slot, box] of cards.entries()) {
@@ -199,6 +201,12 @@ function draw(focus = document.activeElement) {
     box.firstElementChild.setAttribute("aria-label", `Candidate ${letter(slot)}, ${place < 0 ? "not ranked" : `${ordinal(place)} of ${order.length}`}`);
   }
   if (keys) (focus?.disabled || !focus?.isConnected || focus === document.body ? nextStop() : focus)?.focus({ preventScroll: focus === nextStop() });
+}
+
+function gap() {
+  const box = document.createElement("div");
+  box.className = "gap";
+  return box;
 }
 
 const unranked = () => task.candidates.map((_, slot) => slot).filter((slot) => !order.includes(slot));
