@@ -21,6 +21,7 @@ from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import packed_form
+from pacorl.core.ranking import Interval
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
@@ -32,6 +33,8 @@ from pacorl.report.page import render
 
 RUN_LEVELS = 3
 """Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
+FEWEST = 30
+"""Items below which the tables say that they are too few."""
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 Notice = Callable[[str], None]
@@ -87,6 +90,14 @@ class Outcome:
         if self.trained_on:
             leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
             lines.append(f"{leaked}, such as {_first(self.trained_on)}.")
+        # A figure without its number of items would be read beside the published ones as their equal.
+        counted = "1 item is measured" if self.measured == 1 else f"{self.measured} items are measured"
+        cells = self.tables[0].lines[0].cells if self.measured else ()
+        if any(isinstance(cell, Interval) and cell.low is None for cell in cells):
+            counted += "; there are no intervals, which need two groups of items (folders or prompts)"
+        lines.append(f"{counted}.")
+        if self.measured < FEWEST:
+            lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         return lines
 
 
@@ -223,7 +234,7 @@ def run(
     page = render(
         "benchmark.html",
         title=benchmark.title,
-        name=out.resolve().name,
+        name=options.name or options.subject,
         remarks=remarks,
         tables=outcome.tables,
         facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
