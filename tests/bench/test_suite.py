@@ -266,7 +266,9 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     assert outcome.tables[0].markdown.startswith("## Numbers")
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 item is measured; there are no intervals"), (40, "40 items are measured.")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 item is measured; there are no intervals"), (40, "40 items are measured.")]
+)
 def test_tables_say_of_how_many_items_and_when_these_are_too_few(tmp_path: Path, count: int, words: str) -> None:
     outcome = run(Numbers([f"k{number}" for number in range(count)]), tmp_path, HERE)
     page = (tmp_path / "table.html").read_text()

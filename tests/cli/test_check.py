@@ -15,12 +15,14 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.cli.check import _labelled
+from pacorl.cli.check import _labelled, _verdict
 from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
+from pacorl.core.ranking import Interval
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
+from pacorl.judge.local import TINY_JUDGE
 from pacorl.tiny.characters import draw, set_of, with_another
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -114,9 +116,13 @@ def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out, "--report", page)
     assert result.exit_code == 0, result.output
     assert "ECE, cross-validated: 0." in result.stdout
+    assert result.stdout.count("temperature") == 1  # of the only question
+    assert "all questions" in result.stdout
+    assert re.search(r"^the calibration (lowers|does not lower) the error", result.stdout, re.MULTILINE)
     assert read_calibration(out) is not None
     text = page.read_text()
     assert 'class="reliability"' in text
+    assert ">share labelled Yes</text>" in text
     assert re.search(r"after: P\(Yes\) [\d.]+, share of Yes [\d.]+ \([\d.]+ to [\d.]+\), \d+ pairs", text)
 
 
@@ -134,6 +140,32 @@ def test_rankings_label_their_best_and_worst(folder: Path, tmp_path: Path) -> No
     assert "40 pairs of" in result.stdout
     assert "20 labelled Yes" in result.stdout
     assert read_calibration(out) is not None
+
+
+@pytest.mark.slow
+def test_a_calibration_on_the_judges_own_training_data_says_so_and_counts_the_held_out(tmp_path: Path) -> None:
+    judge = tmp_path / "run" / "merged"
+    shutil.copytree(TINY_JUDGE, judge)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"data": {"train": ["tiny:dev:60"]}}))
+    result = run("calibrate", judge, "tiny:dev:60", "--test", "tiny:dev:40", "--out", tmp_path / "c.json")
+    assert result.exit_code == 0, result.output
+    assert "tiny:dev:60 is this judge's training data" in result.stdout
+    assert re.search(r"ECE, held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (Interval(0.3, 0.25, 0.35), Interval(0.1, 0.05, 0.15), "lowers the error"),
+        (Interval(0.3, 0.1, 0.5), Interval(0.2, 0.05, 0.35), "lowers the error, but the intervals overlap"),
+        (Interval(0.3), Interval(0.2), "of one group, they give no interval"),
+        (Interval(0.1, 0.05, 0.2), Interval(0.2, 0.1, 0.3), "does not lower the error"),
+    ],
+)
+def test_the_verdict_of_a_calibration(before: Interval, after: Interval, words: str) -> None:
+    verdict = _verdict(before, after)
+    assert words in verdict
+    assert ("overlap" in verdict) == ("overlap" in words)
 
 
 def test_another_file_is_not_replaced(tmp_path: Path) -> None:

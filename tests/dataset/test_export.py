@@ -78,6 +78,17 @@ def test_a_dry_run_counts_what_an_export_would(ranked):
 
 
 @pytest.mark.slow
+def test_an_export_is_told_in_sentences(ranked):
+    counts = export(ranked, shares=SHARES, dry_run=True)
+    told = CliRunner().invoke(app, ["export", str(ranked), "--test-share", "0.5", "--dry-run"]).stdout
+    made = counts["balance"]
+    assert f"{made['rankings']} rankings by 2 people label {made['yes']} pairs Yes and {made['no']} No" in told
+    for name, split in counts["splits"].items():
+        assert f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts" in told
+    assert "imported" not in told
+
+
+@pytest.mark.slow
 def test_exports_are_what_a_judge_learns_from(ranked):
     pairs = label(ranked).pairs
     explained = {"key": pairs[0].key, "consistent": pairs[0].consistent, "status": "explained", "reasons": "Both red."}

@@ -404,6 +404,7 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     summary = json.loads((config.out / "summary.json").read_text())
     assert summary["before"]["auc"] == first["auc"]
     assert summary["after"]["step"] == 1
+    assert summary["held_out_pairs"] == len(data.read_text().splitlines())
 
 
 @pytest.mark.slow

@@ -265,19 +265,48 @@ def calibrate(
 
     # Output.
     lines = [f"{len(answers.p_N)} pairs of {data}, {int(answers.yes_N.sum())} labelled Yes"]
-    for text, curve in calibration.curves.items():
-        lines.append(f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}: {text or 'all other questions'}")
+    # The only question's curve is that of all answers.
+    shown = {text: curve for text, curve in calibration.curves.items() if not text or curve != calibration.curves[""]}
+    for text, curve in shown.items():
+        others = "all other questions" if len(shown) > 1 else "all questions"
+        lines.append(f"temperature {curve.temperature:.3f}, bias {curve.bias:+.3f}: {text or others}")
     for kind, (before, fitted) in measured.items():
-        lines.append(f"ECE, {kind}: {_interval(before)} before, {_interval(fitted)} after")
+        counted = f"{kind}, {len(held_out.p_N)} pairs" if held_out and kind == "held out" else kind
+        lines.append(f"ECE, {counted}: {_interval(before)} before, {_interval(fitted)} after")
+    lines.append(_verdict(*measured[kind]))
+    if _trained_on(judge, data):
+        lines.append(f"{data} is this judge's training data, on which it is surer than elsewhere; fit on other pairs")
     echo("\n".join([*lines, f"calibration: {options.out}"]))
     if options.report:
         from pacorl.report.figures import reliability_svg
         from pacorl.report.page import render
 
         diagram = reliability_svg(reliability(answers.p_N, answers.yes_N), reliability(after, answers.yes_N))
-        contents: dict[str, Any] = {"verdict": lines, "diagram": diagram, "curves": calibration.curves}
+        contents: dict[str, Any] = {"verdict": lines, "diagram": diagram, "curves": shown}
         write_atomic(options.report, render("calibration.html", title=f"Calibration of {name}", name=name, **contents))
         echo_errors(f"page: {options.report}")
+
+
+def _verdict(before: Interval, after: Interval) -> str:
+    """Say whether the calibration helps."""
+    if after.mean >= before.mean:
+        return "the calibration does not lower the error: do without it, or fit it on more pairs"
+    if before.low is None or after.high is None:
+        return "the calibration lowers the error of these pairs; of one group, they give no interval"
+    sure = "" if after.high < before.low else ", but the intervals overlap: more pairs would tell"
+    return f"the calibration lowers the error{sure}"
+
+
+def _trained_on(judge: str, data: str) -> bool:
+    """Whether the config of the run that a judge's folder belongs to names this file as training data."""
+    from pacorl.io.documents import read_yaml
+
+    for folder in (Path(judge), Path(judge).parent):
+        if (folder / "config.yaml").is_file():
+            config = read_yaml(folder / "config.yaml")
+            sources = config.get("data", {}).get("train", []) if isinstance(config, dict) else []
+            return Path(data).resolve() in [Path(source).resolve() for source in sources]
+    return False
 
 
 def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]:

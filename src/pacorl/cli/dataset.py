@@ -404,7 +404,32 @@ def export(
 
     shares = {"train": 1 - test_share, "test": test_share}
     options: dict[str, Any] = {"formats": split_names(formats), "shares": shares, "seed": seed}
-    step.perform("exporting", write, folder, out=out, rule=rule, question=question, **options)
+    if step.as_json:
+        step.perform("exporting", write, folder, out=out, rule=rule, question=question, **options)
+        return
+    with progress("exporting") as advance:
+        counts = write(folder, out=out, rule=rule, question=question, **options, dry_run=step.dry_run, progress=advance)
+    echo_errors("dry run: nothing was written" if step.dry_run else "")
+    echo("\n".join(export_sentences(counts)))
+
+
+def export_sentences(counts: JsonObject) -> Iterator[str]:
+    """Say what an export has, a line for each part."""
+    made = counts["balance"]
+    people = "1 person" if made["annotators"] == 1 else f"{made['annotators']} people"
+    yield f"{made['rankings']} rankings by {people} label {made['yes']} pairs Yes and {made['no']} No"
+    if made["tied"]:
+        yield f"{made['tied']} pairs have as many votes for Yes as for No, and are left out"
+    if made["adjudicated"]:
+        yield f"{made['adjudicated']} rankings are replaced by an adjudicator's decisions"
+    if made["imported_yes"] or made["imported_no"]:
+        yield f"imported pairs: {made['imported_yes']} Yes, {made['imported_no']} No"
+    for name, split in counts["splits"].items():
+        reasons = f", {split['with_reasons']} with reasons" if split["with_reasons"] else ""
+        yield f"{name}: {split['yes']} pairs Yes and {split['no']} No, of {split['groups']} prompts{reasons}"
+    if benchmark := counts.get("benchmark"):
+        tied = benchmark["left out as tied"]
+        yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
 
 
 @app.command()

@@ -382,7 +382,30 @@ def train_reward(
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
-    echo(f"done: {folder / 'summary.json'}")
+    echo("\n".join([*judge_lines(folder), f"done: {folder / 'summary.json'}"]))
+
+
+def judge_lines(folder: Path) -> list[str]:
+    """Say what a judge's training did on its held-out pairs."""
+    from pacorl.io.documents import read_object
+
+    summary = read_object(folder / "summary.json")
+    if "after" not in summary:
+        return [f"{summary['steps']} steps; no pairs were held out, so nothing says whether the judge has improved"]
+    changes = []
+    for name, key in (("accuracy", "decision_accuracy"), ("AUC", "auc")):
+        # There is no AUC without both labels.
+        first, last = (_figure(summary[when].get(key)) for when in ("before", "after"))
+        changes.append(f"{name} {first} before, {last} after")
+    pairs = summary["held_out_pairs"]
+    lines = [f"{summary['steps']} steps; on {pairs} held-out pairs: {'; '.join(changes)}"]
+    if pairs < 30:
+        lines.append("fewer than 30 held-out pairs are too few for a conclusion")
+    return lines
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def quickstart(

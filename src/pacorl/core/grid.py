@@ -64,7 +64,7 @@ def shared_text(prompt: str) -> str:
 
 
 def subject_text(shared: str) -> str:
-    """Return a shared text without its opening words about the layout: `2x2 grid layout of a red fox.` → `a red fox.`"""
+    """Return a shared text without its words about the layout: `2x2 grid layout of a red fox.` → `a red fox.`"""
     return LAYOUT_OPENING.sub("", shared) or shared
 
 

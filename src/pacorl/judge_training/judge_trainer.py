@@ -157,7 +157,7 @@ class JudgeTrainer:
                 raise ValueError(keeper.failure)
             if keeper.stopped:
                 raise Interrupted(f"stopped after step {trainer.state.global_step}, and saved; go on with --resume")
-            self._save(trainer, data.processor)
+            self._save(trainer, data)
         finally:
             logbook.close()
         return self.config.out
@@ -184,7 +184,7 @@ class JudgeTrainer:
                 prune(self.checkpoint.parent, keep=config.keep_checkpoints)
         return logbook
 
-    def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
+    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
         """Write the trained weights and summary.json."""
         config = self.config
         full = config.tuning.method == "full"
@@ -210,9 +210,9 @@ class JudgeTrainer:
         # The processor or merged weights, and the summary.
         base = config.model.checkpoint
         if full:
-            save_processor(processor, folder, source=source_of(base))
+            save_processor(data.processor, folder, source=source_of(base))
         elif config.merge:
-            merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
+            merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=data.processor)
         flush_tree(folder)
         summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
         evaluations = []
@@ -221,7 +221,7 @@ class JudgeTrainer:
                 evaluations.append(line)
 
         if evaluations:
-            summary |= {"before": evaluations[0], "after": evaluations[-1]}
+            summary |= {"held_out_pairs": len(data.evaluation), "before": evaluations[0], "after": evaluations[-1]}
         write_json(config.out / "summary.json", summary)
 
 

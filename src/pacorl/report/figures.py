@@ -18,7 +18,7 @@ from PIL import Image
 
 from pacorl.core.calibration import Bin
 from pacorl.core.ranking import Interval
-from pacorl.io.documents import read_object
+from pacorl.io.documents import JsonObject, read_object
 from pacorl.report.folder import Matrix
 
 Rgb = tuple[int, int, int]
@@ -240,8 +240,16 @@ def reliability_svg(before: Sequence[Bin], after: Sequence[Bin]) -> Markup:
             x = across(bar.confidence)
             drawn.append(tag("line", x1=x, y1=up(low), x2=x, y2=up(high), stroke=colour_name, stroke_width=2))
             drawn.append(tag("circle", title, cx=x, cy=up(bar.share), r=radius, fill=colour_name, opacity=0.7))
+    # Both axes, from 0 to 1.
+    written: JsonObject = {"font_size": 11, "fill": "currentColor"}
+    for value in (0.0, 0.5, 1.0):
+        drawn.append(tag("text", f"{value:g}", x=across(value), y=294, text_anchor="middle", **written))
+        drawn.append(tag("text", f"{value:g}", x=16, y=up(value) + 4, text_anchor="end", **written))
+    middle: JsonObject = {"x": 150, "text_anchor": "middle", **written}
+    drawn.append(tag("text", "the judge's P(Yes)", y=310, **middle))
+    drawn.append(tag("text", "share labelled Yes", y=-10, transform="rotate(-90) translate(-300 0)", **middle))
     label_text = "Reliability diagram: share of Yes over P(Yes), before and after"
-    return tag("svg", *drawn, class_="reliability", viewBox="0 0 300 300", role="img", aria_label=label_text)
+    return tag("svg", *drawn, class_="reliability", viewBox="-24 0 324 316", role="img", aria_label=label_text)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------

@@ -89,10 +89,11 @@ def test_agreement_of_everyone_on_everything_and_of_chance():
         return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in "ab"]
 
     perfect = agreement(answers(lambda n, who: tuple("abcd")))
-    assert perfect == {"instances": 24, "kendall_w": 1.0, "krippendorff_alpha": 1.0}
+    assert perfect == {"instances": 24, "kendall_w": 1.0, "kendall_chance": 0.5, "krippendorff_alpha": 1.0}
     orders = list(permutations("abcd"))
     chance = agreement(answers(lambda n, who: orders[n] if who == "b" else orders[0]))
     assert chance["krippendorff_alpha"] == pytest.approx(0, abs=0.05)
+    assert chance["kendall_w"] == pytest.approx(chance["kendall_chance"], abs=0.01)
     assert agreement([])["kendall_w"] is None
 
 
@@ -400,6 +401,9 @@ def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):
                 right = False
             store.rank(ANN, public_key(task.instance.id), order, request=f"request-{number}")
         assert store.controls_passed() == {"ann": (1, 2)}
+        references = [reference for who, reference, passed in store.controls() if who == "ann" and not passed]
+        assert len(references) == 1
+        assert references[0] in {one.reference for one in data}
         assert len(store.answers()) == 8
         assert len(store.answers(controls=True)) == 2
 

@@ -118,7 +118,9 @@ def test_nothing_moves_under_the_pointer_or_lies_on_an_image(dataset, browser):
         page = browser.new_page(viewport={"width": 1180, "height": 820})
         page.goto(links["ann"])
         playwright.expect(page.locator("#pool .card")).to_have_count(4)
-        playwright.expect(page.locator("#against")).to_have_text("Compare each with the reference on the left.", use_inner_text=True)
+        playwright.expect(page.locator("#against")).to_have_text(
+            "Compare each with the reference on the left.", use_inner_text=True
+        )
         playwright.expect(page.locator("#theme")).not_to_contain_text("grid layout")
         third, fourth = (page.locator(f".card[data-slot='{slot}']") for slot in (2, 3))
         before = [third.bounding_box(), fourth.bounding_box()]
@@ -383,7 +385,7 @@ def test_an_adjudicator_takes_over_an_order(dataset, browser, width, scheme):
         playwright.expect(page.locator("#message p")).to_contain_text("You decided 1")
         admin = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         admin.goto(links["admin"])
-        playwright.expect(admin.locator("#adjudicators td").nth(1)).to_have_text("1")
+        playwright.expect(admin.locator("#adjudicators td").nth(1)).to_have_text("1 of 1")
         assert admin.evaluate(FAULTS)["faults"] == []
         shot(admin, f"adjudicators-{width}-{scheme}")
     with Store(folder / "annotations.db") as store:

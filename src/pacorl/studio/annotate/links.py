@@ -198,22 +198,29 @@ def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
 
 
 def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
-    """Compute mean W, ordinal α over (instance, candidate), and the number of instances ranked by several people."""
+    """Compute agreement on the instances that several people ranked.
+
+    Returns:
+        Their number, mean W, the mean W of random orders (1/M for M people), and ordinal α over (instance, candidate).
+    """
     by_instance: dict[str, list[Answer]] = {}
     for answer in answers:
         if not answer.adjudicated:  # a decision is no second opinion
             by_instance.setdefault(answer.instance, []).append(answer)
     units: list[tuple[int, ...]] = []
     concordance = []
+    chance = []
     for group in by_instance.values():
         if len(group) > 1:
             rank_MN = []
             for answer in group:
                 rank_MN.append([answer.candidates.index(name) + 1 for name in group[0].candidates])
             concordance.append(kendall_w(rank_MN))
+            chance.append(1 / len(group))
             units += list(zip(*rank_MN, strict=True))
     return {
         "instances": len(concordance),
         "kendall_w": float(np.mean(concordance)) if concordance else None,
+        "kendall_chance": float(np.mean(chance)) if chance else None,
         "krippendorff_alpha": krippendorff_alpha(units),
     }

@@ -8,6 +8,7 @@ cookie or as `Authorization: Bearer`; the addresses below /api/admin require the
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -400,8 +401,15 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
         passed, answered = controls.get(name, (0, 0))
         scores = {"controls_passed": passed, "controls_answered": answered}
         people.append({"name": name, **store.progress(name), **scores, "median_seconds": store.median_seconds(name)})
-    adjudicators = [{"name": name, **store.progress(name)} for name in store.people(role=ADJUDICATOR)]
-    return {**state.summary[1], "people": people, "adjudicators": adjudicators}
+    adjudicators = []
+    for name in store.people(role=ADJUDICATOR):
+        done = store.progress(name)
+        total = done["ranked"] + done["skipped"] + len(state.scores.open_disagreements())
+        adjudicators.append({"name": name, **done, "total": total})
+    command = f"pacorl dataset export {shlex.quote(str(state.folder))}"
+    failed = [(name, reference) for name, reference, passed in store.controls() if not passed]
+    shown = {"people": people, "adjudicators": adjudicators, "failed": failed, "command": command}
+    return {**state.summary[1], **shown}
 
 
 class PersonForm(Form):

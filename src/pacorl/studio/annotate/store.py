@@ -371,16 +371,24 @@ class Store:
         rows = self._all("SELECT person, instance, skipped FROM answers WHERE skipped IS NOT NULL ORDER BY at")
         return [{"annotator": person, "instance": instance, "reason": reason} for person, instance, reason in rows]
 
-    def controls_passed(self) -> dict[str, tuple[int, int]]:
-        """Count (passed, answered) control questions by person; passed if every order in `must` holds."""
+    def controls(self) -> list[tuple[str, str, bool]]:
+        """List (person, reference, passed) of the answered control questions; passed if every order in `must` holds."""
         sql = (
             "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
-            "WHERE b.ranking IS NOT NULL AND i.is_control"
+            "WHERE b.ranking IS NOT NULL AND i.is_control ORDER BY b.person, b.number"
         )
-        counts: dict[str, tuple[int, int]] = {}
+        answered = []
         for person, ranking, content in self._all(sql):
             order = parse_json(ranking)
-            holds = all(order.index(better) < order.index(worse) for better, worse in stored_instance(content).must)
+            control = stored_instance(content)
+            holds = all(order.index(better) < order.index(worse) for better, worse in control.must)
+            answered.append((person, control.reference, holds))
+        return answered
+
+    def controls_passed(self) -> dict[str, tuple[int, int]]:
+        """Count (passed, answered) control questions by person."""
+        counts: dict[str, tuple[int, int]] = {}
+        for person, _, holds in self.controls():
             passed, answered = counts.get(person, (0, 0))
             counts[person] = (passed + holds, answered + 1)
         return counts

@@ -33,7 +33,7 @@ function toast(error) {
   $("toast").hidden = false;
 }
 
-function show({ people, adjudicators, agreement, skips, skipped }) {
+function show({ people, adjudicators, agreement, skips, skipped, failed, command }) {
   const sum = (key) => people.reduce((total, one) => total + one[key], 0);
   const done = sum("ranked") + sum("skipped"), meter = $("bar").parentElement;
   $("bar").style.width = `${sum("total") ? (100 * done) / sum("total") : 0}%`;
@@ -44,9 +44,13 @@ function show({ people, adjudicators, agreement, skips, skipped }) {
   $("shared").textContent = agreement.instances;
   $("kendall").textContent = agreement.kendall_w?.toFixed(3) ?? "–";
   $("alpha").textContent = agreement.krippendorff_alpha?.toFixed(3) ?? "–";
+  $("chance").textContent = agreement.kendall_chance?.toFixed(2) ?? "–";
+  $("command").textContent = command;
   fill($("people"), people.map(person));
-  fill($("adjudicators"), adjudicators.map((one) => [one.name, one.ranked, one.skipped, renewal(one.name)]));
+  fill($("adjudicators"), adjudicators.map((one) => [one.name, `${one.ranked} of ${one.total}`, one.skipped, renewal(one.name)]));
   fill($("skips"), skips.reverse().map((one) => [one.annotator, one.instance, one.reason]));
+  fill($("failed"), failed);
+  $("failures").hidden = failed.length === 0;
   $("skippedCount").textContent = skipped || "nothing so far";
 }
 
