@@ -126,7 +126,7 @@ function show(state) {
 // Whole sets are ranked without a reference.
 function showReference() {
   const sets = !task.reference;
-  for (const part of [$("reference"), $("referenceTitle"), $("against"), $("closerReference").parentElement]) part.hidden = sets;
+  for (const part of [$("reference"), $("referenceTitle"), $("against"), $("againstAbove"), $("closerReference").parentElement]) part.hidden = sets;
   if (sets) return;
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
