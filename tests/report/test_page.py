@@ -227,6 +227,12 @@ def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
     assert "young" in page
 
 
+@pytest.mark.parametrize(("calibration", "said"), [("''", True), ("judge.json", False)])
+def test_a_page_says_that_its_judge_is_uncalibrated(calibration: str, said: bool, run: Path) -> None:
+    (run / "config.yaml").write_text(f"judge:\n  checkpoint: tiny\n  calibration: {calibration}\n")
+    assert ("uncalibrated" in write_report(run).read_text()) == said
+
+
 def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
     lines = ({"kind": "evaluation", "epoch": 0, "fit": 0.5}, {"kind": "epoch", "epoch": 0, "loss": 1.0})
     run = write_metrics(tmp_path / "young", *lines)

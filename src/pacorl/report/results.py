@@ -133,6 +133,11 @@ def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
             measured_on = f", of {count:.0f}" if count else ""
             rows.append((amount(accuracy), f"judge’s {label(name).lower()}{measured_on}"))
 
+    # Without a curve P(Yes) orders images, and is no share of them.
+    judged = any(sample.p_yes for samples in run.samples.values() for sample in samples)
+    if judged and re.search(r"^  calibration: ''$", run.config, re.MULTILINE):
+        rows.append(("uncalibrated", "judge’s P(Yes)"))
+
     # Progress, as planned by the config of today: --resume may have extended the run.
     epochs = len(run.epochs)
     planned = re.search(r"^epochs: (\d+)$", run.config, re.MULTILINE)
