@@ -1,4 +1,4 @@
-"""Repair of an image set: redraw the worst panel until the gate passes or the tries are spent.
+"""Repair of an image set: redraw failing panels until the gate passes or the tries are spent.
 
 A redrawn panel is accepted if it raises the set's lowest score. Of sets with equal lowest scores, the next lowest
 decides. The original images stay as they are.
@@ -6,6 +6,7 @@ decides. The original images stay as they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +114,10 @@ def repair_set(
     tries: int = 4,
     on_try: Callable[[Try], None] = lambda attempt: None,
 ) -> Repair:
-    """Redraw the worst panel until the gate passes or the tries are spent.
+    """Redraw failing panels until the gate passes or the tries are spent.
+
+    With references the failing panels take turns, the worst first: one that cannot be drawn must not cost the others
+    their tries. Without references always the worst, since it lowers the scores of the others.
 
     Args:
         images: Panels of the set.
@@ -125,14 +129,16 @@ def repair_set(
     Raises:
         ControlError: if a control of the original set fails.
     """
-    # Always the worst panel first: the score of the set is its lowest.
     panels = list(images)
     before = after = gate(panels)
     attempts: list[Try] = []
+    tried: Counter[int] = Counter()
     for number in range(1, tries + 1):
-        worst = after.odd_one_out
-        if worst is None:
+        if after.passed:
             break
+        failing = [after.panels.index(panel) for panel in after.failed]
+        worst = min(failing, key=lambda panel: tried[panel]) if after.references else failing[0]
+        tried[worst] += 1
         redrawn = redraw(worst, number)
         # The source has no further image, such as a fixed batch of candidates.
         if redrawn is None:
