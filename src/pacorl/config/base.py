@@ -106,9 +106,9 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     if path:
         prefix = f"{path}: "
         document = read_config(path)
-    # Names first: they drop the other keys of the file's section, and none of the overrides.
-    for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(f".{NAME}")):
-        _apply(document, override, source=f" in {path}" if path else "")
+    given: set[str] = set()
+    for override in overrides:
+        _apply(document, override, given, source=f" in {path}" if path else "")
     return validated(kind, document, prefix=prefix)
 
 
@@ -222,7 +222,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _apply(document: dict[str, Any], override: str, *, source: str) -> None:
+def _apply(document: dict[str, Any], override: str, given: set[str], *, source: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
@@ -236,10 +236,13 @@ def _apply(document: dict[str, Any], override: str, *, source: str) -> None:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section{source}")
-    # The other keys are those of the former entry, which the new one does not have, or means otherwise.
+    # The file's other keys are those of the former entry, which the new one does not have, or means otherwise.
     if last == NAME and sections and document.get(NAME) != value:
-        document.clear()
+        for other in list(document):
+            if f"{'.'.join(sections)}.{other}" not in given:
+                del document[other]
     document[last] = value
+    given.add(key)
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, version
 from urllib.parse import unquote, urlsplit
+
+from pacorl.io.documents import parse_json
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -27,7 +28,7 @@ def install_command(extra: str) -> str:
         noted = distribution("pacorl").read_text("direct_url.json")
     except PackageNotFoundError:
         return f"pip install -e '.[{extra}]', in the folder of pacorl's source"
-    origin = json.loads(noted) if noted else {}
+    origin = parse_json(noted, name="direct_url.json") if noted else {}
     source = urlsplit(origin.get("url", ""))
     if source.scheme != "file":
         return f"pip install 'pacorl[{extra}]'"

@@ -27,6 +27,7 @@ class WholeSetError(ValueError):
     """A grid image stands where a panel is compared, a wrong use of the command."""
 
     exit_code = 2
+    """Exit code of a command that ends with it."""
 
 
 def read_criteria(values: Sequence[str]) -> dict[str, str]:

@@ -471,7 +471,7 @@ def _sort_metadata(file: Path) -> None:
     """Sort a safetensors file's metadata in place: its writer orders them by a hash that every process draws anew."""
     with file.open("r+b") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
+        header = parse_json(stream.read(size).decode(), name=str(file))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
         assert len(ordered) == size, f"{file}: the sorted header has {len(ordered)} bytes instead of {size}"
