@@ -19,11 +19,11 @@ PAGE = ROOT / "docs" / "label.md"
 @pytest.mark.slow
 def test_the_pilot_leads_from_prompts_to_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    before, after = blocks(PAGE, "bash")
-    served = next(line for block in blocks(PAGE, "sh") for line in block.lines if "annotate" in line)
+    before, *_ = blocks(PAGE, "bash")
+    served, after, *_ = blocks(PAGE, "sh")
     for line in before.lines:
         run_command(shlex.split(line), monkeypatch)
-    folder, *options = shlex.split(served)[3:]
+    folder, *options = shlex.split(served.lines[0])[3:]
     with AnnotationServer(Path(folder), *options, port=free_port()) as links:
         url = links["ann"].partition("/join#")[0]
         simulate(url, {name: links[name].rpartition("#")[2] for name in ("ann", "ben")}, noise=0.1)

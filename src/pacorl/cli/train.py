@@ -379,10 +379,13 @@ def train_reward(
 
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
+    from pacorl.judge_training.loop import processes
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
-    echo("\n".join([*judge_lines(folder), f"done: {folder / 'summary.json'}"]))
+    # Of several processes the main one has written the summary.
+    if processes().is_main_process:
+        echo("\n".join([*judge_lines(folder), f"done: {folder / 'summary.json'}"]))
 
 
 def judge_lines(folder: Path) -> list[str]:
