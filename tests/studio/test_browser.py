@@ -609,6 +609,7 @@ def test_a_character_is_drawn_by_keys(teaching):
 def test_a_character_is_taught_and_used_by_keys(teaching):
     """Second part: a LoRA, stopped and gone on with; its gallery; a page of four panels; another LoRA in its place."""
     page = teaching
+    playwright.expect(page.locator("#ready")).to_have_text("ready", timeout=PATIENCE)
     page.keyboard.press("c")
     drop_hero(page, SHEET_OF)
     page.locator("#trainSteps").fill("4")
