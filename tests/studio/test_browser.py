@@ -612,7 +612,7 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     playwright.expect(page.locator("#ready")).to_have_text("ready", timeout=PATIENCE)
     page.keyboard.press("c")
     drop_hero(page, SHEET_OF)
-    page.locator("#trainSteps").fill("4")
+    page.locator("#trainSteps").fill("40")  # more than are done before it is stopped
     page.locator("#train").press("Enter")
     playwright.expect(page.locator("#ready")).to_have_text("teaching hero", timeout=PATIENCE)
     playwright.expect(page.locator("#generate")).to_be_disabled()
@@ -622,7 +622,7 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     page.locator("#stopTraining").press("Enter")
     playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
     page.locator("#resumeTraining").press("Enter")
-    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 4 of 4", timeout=3 * PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 40 of 40", timeout=3 * PATIENCE)
     playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before
     playwright.expect(page.locator("#galleryPictures img")).to_have_count(16)
     page.locator("#useLora").press("Enter")
@@ -637,7 +637,7 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     page.keyboard.press("c")
     page.locator("#train").press("Enter")
     playwright.expect(page.locator("#useLora")).to_be_hidden(timeout=PATIENCE)
-    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 4 of 4", timeout=3 * PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 40 of 40", timeout=3 * PATIENCE)
     page.locator("#useLora").press("Enter")
     playwright.expect(page.locator("#toast")).to_have_text("hero-2 is used in place of hero.", timeout=PATIENCE)
     playwright.expect(page.locator("#models")).to_have_text("drawn by the practice models + hero-2 0.50")
