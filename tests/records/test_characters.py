@@ -75,6 +75,13 @@ def test_an_unknown_name_lists_the_characters(tmp_path):
         find_character("eve", tmp_path)
 
 
+def test_a_folder_without_a_card_says_so(tmp_path):
+    make(tmp_path / "hero")
+    (tmp_path / "hero" / "card.yaml").unlink()
+    with pytest.raises(ValueError, match=r"hero has no card\.yaml"):
+        find_character(str(tmp_path / "hero"), tmp_path)
+
+
 @pytest.fixture
 def vistorybench(tmp_path) -> Path:
     story = tmp_path / "ViStory" / "01"

@@ -17,7 +17,7 @@ import pytest
 
 from pacorl.config.options import StudioModels
 from pacorl.io.children import start_python
-from pacorl.studio import model_choice
+from pacorl.studio import model_choice, models
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import Downloads, Fit, check_name, fit_of, offers, with_memory
 from pacorl.studio.models import ModelHost, Sampling, edit_prompt, editor_of
@@ -112,6 +112,27 @@ def test_the_memory_is_set_by_the_card(monkeypatch):
         monkeypatch.setattr(model_choice, "_planned", lambda *_, fit=fit: fit)
         with pytest.raises(ValueError, match=fault):
             with_memory(names, FLUX, "flux")
+
+
+def test_models_are_not_planned_while_others_load(monkeypatch):
+    planned: list[str] = []
+    monkeypatch.setattr(model_choice, "_plan", lambda model, *_: planned.append(model) or Fit("low", 0, 2**40, "", 0))
+    plan = Thread(target=lambda: fit_of(StudioModels(model=FLUX), FLUX))
+    while_loading: list[str] = []
+
+    def load(names, model, kind):
+        plan.start()
+        plan.join(timeout=0.2)
+        while_loading.extend(planned)
+        raise ValueError("no model is needed")
+
+    monkeypatch.setattr(models, "with_memory", load)
+    host = ModelHost(StudioModels())
+    with pytest.raises(ValueError, match="no model is needed"):
+        host.load(Job("1", "models"))
+    host.close()
+    plan.join(timeout=60)
+    assert (while_loading, planned) == ([], [FLUX])
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from pacorl.io.files import PRIVATE, check_no_link, free_name, read_bytes, remov
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
+from pacorl.studio.model_choice import BUILDING
 from pacorl.studio.models import description_note
 from pacorl.studio.trainer_process import TrainerProcess, lora_of
 from pacorl.types import TINY, Character
@@ -197,16 +198,17 @@ class Characters:
         Raises:
             ValueError: if the model cannot be trained or is not here, the pictures do not suffice, or the card.
         """
-        from pacorl.lab.plan.character_plan import plan_character
-        from pacorl.lab.plan.plan import card_shortage, device
-
         folder = free_name(self.loras / safe_name(name))
         overrides = [f"character={self._check(name)}", f"out={folder / 'run'}"]
         if steps:
             # The page shows progress by evaluations.
             overrides += [f"steps={steps}", f"evaluate_every={max(1, steps // 8)}"]
-        config = training_config(self.names, overrides, card_bytes=device()[1])
-        plan = plan_character(config)
+        with BUILDING:
+            from pacorl.lab.plan.character_plan import plan_character
+            from pacorl.lab.plan.plan import card_shortage, device
+
+            config = training_config(self.names, overrides, card_bytes=device()[1])
+            plan = plan_character(config)
         if plan.absences:
             raise ValueError(f"{plan.absences[0].source} is not on this machine; download it under Models")
         if card_shortage(plan):

@@ -147,6 +147,10 @@ class Fit:
 MARGIN = 2 * 2**30
 """As `lab.plan.CARD_MARGIN`."""
 
+BUILDING = threading.RLock()
+"""Held while models are loaded or planned. The libraries import their parts at first use and patch torch while they
+build a model, for all threads at once: a plan beside a load ended the load with an ImportError."""
+
 
 def fit_of(names: StudioModels, model: str, kind: str = "") -> Fit:
     """Plan a generator beside the judge, with the first `memory` that fits.
@@ -160,7 +164,8 @@ def fit_of(names: StudioModels, model: str, kind: str = "") -> Fit:
 
 
 def _planned(model: str, kind: str, judge: str, judge_adapter: str, memory: str) -> Fit:
-    fit = _plan(model, kind, judge, judge_adapter, memory)
+    with BUILDING:
+        fit = _plan(model, kind, judge, judge_adapter, memory)
     if fit.absent:
         _plan.cache_clear()  # a download may be at its end the next time
     return fit

@@ -24,7 +24,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.studio.jobs import Job
-from pacorl.studio.model_choice import with_memory
+from pacorl.studio.model_choice import BUILDING, with_memory
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, character_prompts
 from pacorl.tiny.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
 from pacorl.tiny.words import attributes_in
@@ -194,7 +194,8 @@ class ModelHost:
             job.enter("Loading the models")
             if model != TINY:
                 self._generators.clear()
-            self._generators[key] = self._load(with_memory(names, model, kind), model, kind, strengths)
+            with BUILDING:
+                self._generators[key] = self._load(with_memory(names, model, kind), model, kind, strengths)
         assert self._reward
         return self._generators[key], self._reward
 
