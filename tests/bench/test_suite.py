@@ -277,6 +277,7 @@ def test_tables_say_of_how_many_items_and_when_these_are_too_few(tmp_path: Path,
         assert ("too few for a conclusion" in text) == (count < 30)
     assert page.count(">Numbers<") == 2  # the browser's title and the heading
     assert '<span class="run">here</span>' in page
+    assert "P(Yes) is uncalibrated" in page
 
 
 def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:

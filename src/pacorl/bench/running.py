@@ -28,6 +28,7 @@ from pacorl.io.files import LockedError, check_writable, claim_folder, sole_hold
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import check_judge
 from pacorl.judge.paco_reward import PacoReward
+from pacorl.judge.scores import UNCALIBRATED
 from pacorl.records import leaks
 from pacorl.report.page import render
 
@@ -152,7 +153,7 @@ def run_benchmark(
     with opened_judge(options, all_spellings=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)
-    return replace(outcome, note=reward.note if reward else "")
+    return replace(outcome, note=f"{reward.note} {UNCALIBRATED}".strip() if reward else "")
 
 
 def _shard(options: BenchmarkOptions) -> Shard:
@@ -227,7 +228,7 @@ def run(
 
     # Tabulate the results of all processes.
     outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
-    remarks = outcome.remarks
+    remarks = [*outcome.remarks, UNCALIBRATED] if options.needs_judge else outcome.remarks
     texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
     # The same tables as Markdown, as a page and as JSON.
     write_atomic(out / "table.md", f"# {benchmark.title}\n\n{texts}\n")
