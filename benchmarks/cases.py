@@ -32,6 +32,9 @@ def main() -> None:
     options = arguments()
     quiet_loading()
     use_cores()
+    if options.pictures:
+        if options.pictures:
+        options.pictures.mkdir(parents=True, exist_ok=True)
     judge, oracle = LocalJudge.from_pretrained("tiny"), Oracle()
     generators = [Generator.from_pretrained("tiny", adapter=adapter) for adapter in ("", options.adapter)]
     print("| | judge, by criteria | attribute agreement | all four at their place |\n|---|---|---|---|")
