@@ -120,7 +120,7 @@ def _many(server: Running, draw: random.Random, key: str | None) -> tuple[str, b
     mark, count = "\x01", below_a_limit(draw)
     changed: Any = json.loads(json.dumps(asked.body))
     places = [found for found in _collections(changed) if found[2]]
-    section, name, value = draw.choice(places or [(changed, draw.choice(list(changed)), ["x"])])
+    section, name, value = draw.choice(places or [(changed, draw.choice([*changed] or ["x"]), ["x"])])
     section[name] = mark
     if isinstance(value, dict):
         last = json.dumps(next(iter(value.values())))

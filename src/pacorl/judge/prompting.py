@@ -254,10 +254,11 @@ class Prompting:
 def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
     """Render turns in a checkpoint's chat template, up to the beginning of the answer.
 
-    Thinking is disabled: an answer would begin with `<think>` instead of Yes or No. Templates without the switch ignore
-    it.
+    Thinking is disabled: an answer would begin with `<think>` instead of Yes or No.
     """
-    return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=False))
+    # Only templates with the switch receive it: transformers warns about a word that a template does not read.
+    switch = {"enable_thinking": False} if "enable_thinking" in str(processor.chat_template) else {}
+    return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **switch))
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:
