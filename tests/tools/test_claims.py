@@ -204,8 +204,14 @@ def test_arms_are_paired_by_seed() -> None:
     assert page.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0), 2)
 
 
-@pytest.mark.slow
-def test_the_cheapest_claim_runs_in_small(capsys: pytest.CaptureFixture[str]) -> None:
-    cheapest = min((claim for claim in read_claims() if not claim.needs), key=lambda claim: claim.price)
-    assert main(["--quick", "--only", cheapest.name]) == 0
-    assert capsys.readouterr().out.startswith(f"{cheapest.name}: a tiny atom took")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("alpha", marks=pytest.mark.slow),
+        pytest.param("log_taming", marks=pytest.mark.campaign),
+        pytest.param("resolution", marks=pytest.mark.campaign),
+    ],
+)
+def test_a_claim_runs_in_small(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--only", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: a tiny atom took")
