@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=10, help="epochs between evaluations")
     parser.add_argument("--prompts", type=int, default=96, help="prompts of an evaluation")
     parser.add_argument("--split", choices=["dev", "test"], default="dev")
+    parser.set_defaults(until=None)  # an option of learning.py: an atom spends its whole budget
     found = parser.parse_args()
     found.out.mkdir(parents=True, exist_ok=True)
     return found

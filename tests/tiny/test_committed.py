@@ -22,15 +22,18 @@ from pacorl.judge import local as judge_module
 from pacorl.judge.check import panel_scores
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import score_set
+from pacorl.judge_training.loop import auc
 from pacorl.models.policies import flux as flux_module
 from pacorl.models.policies import kontext as kontext_module
 from pacorl.models.policies.flux import FLUX, FluxPolicy
 from pacorl.models.policies.kontext import KONTEXT
 from pacorl.quickstart import judge_accuracy
 from pacorl.records.prompts import prompts_from
-from pacorl.tiny import characters
+from pacorl.rewards.clip import PanelClipText, clip_encoder
+from pacorl.rewards.consistency import Consistency
+from pacorl.tiny import CHECKPOINTS, characters
 from pacorl.tiny.character_edits import character_edits, grade_edits, write_edits
-from pacorl.tiny.characters import GRADES, Oracle
+from pacorl.tiny.characters import GRADES, VALUES, Oracle
 from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
@@ -59,7 +62,8 @@ FLOORS = {
     "defects: another colour": 0.92,
 }
 """Kind of `tools.tiny.judge_report` → least share of right answers, of 200."""
-FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE]
+TINY_CLIP = CHECKPOINTS / "clip"
+FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE, TINY_CLIP]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ def test_they_are_small_and_in_fp16() -> None:
     files = [file for folder in FOLDERS for file in folder.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 16e6
     weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 10
+    assert len(weights) == 11
     for file in weights:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
@@ -164,6 +168,55 @@ def test_the_judge_names_what_differs(judge: LocalJudge) -> None:
         )
         named.append(f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}." in text)
     assert np.mean(named) >= 0.9
+
+
+def text_scores(panels: list[characters.Panel], images: list[Image.Image]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tiny CLIP's cosines of images with their texts, and with texts of which one attribute is changed."""
+    rng = Random(3)
+    wrong = [characters.with_another(panel, rng.choice(tuple(VALUES)), rng) for panel in panels]
+    encoder = clip_encoder(str(TINY_CLIP))
+    image_PC = encoder.images(images)
+    cosines = []
+    for described in (panels, wrong):
+        cosines.append((image_PC * encoder.texts([panel.text for panel in described])).sum(1).numpy())
+    return cosines[0], cosines[1]
+
+
+def separation(right: np.ndarray, wrong: np.ndarray) -> float:
+    return auc(np.concatenate([right, wrong]), np.arange(len(right) + len(wrong)) < len(right))
+
+
+def test_the_clip_finds_the_text_of_a_held_out_drawing() -> None:
+    panels = Random(1).sample(characters.panels_of("test"), 400)
+    images = [characters.draw(panel, 32 + 32 * (number % 2)) for number, panel in enumerate(panels)]
+    encoder = clip_encoder(str(TINY_CLIP))
+    cosine_PP = encoder.images(images) @ encoder.texts([panel.text for panel in panels]).T
+    assert np.mean(cosine_PP.argmax(1).numpy() == np.arange(400)) >= 0.8
+    right, wrong = text_scores(panels, images)
+    assert np.mean(right > wrong) >= 0.95
+    assert separation(right, wrong) >= 0.94
+
+
+def test_the_clips_cosine_varies_little_on_generated_sets_and_consistency_varies_much(
+    judge: LocalJudge, policy: FluxPolicy
+) -> None:
+    """So that log-taming, above a coefficient of variation of 0.2, takes consistency alone."""
+    prompts = [prompt for prompt in characters.character_prompts("dev", 12) for _ in range(6)]
+    sampler, cache = Sampler(size=Size(64, 64), steps=6), ConditioningCache(policy)
+    images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(72), batch=12)
+    spreads = {}
+    for reward in (PanelClipText(str(TINY_CLIP)), Consistency(judge=judge, temperature=4)):
+        scores = np.array(reward(prompts, images), dtype=float)
+        spreads[type(reward).__name__] = scores.std() / scores.mean()
+    assert spreads["PanelClipText"] < 0.1, spreads
+    assert spreads["Consistency"] > 0.2, spreads
+
+    # The right text of a generated panel is what the oracle reads in it.
+    panels = [panel for prompt, image in zip(prompts, images, strict=True) for panel in split(image, prompt.grid)]
+    seen = [(read, panel) for read, panel in zip(Oracle().read(panels), panels, strict=True) if read]
+    right, wrong = text_scores([read for read, _ in seen], [panel for _, panel in seen])
+    assert np.mean(right > wrong) >= 0.94
+    assert separation(right, wrong) >= 0.9
 
 
 @pytest.mark.parametrize("pixels", [64, pytest.param(128, marks=pytest.mark.campaign)])

@@ -17,7 +17,18 @@ ROOT = Path(__file__).parents[2]
 def test_every_stage_has_a_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    for stage in ("vae", "generator", "judge", "edits", "kontext", "edit-judge", "edit-story", "dataset-story", "all"):
+    for stage in (
+        "vae",
+        "generator",
+        "judge",
+        "clip",
+        "edits",
+        "kontext",
+        "edit-judge",
+        "edit-story",
+        "dataset-story",
+        "all",
+    ):
         assert f" {stage} " in result.output
 
 

@@ -132,6 +132,18 @@ def domain(out: Path = OUT, share: float = SHARE, seed: int = Option(0, help="Of
 
 
 @app.command()
+def clip(out: Path = OUT, share: float = SHARE) -> None:
+    """The CLIP of panels and texts, from the autoencoder of `vae` or the committed one (about 2 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.models.policies.flux import TINY_FLUX
+    from tools.tiny.pretrain_clip import pretrain_clip
+
+    vae = out / "vae" if (out / "vae").is_dir() else TINY_FLUX / "vae"
+    pretrain_clip(out / "clip", vae=AutoencoderKL.from_pretrained(vae).float(), share=share)
+
+
+@app.command()
 def edits(out: Path = OUT) -> None:
     """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
     from tools.tiny.pretrain import draw_edits
@@ -201,6 +213,7 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
     sizes(out, share, start=out / "flux-first")
     judge(out, share, start=None, steps=5000, lr=1.5e-3)
     judge_second(out, share, start=None, steps=4400, lr=1.2e-3, resume=False)
+    clip(out, share)
     edits(out)
     kontext(out, share, start=out / "flux")
     heroes(out)
