@@ -20,6 +20,7 @@ from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.quickstart import METRICS, before_and_after, run_quickstart, summarize
+from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
 from pacorl.types import Grid
 
@@ -169,6 +170,17 @@ def test_a_finished_run_and_what_lies_beside_it_are_never_deleted(tmp_path: Path
     with pytest.raises(ValueError, match="holds a finished run, which is not replaced"):
         run_quickstart(config)
     assert files_of(tmp_path) == before
+
+
+def test_a_stopped_run_names_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise Interrupted("stopped after epoch 3, and saved; go on with --resume auto")
+
+    monkeypatch.setattr(quickstart, "judge_accuracy", lambda judge: {})
+    monkeypatch.setattr(quickstart, "train_policy", stopped)
+    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    with pytest.raises(Interrupted, match=rf"go on with pacorl quickstart --out {tmp_path / 'run'}"):
+        run_quickstart(config)
 
 
 @pytest.mark.slow

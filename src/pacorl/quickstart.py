@@ -32,6 +32,7 @@ from pacorl.io.quiet import quiet_loading
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge, close_judge
 from pacorl.report.page import write_report
+from pacorl.runtime.stopping import Interrupted
 from pacorl.tiny import characters
 from pacorl.tiny.characters import GRADES, Majority, Oracle, Panel
 from pacorl.types import Prompt, Question
@@ -86,7 +87,10 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
         return means
 
     say(f"2 of 3: the generator is trained for {config.epochs} epochs, and evaluated before and after")
-    train_policy(config, resume=True, extra_metrics=grade)
+    try:
+        train_policy(config, resume=True, extra_metrics=grade)
+    except Interrupted:
+        raise Interrupted(f"stopped, and saved; go on with pacorl quickstart --out {out}") from None
 
     say("3 of 3: before and after are graded")
     summary = summarize(config, oracle, judge=accuracy)
