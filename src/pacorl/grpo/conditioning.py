@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pacorl.runtime.processes import Runtime
 
 
-Key = tuple[str, tuple[str, ...], tuple[Path, ...], tuple[Path, ...], Size | None]
-"""Text, texts of separate panels and their characters, sources, references and size of a prompt's image."""
+Key = tuple[str | tuple[Path, ...] | Size | None, ...]
+"""Text, sources, references and size of a prompt's image, and the texts of separate panels."""
 
 
 class ConditioningCache:
@@ -58,10 +58,10 @@ class ConditioningCache:
         for prompt in prompts:
             # A text is encoded without regard to the size; sources and references at the size of their image.
             has_images = prompt.sources or prompt.references
-            panels: tuple[str, ...] = ()
+            key: Key = (prompt.text, prompt.sources, prompt.references, size if has_images else None)
             if isinstance(size, SetSize):
-                panels = (prompt.theme, *prompt.panels, *map(repr, prompt.characters))
-            key = (prompt.text, panels, prompt.sources, prompt.references, size if has_images else None)
+                # The texts of separate panels, and their characters.
+                key = (*key, prompt.theme, *prompt.panels, *map(repr, prompt.characters))
             keys.append(key)
             if key not in self._known:
                 new[key] = prompt

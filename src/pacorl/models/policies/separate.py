@@ -73,7 +73,8 @@ class SeparatePanels:
         for of_set in panels:
             tensors: dict[str, Tensor] = {}
             for number in range(len(of_set)):
-                tensors |= {f"{number}.{name}": tensor for name, tensor in next(encoded).tensors.items()}
+                # Copies: all texts share one negative prompt, and files of tensors must not.
+                tensors |= {f"{number}.{name}": tensor.clone() for name, tensor in next(encoded).tensors.items()}
             conditionings.append(Conditioning(tensors))
         return conditionings
 
