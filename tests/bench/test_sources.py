@@ -31,7 +31,7 @@ def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Generate the images of a benchmark into a folder, and return its files."""
     spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
     options = spec.options(model="tiny", image_batch=2, **OPTIONS[request.param])
-    monkeypatch.setattr(image_sources, "_load", lambda options, kind, *, separate: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda options, kind, **panels: by_batch)
 
     def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:
         assert spec.generate
@@ -80,7 +80,7 @@ class Undecided:
 
 @pytest.mark.slow
 def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_sources, "_load", lambda options, kind, *, separate: by_batch)
+    monkeypatch.setattr(image_sources, "_load", lambda options, kind, **panels: by_batch)
     spec, counts = BENCHMARKS["t2is"], []
     for shard in ("0/2", "1/2"):
         options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2, shard=shard)

@@ -113,13 +113,19 @@ def test_panels_may_be_generated_as_separate_images(t2is_folder: Path, tmp_path:
     klein_pipeline().save_pretrained(tmp_path / "klein")
     words = (t2is_folder, "--model", tmp_path / "klein", "--steps", 1, "--limit", 1, "--panel-size", 32)
     words = (*words, "--generate-only", "--alignment", "none")
-    for name, options in {"grid": (), "separate": ("--separate",)}.items():
+    kinds = {"grid": (), "separate": ("--separate",), "previous": ("--separate", "--previous")}
+    for name, options in kinds.items():
         done = command(*words, *options, "--out", tmp_path / name)
         assert done.exit_code == 0, (done.output, done.exception)
-    files = [sorted((tmp_path / name / "images").iterdir()) for name in ("grid", "separate")]
+    files = [sorted((tmp_path / name / "images").iterdir()) for name in kinds]
     assert [path.name for path in files[0]] == [path.name for path in files[1]]
     assert {open_image(path).size for folder in files for path in folder} == {(32, 32)}
     assert files[0][0].read_bytes() != files[1][0].read_bytes()
+    # Only the first panel has no panel before it.
+    same = [one.read_bytes() == other.read_bytes() for one, other in zip(files[1], files[2], strict=True)]
+    assert same == [True, *[False] * (len(same) - 1)]
+    with pytest.raises(ValueError, match="--previous gives a panel the image before it; it goes with --separate"):
+        t2is.T2isOptions(model="tiny", previous=True)
 
 
 class Counted:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edit_twins import klein_pipeline
 from PIL import Image, ImageOps
 from torch import Tensor
 from typer.testing import CliRunner
@@ -178,3 +179,28 @@ def test_generated_shots_lie_in_the_published_folders(tmp_path: Path) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     made = sorted(path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*.png"))
     assert made == [f"shots/{story}/{i:02d}.png" for story in ("01", "08") for i in range(len(CASTS[story]))]
+
+
+@pytest.mark.slow
+def test_a_shot_may_have_the_shot_before_as_a_reference(tmp_path: Path) -> None:
+    """First shots are those without it, and processes that share the stories make the same."""
+    data = write_stories(tmp_path)
+    klein_pipeline().save_pretrained(tmp_path / "klein")
+    words = ["vistory", str(data), "--model", str(tmp_path / "klein"), "--steps", "1", "--size", "32x32"]
+    words += ["--image-batch", "1", "--generate-only"]
+    runs = {"alone": [[]], "chained": [["--previous"]], "shared": [["--previous", "--shard", f"{i}/2"] for i in (1, 0)]}
+    pixels: dict[str, dict[str, bytes]] = {}
+    for name, calls in runs.items():
+        for extra in calls:
+            done = CliRunner().invoke(app, [*words, *extra, "--out", str(tmp_path / name)])
+            assert done.exit_code == 0, (done.output, done.exception)
+        shots = sorted((tmp_path / name / "shots").rglob("*.png"))
+        pixels[name] = {f"{path.parent.name}/{path.stem}": open_image(path).tobytes() for path in shots}
+    assert pixels["chained"] == pixels["shared"]
+    same = [name for name, content in pixels["alone"].items() if content == pixels["chained"][name]]
+    assert same == ["01/00", "08/00"]
+
+    done = CliRunner().invoke(
+        app, ["vistory", str(data), "--model", "tiny", "--previous", "--out", str(tmp_path / "no")]
+    )
+    assert "tiny takes no reference images, so none can be the panel before" in str(done.exception)

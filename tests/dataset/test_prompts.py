@@ -305,3 +305,44 @@ def test_sentences_become_records(tmp_path):
     source.write_text("Two images of a fox\nAll 99 images of a fox\n\n40 images of a fox\n")
     with pytest.raises(ValueError, match=r"sentences\.txt:4: '40 images of a fox' asks for 40"):
         write_sentences(folder, source)
+
+
+def panels_reply(messages, number):
+    text = messages[0]["content"]
+    count = int(re.search(r"set of (\d+) images", text)[1])
+    panels = [f"a fox, scene {position}" for position in range(count)]
+    return json.dumps({"theme": f"fox of request {number}", "panels": panels, "criteria": {"Logic": {"Order": "..."}}})
+
+
+def test_a_language_model_writes_the_panels_of_sentences(tmp_path, llm):
+    """A fault is one line's, and the next call asks about that line alone."""
+    source = tmp_path / "sentences.txt"
+    source.write_text("Two images of one fox\n\nThree images of a bear\n")
+    folder = tmp_path / "set"
+    server, model = llm(lambda messages, number: "No." if "bear" in str(messages) else panels_reply(messages, number))
+    dry = write_sentences(folder, source, writer="llm", chat=model, dry_run=True)
+    assert (dry["to_write"], server.requests) == (2, [])
+    counts = write_sentences(folder, source, writer="llm", chat=model, workers=2)
+    assert counts["records"] == 1
+    assert "answers in a row could not be used" in counts["failed"]["3: Three images of a bear"]
+    assert model.usage.malformed == 3
+
+    server, model = llm(panels_reply)
+    assert write_sentences(folder, source, writer="llm", chat=model) == {"records": 2}
+    assert len(server.requests) == 1
+    fox, bear = load_prompts(folder / "prompts.jsonl")
+    assert (fox.panels, str(bear.grid)) == (("a fox, scene 0", "a fox, scene 1"), "1x3")
+    assert fox.criteria == {"Logic": {"Order": "..."}}
+    assert write_sentences(folder, source, writer="llm", chat=model) == {"records": 2}
+    assert len(server.requests) == 1
+
+
+def test_the_command_takes_a_url_as_the_writer_of_sentences(tmp_path, llm):
+    source = tmp_path / "sentences.txt"
+    source.write_text("Two images of one fox\n")
+    server, _ = llm(panels_reply)
+    words = ["prompts", str(tmp_path / "set"), "--sentences", str(source), "--writer", server.url, "--json"]
+    assert "no language model is named" in str(CliRunner().invoke(app, words).exception)
+    done = json.loads(CliRunner().invoke(app, [*words, "--model", "stub"], catch_exceptions=False).stdout)
+    assert (done["records"], done["usage"]["calls"]) == (1, 1)
+    assert "there is no nowhere" in str(CliRunner().invoke(app, [*words[:5], "nowhere"]).exception)

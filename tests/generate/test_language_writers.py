@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from pacorl.generate.language_writers import load_writer
+from pacorl.generate.language_writers import load_writer, open_writer
 from pacorl.generate.panels import write_panels
-from pacorl.judge.http.chat import ChatError
+from pacorl.judge.http.chat import ChatError, ChatModel
 from pacorl.judge.local import TINY_JUDGE
 
 TEXT = "Two images of one fox"
@@ -104,6 +104,18 @@ def test_a_checkpoint_writes_the_panels(kind, causal, monkeypatch):
     draft = write_panels(TEXT, writer=str(source))
     assert draft.panels == tuple(ANSWER["panels"])
     assert TEXT in asked[0]
+
+
+def test_a_checkpoint_is_loaded_once_for_many_requests(causal, monkeypatch):
+    loads: list[str] = []
+    monkeypatch.setattr(
+        "pacorl.generate.language_writers.load_writer",
+        lambda source: loads.append(source) or (lambda _: json.dumps(ANSWER)),
+    )
+    writer = open_writer(str(causal), ChatModel(""))
+    assert [write_panels(TEXT, writer=writer).theme for _ in range(2)] == ["one fox", "one fox"]
+    assert loads == [str(causal)]
+    assert open_writer("template", ChatModel("")) == "template"
 
 
 def test_a_random_checkpoint_has_no_answer(causal, monkeypatch):

@@ -14,11 +14,11 @@ from pacorl.cli import app
 from pacorl.core.grid import split
 from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
-from pacorl.generate.separate import panel_prompts
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.models.policies.separate import panel_prompts
 from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 

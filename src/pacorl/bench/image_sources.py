@@ -18,7 +18,12 @@ PANEL = 512
 
 
 def image_source(
-    options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL, separate: bool = False
+    options: GeneratorBenchmarkOptions,
+    *,
+    edits: bool,
+    panel: int = PANEL,
+    separate: bool = False,
+    previous: bool = False,
 ) -> ImageSource:
     """Describe the generator of a benchmark's images.
 
@@ -26,9 +31,10 @@ def image_source(
         edits: whether it edits images, rather than generate sets.
         panel: the side of a panel, in pixels.
         separate: whether each panel is generated as an image of its own.
+        previous: whether each panel has the one before it as a reference.
 
     Raises:
-        ValueError: the model has the other purpose.
+        ValueError: the model has the other purpose, or takes no reference.
     """
     from pacorl.models.policies import POLICIES, kind_of
 
@@ -36,12 +42,17 @@ def image_source(
     spec = POLICIES.named(kind)
     if not (spec.edits if edits else spec.sets):
         raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
-    recipe = described(options, panel=panel, separate=separate) | {"kind": kind}
-    load = partial(_load, options, kind, separate=separate)
+    if previous and not spec.policy.max_references:
+        raise ValueError(
+            f"{options.model} takes no reference images, so none can be the panel before; leave out previous"
+        )
+    panels = {"separate": separate, "previous": previous}
+    recipe = described(options, panel=panel, **panels) | {"kind": kind}
+    load = partial(_load, options, kind, **panels)
     return ImageSource(load, recipe, seed=options.seed, batch=options.image_batch)
 
 
-def _load(options: GeneratorBenchmarkOptions, kind: str, *, separate: bool) -> GenerateImages:
+def _load(options: GeneratorBenchmarkOptions, kind: str, *, separate: bool, previous: bool) -> GenerateImages:
     from pacorl.models.policies import POLICIES
 
     POLICIES[kind].check_source(options.model, adapter=options.adapter)
@@ -63,21 +74,22 @@ def _load(options: GeneratorBenchmarkOptions, kind: str, *, separate: bool) -> G
         **options.policy_options,
     )
     generator.batch = options.image_batch
-    sample = partial(sample_separately, generator) if separate else generator.sample
+    sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
     return lambda prompts, seeds: sample(prompts, seeds, size=options.size, steps=options.steps)
 
 
-def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, separate: bool = False) -> dict[str, Any]:
-    """Settings that change the images, for their recipes and the results; an adapter by its content."""
+def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, **panels: bool) -> dict[str, Any]:
+    """Settings that change the images, for their recipes and the results; an adapter by its content.
+
+    `panels` are `separate` and `previous` of `image_source`.
+    """
     if options.images:  # finished images have no further description
         return {"images": str(options.images)}
     # Unset options are left out: a new default must not change the recipes of old images.
     given_options = {}
-    for name, value in options.policy_options.items():
-        if value is not None:
+    for name, value in {**options.policy_options, **panels}.items():
+        if value is not None and value is not False:
             given_options[name] = value
-    if separate:
-        given_options["separate"] = True
     # An adapter on the disk by its content: a run writes new weights under the same path.
     adapter = options.adapter
     if adapter:

@@ -82,12 +82,23 @@ class T2isOptions(GeneratorBenchmarkOptions):
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
     separate: bool = option(False, "Generate each panel as an image of its own.")
+    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
     panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1, most=8000)
     alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
     alignment_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
     aesthetics_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.", least=0, most=STRONGEST)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.previous and not self.separate:
+            raise ValueError("--previous gives a panel the image before it; it goes with --separate")
+
+    @property
+    def panels(self) -> dict[str, Any]:
+        """Options of `image_source`."""
+        return {"panel": self.panel_size, "separate": self.separate, "previous": self.previous}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +234,7 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Generate the missing grid images into `grids/` and cut them into `images/`."""
     # One grid image per case, cut into the panels that are measured.
-    source = image_source(options, edits=False, panel=options.panel_size, separate=options.separate)
+    source = image_source(options, edits=False, **options.panels)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = []
     for case in data.items.values():
@@ -420,7 +431,7 @@ def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, 
         alignment=text_scorer(options, reward),
         aesthetics=aesthetics,
         aesthetics_scale=options.aesthetics_scale,
-        made_by=described(options, panel=options.panel_size, separate=options.separate),
+        made_by=described(options, **options.panels),
     )
 
 

@@ -7,8 +7,9 @@ written and read, the released evaluation's layout below `METHOD/MODE/LANGUAGE/T
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -63,6 +64,7 @@ class VistoryOptions(GeneratorBenchmarkOptions):
 
     full: bool = option(False, "All stories instead of the Lite selection of 20.")
     language: str = option("en", "en or ch.", parse=one_of("en", "ch"))
+    previous: bool = option(False, "Give each shot the one before it as a reference.")
     copy_encoder: str = option("", "A CLIP that measures copied references, e.g. openai/clip-vit-large-patch14.")
 
     def __post_init__(self) -> None:
@@ -264,22 +266,36 @@ def _generate(data: Dataset[Story, Path], options: VistoryOptions, out: Path, sh
     """Generate the missing shots into `shots/NN/XX.png`, with references if the generator takes them."""
     from pacorl.models.policies import POLICIES
 
-    source = image_source(options, edits=False)
-    most = POLICIES[source.generator["kind"]].policy.max_references
-    jobs: list[ImageJob] = []
+    source = image_source(options, edits=False, previous=options.previous)
+    # One place may be the shot before.
+    most = POLICIES[source.generator["kind"]].policy.max_references - options.previous
+    jobs: dict[str, list[ImageJob]] = {story: [] for story in data.items}
+    count = 0
     for story in data.items.values():
         for shot in story.shots:
+            before = [out / job.file for job in jobs[story.id][-1:] if options.previous]
             prompt = Prompt(
-                id=len(jobs),
+                id=count,
                 text=shot.text,
                 theme=shot.text,
                 panels=(shot.shown,),
                 characters=shot.characters,
-                references=in_turn([character.images for character in shot.characters])[:most],
+                references=(*in_turn([character.images for character in shot.characters])[:most], *before),
             )
             file = f"shots/{story.id}/{shot.index:02d}.png"
-            jobs.append(ImageJob(f"{story.id}/{shot.index:02d}", prompt, file))
-    generate_missing(jobs, out, source, shard=shard, progress=advance)
+            jobs[story.id].append(ImageJob(f"{story.id}/{shot.index:02d}", prompt, file))
+            count += 1
+    if not options.previous:
+        generate_missing([*chain(*jobs.values())], out, source, shard=shard, progress=advance)
+        return
+
+    # Whole stories, shot by shot, so that the shot before exists. The weights load once.
+    source = replace(source, load=cache(source.load))
+    batches = shard.batches(list(jobs.values()), size=source.batch)
+    for number, stories in enumerate(batches, 1):
+        for position in range(max(map(len, stories))):
+            generate_missing([shots[position] for shots in stories if position < len(shots)], out, source)
+        advance(number, len(batches))
 
 
 def _build(data: Dataset[Story, Path], options: VistoryOptions, reward: PacoReward, out: Path) -> VistoryBench:
@@ -293,7 +309,7 @@ def _build(data: Dataset[Story, Path], options: VistoryOptions, reward: PacoRewa
         data,
         options.images or out,
         judge=reward,
-        made_by=described(options),
+        made_by=described(options, previous=options.previous),
         encoder=encoder,
         encoder_name=options.copy_encoder,
     )

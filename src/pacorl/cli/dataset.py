@@ -17,6 +17,7 @@ from pacorl.config.options import (
     LARGEST,
     SEEDS,
     STRONGEST,
+    TEMPLATE,
     WORKERS,
     FrugalJudge,
     GeneratorOptions,
@@ -125,6 +126,8 @@ class GridGeneratorOptions(GeneratorOptions):
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
     memory: str = inherited(FrugalJudge, "memory")
     batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
+    separate: bool = option(False, "Generate each panel as an image of its own, of --size.")
+    previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
 
 
 @app.command()
@@ -132,10 +135,14 @@ def prompts(
     folder: Path = FOLDER,
     *,
     count: int = Option(2000, min=1, max=LARGEST, help="How many records."),
-    writer: str = Option("llm", help="llm, or tiny for the tiny world (no network)."),
+    writer: str = Option(
+        "",
+        help="llm (default), or tiny for the tiny world (no network); of --sentences template (default), llm, the URL "
+        "of its API, or a language model's folder or hub name.",
+    ),
     taxonomy: Path | None = Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     sentences: Path | None = Option(
-        None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line; no model."
+        None, help="In place of a taxonomy: a file of requests such as 'four images of …', one a line."
     ),
     layouts: str = Option("2x2", help="Layouts that take turns, separated by commas."),
     seed: int = SEED,
@@ -155,32 +162,31 @@ def prompts(
     )
     from pacorl.io.documents import read_text
 
-    # The user's sentences need no writer and no model.
-    if sentences:
-        step.perform("writing", write_sentences, folder, sentences)
-        return
     # The tiny world has a vocabulary of its own, and thus a taxonomy.
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
     model = None if step.dry_run else chat.connect()
     price = chat.price or (0.0, 0.0)
-    # Write records until the count is reached.
-    write = make_writer(writer, count=count, seed=seed, chat=model)
+    shared: dict[str, Any] = {"workers": chat.workers, "price": price, "dry_run": step.dry_run}
+    # Write records until the count is reached, or one for each of the user's sentences.
     with progress("writing") as advance:
-        counts = write_all(
-            folder,
-            write,
-            subjects=read_taxonomy(path),
-            count=count,
-            grids=[parse_layout(layout) for layout in split_names(layouts)],
-            options={"writer": writer, "model": chat.model, "taxonomy": read_text(path)},
-            seed=seed,
-            workers=chat.workers,
-            tokens=(0, 0) if writer == "tiny" else TOKENS_PER_RECORD,
-            price=price,
-            dry_run=step.dry_run,
-            progress=advance,
-        )
+        if sentences:
+            shared |= {"writer": writer or TEMPLATE, "chat": model or chat.connect()}
+            counts = write_sentences(folder, sentences, **shared, progress=advance)
+        else:
+            writer = writer or "llm"
+            counts = write_all(
+                folder,
+                make_writer(writer, count=count, seed=seed, chat=model),
+                subjects=read_taxonomy(path),
+                count=count,
+                grids=[parse_layout(layout) for layout in split_names(layouts)],
+                options={"writer": writer, "model": chat.model, "taxonomy": read_text(path)},
+                seed=seed,
+                tokens=(0, 0) if writer == "tiny" else TOKENS_PER_RECORD,
+                **shared,
+                progress=advance,
+            )
     # The costs of this call, which the manifest does not have.
     if model and model.usage.calls:
         counts |= {"usage": model.usage.with_cost(price)}

@@ -11,6 +11,7 @@ at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
@@ -29,10 +30,13 @@ from pacorl.generate.image_queue import (
     generate_missing,
     unfinished_batches,
 )
+from pacorl.generate.separate import sample_separately
 from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
+from pacorl.models.policies import POLICIES, kind_of
+from pacorl.models.policies.separate import panel_prompts
 from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY, Size
@@ -55,13 +59,18 @@ def generate(
         generate, and the number of finished grids to sample again to repeat their batches.
 
     Raises:
-        ValueError: a prompt has a layout that the tiny generator does not make.
+        ValueError: a prompt has a layout that the tiny generator does not make, or no text for each separate panel.
     """
-    # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
     records = read_prompts(folder / prompts)
-    for record in records if source.generator.get("checkpoint") == TINY else ():
+    options = source.generator
+    for record in records:
         with blamed_on(f"{folder / prompts}, prompt {record.idx}"):
-            check_tiny_grid(record.prompt.grid, record.prompt.grid.count)
+            if options.get("separate"):
+                limit = POLICIES[options["kind"]].policy.max_references
+                panel_prompts(record.prompt, options["checkpoint"], limit, previous=options["previous"])
+            # The tiny generator draws its own layout whatever the prompt says, and `pair` would cut that wrongly.
+            elif options.get("checkpoint") == TINY:
+                check_tiny_grid(record.prompt.grid, record.prompt.grid.count)
 
     # Generate this shard's grids.
     jobs = grid_jobs(records, grids=grids, seed=source.seed)
@@ -113,6 +122,8 @@ def image_source(
     memory: str = "normal",
     batch: int = 4,
     seed: int = 0,
+    separate: bool = False,
+    previous: bool = False,
     **options: Any,
 ) -> ImageSource:
     """Describe a generator by any name, without loading it.
@@ -121,18 +132,21 @@ def image_source(
         checkpoint: a diffusers folder, a hub name, or "tiny".
         kind: a key of POLICIES; detected from the checkpoint if empty.
         adapter: a LoRA in any form; a recipe identifies it by its content.
-        size: for every prompt; None for the records' own.
+        size: for every prompt, of a panel if they are separate; None for the records' own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         memory: see `Generator.from_pretrained`.
+        separate: whether each panel is generated as an image of its own.
+        previous: with `separate`, whether each panel has the one before it as a reference.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
     from pacorl.models.lora.formats import adapter_file
-    from pacorl.models.policies import POLICIES, kind_of
+
+    if previous and not separate:
+        raise ValueError("--previous gives a panel the image before it; it goes with --separate")
 
     # Resolve the defaults of the kind.
     kind = kind or kind_of(checkpoint)
-    if not dtype:
-        dtype = "float32" if checkpoint == TINY else "bfloat16"
+    dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
     settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
 
     # Describe the settings that change an image.
@@ -148,6 +162,8 @@ def image_source(
         description["size"] = str(size)
     if adapter:
         description["adapter"] = digest(adapter_file(adapter))
+    if separate:
+        description |= {"kind": kind, "separate": True, "previous": previous}
 
     # Loaded late: a folder without missing images needs no weights.
     def load() -> GenerateImages:
@@ -159,7 +175,8 @@ def image_source(
         )
         # Not in the recipe: each image has its own seed, so a batch changes speed and at most last bits.
         generator.batch = batch
-        return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
+        sample = partial(sample_separately, generator, previous=previous) if separate else generator.sample
+        return lambda prompts, seeds: sample(prompts, seeds, size=size, steps=steps)
 
     return ImageSource(load, description, seed=seed, batch=batch)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any
@@ -22,12 +22,14 @@ from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.dataset.llm import estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.compose import prompt_from
-from pacorl.generate.panels import write_panels
+from pacorl.generate.language_writers import open_writer
+from pacorl.generate.panels import PanelWriter, write_panels
 from pacorl.io.documents import Journal, JsonObject, blamed_on, read_journal, read_yaml, text_lines, write_jsonl
+from pacorl.io.net import is_url
 from pacorl.judge.http.chat import ChatError, ChatModel
 from pacorl.records.prompts import save_prompts
 from pacorl.tiny.characters import character_prompts
-from pacorl.types import Grid
+from pacorl.types import Grid, Prompt
 
 DIMENSIONS = ("Style", "Identity", "Logic")
 PAPER = Path(__file__).with_name("taxonomy.yaml")
@@ -300,31 +302,92 @@ def write_all(
     return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
 
 
-def write_sentences(folder: Path, source: Path, *, dry_run: bool = False, progress: Progress = silent) -> JsonObject:
+def write_sentences(
+    folder: Path,
+    source: Path,
+    *,
+    writer: str = TEMPLATE,
+    chat: ChatModel | None = None,
+    workers: int = 1,
+    price: tuple[float, float] = (0.0, 0.0),
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> JsonObject:
     """Fill prompts.jsonl with one record per line of `source`, each the request of a set of images.
 
-    The template writer (`generate.panels`) writes the panels.
+    Args:
+        writer: writer of the panels, see `language_writers.open_writer`.
+        chat: the language model of the writer `llm`.
+        workers: requests to it at a time.
+        price: per million tokens, prompt and completion.
+
+    Returns:
+        The number of records, and, of a language model, line → fault of the `failed` ones, which the next call tries
+        again.
     """
     # A finished step is not repeated.
-    step = DatasetStep(folder, "prompts", inputs=[source], options={"writer": TEMPLATE})
+    chat = chat or ChatModel("")
+    step = DatasetStep(folder, "prompts", inputs=[source], options={"writer": writer, "model": chat.model})
     finished = step.counts_if_done()
     if finished is not None:
         return finished
-    # A fault of the template writer names the line.
-    lines = list(text_lines(source, fix="name a file of sentences, one a line"))
-    prompts = []
-    for number, line in lines:
-        with blamed_on(f"{source}:{number}"):
-            draft = write_panels(line)
-            prompt = prompt_from("", theme=draft.theme, panels=draft.panels, criteria=draft.criteria, number=number)
-        prompts.append(prompt)
-        progress(len(prompts), len(lines))
+    lines = []
+    for number, text in text_lines(source, fix="name a file of sentences, one a line"):
+        lines.append({"key": f"{number} {text} ({writer} {chat.model})", "number": number, "text": text})
 
-    counts = {"records": len(prompts)}
-    if dry_run:
-        return counts
-    save_prompts(prompts, folder / "prompts.jsonl")
+    failed: dict[str, str] = {}
+    rows: dict[Any, JsonObject] = {}
+    write = partial(_write_sentence, source=source, model=chat.model, failed=failed)
+    # The template asks nobody: it needs no journal, and a dry run checks every line.
+    if writer == TEMPLATE:
+        for line in lines:
+            row = write(line, writer)
+            assert row, "only a language model fails"
+            rows[line["key"]] = row
+        if dry_run:
+            return {"records": len(rows)}
+    else:
+        path = folder / "manifests" / "sentences.journal.jsonl"
+        done = read_journal(path)
+        missing = [line for line in lines if line["key"] not in done]
+        if dry_run:
+            estimated = estimate(len(missing), TOKENS_PER_RECORD, price)
+            return {"records": len(lines), "to_write": len(missing), "estimate": estimated}
+        journal = Journal(path)
+        ask = partial(write, writer=open_writer(writer, chat))
+        # A model of this process answers one request at a time.
+        asked = workers if writer == "llm" or is_url(writer) else 1
+        fill_journal(journal, missing, ask, workers=asked, progress=progress)
+        rows = journal.items
+
+    save_prompts(
+        [_sentence_prompt(rows[line["key"]]) for line in lines if line["key"] in rows], folder / "prompts.jsonl"
+    )
+    counts: JsonObject = {"records": len(lines) - len(failed)}
+    # With failed lines the step is not finished, so that the next call tries again.
+    if failed:
+        return counts | {"failed": failed}
     return step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
+
+
+def _write_sentence(
+    line: JsonObject, writer: str | PanelWriter, *, source: Path, model: str, failed: dict[str, str]
+) -> JsonObject | None:
+    """Write the panels of a line; None, with its fault in `failed`, if a language model has no usable answer."""
+    with blamed_on(f"{source}:{line['number']}"):
+        try:
+            draft = write_panels(line["text"], writer=writer, model=model)
+        except ChatError as error:
+            failed[f"{line['number']}: {line['text']}"] = str(error)
+            return None
+        row = line | {"theme": draft.theme, "panels": list(draft.panels), "criteria": draft.criteria}
+        _sentence_prompt(row)
+        return row
+
+
+def _sentence_prompt(row: JsonObject) -> Prompt:
+    parts = {"theme": row["theme"], "panels": row["panels"], "criteria": row["criteria"]}
+    return prompt_from("", **parts, number=row["number"])
 
 
 def _write_missing(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pacorl.config.user_files import is_in_file
 from pacorl.generate.compose import prompt_from
-from pacorl.generate.panels import PanelDraft, SetRequest
+from pacorl.generate.panels import WRITERS, PanelDraft, PanelWriter, SetRequest
 from pacorl.io.hub import check_checkpoint
-from pacorl.io.net import service_url
+from pacorl.io.net import is_url, service_url
 from pacorl.judge.http.chat import ChatModel, Message, ask_json
 
 Text = Annotated[str, Field(min_length=3, max_length=2000)]
@@ -31,17 +34,39 @@ def write_by_server(request: SetRequest, count: int, source: str, model: str) ->
     """Write panels by a language model behind the URL `source`."""
     if not model:
         raise ValueError(f"{service_url(source, name='writer')} needs a model's name; give one with --writer-model")
-    return _draft(ChatModel(model, base_url=source).ask, request, count)
+    return _draft(ChatModel(model, base_url=source).ask_json, request, count)
 
 
 def write_by_checkpoint(request: SetRequest, count: int, source: str, model: str) -> PanelDraft:
     """Write panels by a causal or Qwen-VL language model in this process, a folder or hub name."""
-    check_checkpoint(source, "config.json")
-    return _draft(load_writer(source), request, count)
+    return _draft(partial(ask_json, load_writer(source)), request, count)
+
+
+def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
+    """Load a writer once, for many requests.
+
+    Args:
+        source: `llm` or a URL for `chat`, a language model's folder or hub name, or a name in `WRITERS`, which stays.
+        chat: the language model behind an API, whose address a URL replaces.
+    """
+    ask: Callable[..., PanelReply]
+    if source == "llm" or is_url(source):
+        if not chat.model:
+            raise ValueError(
+                "no language model is named; give --model, and --endpoint unless it is the client's default"
+            )
+        # A copy shares the counts of its original.
+        ask = (replace(chat, base_url=source) if is_url(source) else chat).ask_json
+    elif is_in_file(source) or source in WRITERS:
+        return source
+    else:
+        ask = partial(ask_json, load_writer(source))
+    return lambda request, count, *_: _draft(ask, request, count)
 
 
 def load_writer(source: str) -> Callable[[Sequence[Message]], str]:
     """Load a language model: messages → its likeliest answer."""
+    check_checkpoint(source, "config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -67,14 +92,16 @@ def load_writer(source: str) -> Callable[[Sequence[Message]], str]:
     return ask
 
 
-def _draft(ask: Callable[[Sequence[Message]], str], request: SetRequest, count: int) -> PanelDraft:
+def _draft(ask: Callable[..., PanelReply], request: SetRequest, count: int) -> PanelDraft:
+    """Ask by `ChatModel.ask_json`, or the function of that name with its model."""
+
     def check(reply: PanelReply) -> None:
         if len(reply.panels) != count:
             raise ValueError(f"exactly {count} panels are needed, got {len(reply.panels)}")
         prompt_from("", theme=reply.theme, panels=reply.panels)  # refuses empty texts and panel tags
 
     messages = [{"role": "user", "content": request_text(request, count)}]
-    reply = ask_json(ask, messages, PanelReply, check=check)
+    reply = ask(messages, PanelReply, check=check)
     return PanelDraft(reply.theme, tuple(reply.panels), reply.criteria)
 
 

@@ -73,13 +73,16 @@ WRITERS: Table[PanelWriter] = Table(
 )
 
 
-def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE, model: str = "") -> PanelDraft:
+def write_panels(
+    text: str, *, count: int | None = None, writer: str | PanelWriter = TEMPLATE, model: str = ""
+) -> PanelDraft:
     """Write the panels of a request.
 
     Args:
         text: the sentence.
         count: number of panels; the sentence's own, else `DEFAULT_COUNT`.
-        writer: `template`, the URL of an OpenAI-compatible server, or a language model's folder or hub name.
+        writer: `template`, the URL of an OpenAI-compatible server, a language model's folder or hub name, or a
+            function.
         model: its name at the server.
 
     Raises:
@@ -91,6 +94,8 @@ def write_panels(text: str, *, count: int | None = None, writer: str = TEMPLATE,
     count = count or request.count or DEFAULT_COUNT
     if not 2 <= count <= MAX_COUNT:
         raise ValueError(f"{text[:60]!r} asks for {count} images; a set has 2 to {MAX_COUNT} panels")
+    if not isinstance(writer, str):
+        return writer(request, count, "", model)
     if is_in_file(writer) or writer in WRITERS:
         return WRITERS.named(writer)(request, count, writer, model)
     return WRITERS["server" if is_url(writer) else "local"](request, count, writer, model)

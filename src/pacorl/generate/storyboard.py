@@ -243,7 +243,7 @@ def pages(board: Storyboard, model: str, *, max_references: int = 0, separate: b
         board: The storyboard.
         model: Name of the generator.
         max_references: Maximum number of reference images that the generator takes.
-        separate: Whether the panels are generated one by one (`separate.panel_prompts`), so that the page's own text is
+        separate: Whether the panels are generated one by one (`panel_prompts`), so that the page's own text is
             not read and has no layout to fit.
 
     Raises:

@@ -116,7 +116,13 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         f"Made of `{base}` with {method} by pacorl.",
         f"Trained on: {trained_on}.",
         *([f"![The same prompts and noise before (above) and after (below)]({PICTURE})"] if picture else []),
-        *_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
+        *_usage(
+            f"OWNER/{run.resolve().name}",
+            _name_of(base),
+            is_judge=is_judge,
+            is_adapter=is_adapter,
+            separate=bool(config.get("prompts", {}).get("separate")),
+        ),
         *_measured(run),
     ]
     for benchmark in benchmarks:
@@ -245,7 +251,7 @@ def _task(config: JsonObject) -> str:
     return "text-to-image"
 
 
-def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
+def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool, separate: bool) -> Iterator[str]:
     """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     yield "## Use"
     # A judge is asked through this project, a generator may be loaded by diffusers too.
@@ -253,7 +259,8 @@ def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterato
         source = f"{base} --adapter {name}" if is_adapter else name
         yield f"```bash\npacorl score a.png b.png --judge {source}\n```"
         return
-    yield f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}\n```"
+    panels = " --separate" if separate else ""
+    yield f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}{panels}\n```"
     if base != TINY:
         yield "\n".join(
             [
