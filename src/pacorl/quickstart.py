@@ -66,6 +66,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
 
+    # The judge is measured before it may reward anything.
     say("1 of 3: the judge answers held-out questions")
     judge = open_judge(config.judge, device="cpu")
     try:
@@ -76,6 +77,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     # The oracle's grades are metrics of each evaluation, and never rewards.
     oracle = Oracle()
 
+    # Evaluations are graded by the oracle, which is never a reward.
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
         grades = []
         for prompt, image in zip(prompts, images, strict=True):

@@ -98,6 +98,7 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     weight_2 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)  # the judge's own probabilities
     optimizer = torch.optim.LBFGS([weight_2], max_iter=STEPS, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
+    # LBFGS evaluates the loss several times per step.
     def loss() -> float:
         optimizer.zero_grad()
         value = F.binary_cross_entropy_with_logits(weight_2[0] * logit_N + weight_2[1], target_N)

@@ -226,6 +226,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         for record in read_jsonl(path):
             criteria[str(record.get("idx"))] = record.get("criteria", {})
 
+    # One folder per instance, in the layout of the released benchmark.
     prompts: dict[str, JsonObject] = {}
     rows = []
     shown: dict[tuple[str, str], str] = {}

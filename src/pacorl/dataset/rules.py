@@ -218,6 +218,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         if share > 0 and not dealt[name] and len(giver) > 1:
             dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
 
+    # All groups of a cluster get its split.
     split_of = {}
     for name, assigned in dealt.items():
         for cluster in assigned:

@@ -169,6 +169,7 @@ def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
         units: for each judged item, its ordinal values (Krippendorff, Computing Krippendorff's Alpha-Reliability,
             2011). Items with one value are left out.
     """
+    # A unit with a single value says nothing about agreement.
     compared = [unit for unit in units if len(unit) > 1]
     values = sorted(set().union(*compared))
     if len(values) < 2:
