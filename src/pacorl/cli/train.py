@@ -390,6 +390,7 @@ def train_reward(
 
 def judge_lines(folder: Path) -> list[str]:
     """Say what a judge's training did on its held-out pairs."""
+    from pacorl.core.ranking import FEWEST
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
@@ -402,8 +403,8 @@ def judge_lines(folder: Path) -> list[str]:
         changes.append(f"{name} {first} before, {last} after")
     pairs = summary["held_out_pairs"]
     lines = [f"{summary['steps']} steps; on {pairs} held-out pairs: {'; '.join(changes)}"]
-    if pairs < 30:
-        lines.append("fewer than 30 held-out pairs are too few for a conclusion")
+    if pairs < FEWEST:
+        lines.append(f"fewer than {FEWEST} held-out pairs are too few for a conclusion")
     return lines
 
 
