@@ -43,7 +43,8 @@ class Curve:
 
     def of(self, p_N: Floats) -> Floats:
         """Calibrate probabilities."""
-        return _sigmoid(logits(p_N) / self.temperature + self.bias)
+        logit_N = logits(p_N) / self.temperature + self.bias
+        return np.exp(-np.logaddexp(0, -logit_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,3 @@ def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_]) -> float:
         return math.nan
     distances = [bar.count * abs(bar.confidence - bar.share) for bar in reliability(p_N, yes_N)]
     return sum(distances) / len(p_N)
-
-
-def _sigmoid(logit_N: Floats) -> Floats:
-    return np.exp(-np.logaddexp(0, -logit_N))
