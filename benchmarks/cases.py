@@ -33,7 +33,6 @@ def main() -> None:
     quiet_loading()
     use_cores()
     if options.pictures:
-        if options.pictures:
         options.pictures.mkdir(parents=True, exist_ok=True)
     judge, oracle = LocalJudge.from_pretrained("tiny"), Oracle()
     generators = [Generator.from_pretrained("tiny", adapter=adapter) for adapter in ("", options.adapter)]
