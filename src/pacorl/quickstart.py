@@ -5,7 +5,6 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import JsonObject, read_jsonl, write_json
-from pacorl.io.files import write_atomic
+from pacorl.io.files import text_digest, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import open_judge
@@ -189,7 +188,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
         "seconds": _seconds(config.out),
         "versions": {name: version(name) for name in libraries},
         "seed": config.seed,
-        "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
+        "config_hash": text_digest(configs.dump(config))[:12],
         "verdict": verdict,
     }
 
