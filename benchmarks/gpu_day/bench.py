@@ -26,7 +26,7 @@ from pacorl.models.lora.adapters import MovingAverage, adapter_state
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, Policy
 from pacorl.models.quantize import NONE
-from pacorl.models.twins import META, place_random
+from pacorl.models.twins import META, random_weight
 from pacorl.runtime.compiled import compile_blocks
 from pacorl.runtime.processes import Runtime
 from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
@@ -110,6 +110,14 @@ def parts_at(config: PolicyConfig, blocks: int | None) -> Parts:
     if blocks is not None:
         parts["transformer"] = {**parts["transformer"], "num_layers": blocks, "num_single_layers": 2 * blocks}
     return parts
+
+
+def place_random(module: torch.nn.Module, device: torch.device) -> None:
+    """Move a model without weights to a device, with weights of `random_weight`."""
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(random_weight(name, tensor))
 
 
 class RandomConditioning:

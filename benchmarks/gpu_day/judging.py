@@ -14,11 +14,11 @@ from pacorl.grpo.scoring import torch_context
 from pacorl.io.processor import image_text_processor
 from pacorl.judge.local import LocalJudge
 from pacorl.lab.plan.sources import JUDGE_PARTS
-from pacorl.models.twins import CHAT_TEMPLATE, META, model_of, model_on_meta, place_random, qwen_tokenizer_of
+from pacorl.models.twins import CHAT_TEMPLATE, META, model_of, model_on_meta, qwen_tokenizer_of
 from pacorl.tiny.characters import all_panels, draw
 from pacorl.types import Question
 
-from .bench import Bench, device_of, run_of
+from .bench import Bench, device_of, place_random, run_of
 from .forms import depth, sides
 from .measuring import Work, measured
 from .parts import Record

@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from PIL import Image
 
+from pacorl.io.files import text_digest
 from pacorl.web.connections import run
 from pacorl.web.site import listening
 
@@ -51,7 +52,7 @@ def annotate() -> FastAPI:
     from pacorl.dataset.folder import Instance, write_records
     from pacorl.studio.annotate.links import Sharing
     from pacorl.studio.annotate.routes import make_app, prepare
-    from pacorl.studio.annotate.store import Store, sha256
+    from pacorl.studio.annotate.store import Store
 
     folder = Path(tempfile.mkdtemp(prefix="attack-annotate-"))
     (folder / "images").mkdir()
@@ -64,7 +65,7 @@ def annotate() -> FastAPI:
     prepare(store, folder, ["ann"], sharing=Sharing(controls=0))
     with store._transaction() as db:  # a token that the other process knows
         for name, token in {"ann": TOKEN, "admin": ADMIN_TOKEN}.items():
-            db.execute("UPDATE people SET token_hash = ? WHERE name = ?", (sha256(token), name))
+            db.execute("UPDATE people SET token_hash = ? WHERE name = ?", (text_digest(token), name))
     return make_app(folder, store)
 
 

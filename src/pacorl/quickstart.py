@@ -5,7 +5,6 @@ The judge rewards. The oracle reads the true attributes of every drawing; its gr
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import JsonObject, read_jsonl, write_json
-from pacorl.io.files import write_atomic
+from pacorl.io.files import text_digest, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge import open_judge
@@ -67,6 +66,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
 
+    # The judge is measured before it may reward anything.
     say("1 of 3: the judge answers held-out questions")
     judge = open_judge(config.judge, device="cpu")
     try:
@@ -77,6 +77,7 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     # The oracle's grades are metrics of each evaluation, and never rewards.
     oracle = Oracle()
 
+    # Evaluations are graded by the oracle, which is never a reward.
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
         grades = []
         for prompt, image in zip(prompts, images, strict=True):
@@ -191,7 +192,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
         "seconds": _seconds(config.out),
         "versions": {name: version(name) for name in libraries},
         "seed": config.seed,
-        "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
+        "config_hash": text_digest(configs.dump(config))[:12],
         "verdict": verdict,
     }
 

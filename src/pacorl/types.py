@@ -114,10 +114,11 @@ class Character:
     @property
     def criteria(self) -> dict[str, str]:
         """Name → statement about all images, one criterion per preserved trait."""
-        return {
-            f"{self.name}: {trait}": f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
-            for trait, looks in self.keep.items()
-        }
+        criteria = {}
+        for trait, looks in self.keep.items():
+            statement = f"{self.name.capitalize()} has the same {trait} in all images: {looks}."
+            criteria[f"{self.name}: {trait}"] = statement
+        return criteria
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The loop on a card: streams, packed weights, launchers and a killed run. `make test-gpu` runs it in minutes.
 
-`make test` runs each of them on the CPU too, but for the forms that compile, which the campaign runs there.
+`make test` runs each of them on the CPU too, but for the forms that compile and what other files test there, which the
+campaign runs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,18 @@ CARD = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
 ]
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=CARD)]
+
+
+def on_devices(case: str, *, elsewhere: str) -> list[Any]:
+    """Two cases, each on a card and on the CPU, where `make test` has the second in another file."""
+    cases = [pytest.param("cuda", name, marks=CARD) for name in (case, elsewhere)]
+    return [
+        *cases,
+        pytest.param("cpu", case, marks=pytest.mark.slow),
+        pytest.param("cpu", elsewhere, marks=pytest.mark.campaign),
+    ]
+
+
 SMALL = [
     "epochs=3", "prompts_per_epoch=2", "group_size=2", "save_every=1", "trackers=[]", "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:dev:1", "sampling.steps=2", "sampling.suffix={}", "sampling.batch=2",
@@ -124,13 +137,13 @@ def ratio_cases() -> Iterator[Any]:
 @pytest.mark.compiles
 @pytest.mark.parametrize(("device", "form"), list(ratio_cases()))
 def test_the_ratio_is_one_before_an_update(device: str, form: str, judges: dict[str, LocalJudge]) -> None:
-    """In batches of each size, alone and with the judge at work."""
+    """In batches of each size, alone and with the judge at work; on a CPU, which has no streams, of one size."""
     try:
         check_quantization(FORMS[form].quantize)
     except ValueError as error:
         pytest.skip(str(error))
     here, judge, deviations = bench(device, form=form, dtype="bfloat16"), judge_on(device, judges), {}
-    for batch, concurrent in product((1, 3, 8), (False, True)):
+    for batch, concurrent in product((1, 3, 8) if device == "cuda" else (3,), (False, True)):
         with judging(judge) if concurrent else nullcontext():
             deviations[batch, concurrent] = here.ratio_deviation(SIDE, batch)
     assert set(deviations.values()) == {0.0}, deviations
@@ -163,7 +176,7 @@ def test_streamed_weights_are_resident_ones_bit_for_bit(device: str, judges: dic
     resident, streamed = stack(device, stream=False), stack(device, stream=True)
     draw = random.Random(0)
     with judging(judge_on(device, judges)):
-        for _ in range(200):
+        for _ in range(200 if device == "cuda" else 20):
             order = [draw.randrange(BLOCKS) for _ in range(draw.randint(1, 2 * BLOCKS))]
             expected, actual = (output_and_gradient(model, order, device) for model in (resident, streamed))
             assert all(torch.equal(one, other) for one, other in zip(expected, actual, strict=True)), order
@@ -186,8 +199,7 @@ def epochs(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "epoch"]
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "engine"), on_devices("fsdp2", elsewhere="ddp"))
 def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: Path) -> None:
     config = ROOT / "configs" / "launch" / f"{engine}.yaml"
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "1"]
@@ -197,8 +209,7 @@ def test_the_launch_files_train_on_one_rank(device: str, engine: str, tmp_path: 
     assert len(epochs(tmp_path / "run")) == 1
 
 
-@pytest.mark.parametrize("setting", ["model.dtype=bfloat16", "memory=low"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "setting"), on_devices("memory=low", elsewhere="model.dtype=bfloat16"))
 def test_a_run_trains_in_each_kind_of_weights(device: str, setting: str, tmp_path: Path) -> None:
     process = start(device, tmp_path / "run", settings=["epochs=1", setting])
     printed, _ = process.communicate(timeout=600)

@@ -61,7 +61,7 @@ FLOORS = {
     "defects: two heroes": 0.93,
     "defects: another colour": 0.92,
 }
-"""Kind of `tools.tiny.judge_report` → least share of right answers, of 200."""
+"""Kind of `tools.tiny.judge_report` → least share of right answers, of 100."""
 TINY_CLIP = CHECKPOINTS / "clip"
 FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE, TINY_CLIP]
 
@@ -132,7 +132,7 @@ def test_the_judge_refuses_what_a_lost_policy_generates(judge: LocalJudge, polic
 
 @pytest.fixture(scope="module")
 def measured(judge: LocalJudge, policy: FluxPolicy) -> dict[str, Measured]:
-    return {row.kind: row for row in measure_judge(judge, vae=policy.pipeline.vae, count=200)}
+    return {row.kind: row for row in measure_judge(judge, vae=policy.pipeline.vae, count=100)}
 
 
 @pytest.mark.parametrize("kind", FLOORS)

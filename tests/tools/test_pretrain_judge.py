@@ -159,14 +159,14 @@ def test_an_interrupted_training_goes_on_bit_for_bit(
     class Interrupted(Exception):
         pass
 
-    save = pretrain_judge._save_state
+    save = pretrain_judge.Stage.save
 
-    def interrupted(*state: Any) -> None:
-        save(*state)
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
         raise Interrupted
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain_judge, "_save_state", interrupted)
+        patched.setattr(pretrain_judge.Stage, "save", interrupted)
         with pytest.raises(Interrupted):
             train(tmp_path / "parts")
     train(tmp_path / "parts", resume=True)

@@ -94,8 +94,8 @@ class Stage:
         model.save_pretrained(out)
         torch._foreach_copy_([p.detach() for p in self.parameters], last)
 
-    def save(self, path: Path, *, first: int) -> None:
-        """Write all that a resumed stage needs; `first` is the number of steps before the stage."""
+    def save(self, path: Path, *, first: int = 0, rng: Random | None = None) -> None:
+        """Write all that a resumed stage needs; `first`: steps before the stage; `rng` draws its data."""
         state = {
             "first": first,
             "step": self.step,
@@ -103,12 +103,13 @@ class Stage:
             "average": self.average,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
+            "rng": rng and rng.getstate(),
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomic(path, buffer.getvalue())
 
-    def resume(self, path: Path, *, first: int) -> None:
+    def resume(self, path: Path, *, first: int = 0, rng: Random | None = None) -> None:
         """Go on from a file of `save`: one of an earlier stage is ignored, and one of a later stage ends this one."""
         if not path.is_file():
             return
@@ -124,6 +125,9 @@ class Stage:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.step = state["step"]
+        if rng:
+            version, numbers, gauss = state["rng"]
+            rng.setstate((version, tuple(numbers), gauss))
 
     def use_average(self) -> None:
         """Replace the last weights by the averaged ones."""

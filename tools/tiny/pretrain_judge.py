@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from pacorl.core import questions
-from pacorl.io.files import replacing
 from pacorl.io.processor import load_processor
 from pacorl.judge.prompting import chat_text
 from pacorl.models import twins
@@ -34,7 +33,7 @@ from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_anoth
 from pacorl.tiny.words import SCENE
 from tools.tiny.defects import LEGIBLE, SIZES, Defect, Mixed, draw_defects, draw_mixed, worn
 from tools.tiny.negatives import draw_negatives, to_images
-from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
+from tools.tiny.pretrain import GRID, PANEL_SIZES, STATE, Stage, encode_panels, panel_pixels, publish, tile
 
 SUBTLE = "shape"
 """The kept attribute with the least visible differences: more pairs differ in it alone."""
@@ -551,9 +550,8 @@ def pretrain_judge(
         streams.append(teach(bank, split="train", rng=rng, captions=captions))
 
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
-    state = out / "state.pt"
     if resume:
-        _load_state(state, stage, rng)
+        stage.resume(out / STATE, rng=rng)
 
     # The accuracy of the last thousand decisions is logged.
     right = {"pairs": deque[bool](maxlen=1000), "texts": deque[bool](maxlen=1000)}
@@ -573,36 +571,12 @@ def pretrain_judge(
                     right[kind].append(answer == example.yes)
         stage.update(loss, **{name: sum(answers) / max(1, len(answers)) for name, answers in right.items()})
         if stage.step % SAVED_EVERY == 0:
-            _save_state(state, stage, rng)
+            stage.save(out / STATE, rng=rng)
 
     stage.use_average()
     publish(model.half(), out)
     processor.save_pretrained(out)
-    state.unlink(missing_ok=True)
-
-
-def _save_state(path: Path, stage: Stage, rng: Random) -> None:
-    state = {
-        "step": stage.step,
-        "weights": [parameter.detach() for parameter in stage.parameters],
-        "average": stage.average,
-        "optimizer": stage.optimizer.state_dict(),
-        "scheduler": stage.scheduler.state_dict(),
-        "rng": rng.getstate(),
-    }
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
-
-
-def _load_state(path: Path, stage: Stage, rng: Random) -> None:
-    state = torch.load(path, weights_only=True)
-    stage.step = state["step"]
-    stage.average = state["average"]
-    torch._foreach_copy_([parameter.detach() for parameter in stage.parameters], state["weights"])
-    stage.optimizer.load_state_dict(state["optimizer"])
-    stage.scheduler.load_state_dict(state["scheduler"])
-    version, numbers, gauss = state["rng"]
-    rng.setstate((version, tuple(numbers), gauss))
+    (out / STATE).unlink(missing_ok=True)
 
 
 def _begin(start: Path | None, bank_of: Callable[[Any], ImageBank], teach: Teach) -> tuple[Any, Any, ImageBank]:

@@ -105,6 +105,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
 
 def _item(row: JsonObject, prompts: Mapping[str, JsonObject]) -> Ranked:
     # The order.
+    # Releases differ in the names of two columns.
     folder: Any = row.get("folder")
     reference: Any = row.get("ref_image", row.get("ref_img"))
     candidates: Any = row.get("comp_images", row.get("comparison_images"))

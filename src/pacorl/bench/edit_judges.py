@@ -5,7 +5,6 @@ A wording is read from the file that its authors publish, so that a judge reads 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pacorl.bench.rating import INSTRUCTION, UnratedError, ask_scores, read_rubric, unified_text
 from pacorl.core import questions as wordings
 from pacorl.io.documents import JsonObject, blamed_on, object_within, read_text, read_yaml
+from pacorl.io.files import text_digest
 from pacorl.judge.judge import ChatJudge
 from pacorl.judge.pairwise import ask
 from pacorl.types import Chat, Question
@@ -226,7 +226,7 @@ def read_wording(path: Path) -> Rubric | PairWording:
             raise ValueError("'user_prompt' must show input_image and both edited_images, each once")
         if not any(isinstance(block, str) and INSTRUCTION in block for block in blocks):
             raise ValueError(f"'user_prompt' must hold {PVC_INSTRUCTION}")
-    digest = hashlib.sha256(read_text(path).encode()).hexdigest()[:16]
+    digest = text_digest(read_text(path))[:16]
     system = str(document.get("system_prompt") or "")
     return PairWording(tuple(blocks), read_winner, digest, abouts=("consistent",), system=system)
 
@@ -235,7 +235,7 @@ def _of_unified(path: Path, text: str) -> PairWording:
     """Build UnifiedReward-Edit's wording about two edits: the three images, then the text."""
     for question, read in PAIR_READERS.items():
         if question in text:
-            return PairWording((0, 1, 2, text), read, hashlib.sha256(text.encode()).hexdigest()[:16])
+            return PairWording((0, 1, 2, text), read, text_digest(text)[:16])
     raise ValueError(f"{path}: asks about one edit; give its folder for point scores, or a script about two edits")
 
 

@@ -6,7 +6,6 @@ the memory of a few rows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.documents import JsonObject, read_jsonl
-from pacorl.io.files import inside, write_atomic
+from pacorl.io.files import inside, text_digest, write_atomic
 from pacorl.io.images import IMAGE_TYPES, ImageError, listed, open_image, png_bytes
 from pacorl.io.tables import parquet_file
 
@@ -72,7 +71,7 @@ class Dataset(Generic[Item, Source]):
         # The content and not the path: results stay valid if the data are moved.
         # `str` for types that JSON lacks, and 64 bits, enough to distinguish versions.
         content = json.dumps(list(self.content), sort_keys=True, default=str)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return text_digest(content)[:16]
 
 
 def parse_records(

@@ -7,7 +7,6 @@ SC (semantic consistency) and PQ (perceptual quality) are each the lower of two 
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 from dataclasses import dataclass
 from math import sqrt
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.io.documents import JsonObject, blamed_on, object_within, parse_yaml, read_text
+from pacorl.io.files import text_digest
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     if not isinstance(scale, int | float) or not scale > 0:
         raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
     # A digest of the whole file: two wordings of a rubric are two benchmarks.
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    digest = text_digest(content)[:16]
     return Rubric(texts["semantics"], texts["quality"], float(scale), digest)
 
 

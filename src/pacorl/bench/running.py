@@ -21,7 +21,7 @@ from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import packed_form
-from pacorl.core.ranking import Interval
+from pacorl.core.ranking import FEWEST, Interval
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
@@ -34,8 +34,6 @@ from pacorl.report.page import render
 
 RUN_LEVELS = 3
 """Maximum depth of an adapter below its run's folder: RUN/checkpoints/step-000040/adapter."""
-FEWEST = 30
-"""Items below which the tables say that they are too few."""
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
 Notice = Callable[[str], None]

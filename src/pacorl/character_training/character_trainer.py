@@ -219,9 +219,10 @@ class CharacterTrainer(LoraRun):
         paths = [config.out / "class" / f"{number:04d}.png" for number in range(config.prior.images)]
         # Whole batches, even for one absent image: its last bits depend on its batch.
         for batch in in_batches(range(len(paths)), config.optimizer.micro_batch):
-            absent = [
-                number for number in batch if png_texts(paths[number]).get("prompt") != class_prompts[number].text
-            ]
+            absent = []
+            for number in batch:
+                if png_texts(paths[number]).get("prompt") != class_prompts[number].text:
+                    absent.append(number)
             if not absent:
                 continue
             seeds = [seed_of(config.seed, "class image", number) for number in batch]

@@ -66,10 +66,10 @@ class PictureSet:
     @property
     def identity(self) -> list[list[Any]]:
         """File name, hash, caption and use of each image, as JSON has it: a resumed run needs the same."""
-        return [
-            [picture.path.name, digest(picture.path), picture.caption, picture in self.held_out]
-            for picture in (*self.train, *self.held_out)
-        ]
+        rows: list[list[Any]] = []
+        for picture in (*self.train, *self.held_out):
+            rows.append([picture.path.name, digest(picture.path), picture.caption, picture in self.held_out])
+        return rows
 
 
 def read_pictures(config: CharacterConfig) -> PictureSet:

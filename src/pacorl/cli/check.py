@@ -281,6 +281,7 @@ def calibrate(
         from pacorl.report.figures import reliability_svg
         from pacorl.report.page import render
 
+        # The page shows the reliability before and after, and the curves.
         diagram = reliability_svg(reliability(answers.p_N, answers.yes_N), reliability(after, answers.yes_N))
         contents: dict[str, Any] = {"verdict": lines, "diagram": diagram, "curves": shown}
         write_atomic(options.report, render("calibration.html", title=f"Calibration of {name}", name=name, **contents))

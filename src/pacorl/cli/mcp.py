@@ -73,6 +73,7 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
     class ToolServer(MCPServer):
         """A server whose tool errors have one line; pydantic's about invalid arguments have several."""
 
+        # The library's text of a fault has several lines, and agents get one.
         async def call_tool(self, name: str, *arguments: Any) -> Any:
             try:
                 return await super().call_tool(name, *arguments)

@@ -101,6 +101,7 @@ def needing(extra: str, *, what: str) -> Iterator[None]:
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a command's groups of options by a flag for each option."""
     hints = get_type_hints(command)
+    # A parameter that is a dataclass becomes the flags of its fields.
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():

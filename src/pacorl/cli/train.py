@@ -390,6 +390,7 @@ def train_reward(
 
 def judge_lines(folder: Path) -> list[str]:
     """Say what a judge's training did on its held-out pairs."""
+    from pacorl.core.ranking import FEWEST
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
@@ -398,17 +399,16 @@ def judge_lines(folder: Path) -> list[str]:
     changes = []
     for name, key in (("accuracy", "decision_accuracy"), ("AUC", "auc")):
         # There is no AUC without both labels.
-        first, last = (_figure(summary[when].get(key)) for when in ("before", "after"))
-        changes.append(f"{name} {first} before, {last} after")
+        figures = []
+        for when in ("before", "after"):
+            figure = summary[when].get(key)
+            figures.append(f"{'–' if figure is None else f'{figure:.3f}'} {when}")
+        changes.append(f"{name} {', '.join(figures)}")
     pairs = summary["held_out_pairs"]
     lines = [f"{summary['steps']} steps; on {pairs} held-out pairs: {'; '.join(changes)}"]
-    if pairs < 30:
-        lines.append("fewer than 30 held-out pairs are too few for a conclusion")
+    if pairs < FEWEST:
+        lines.append(f"fewer than {FEWEST} held-out pairs are too few for a conclusion")
     return lines
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def quickstart(

@@ -6,7 +6,6 @@ configs of unknown origin.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
 import sys
@@ -17,6 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from pacorl.io.files import text_digest
 
 FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
@@ -91,7 +92,7 @@ def line_in(path: Path, error: BaseException) -> str:
 def _executed(path: Path) -> ModuleType:
     # pydantic and dataclasses look a class's module up in sys.modules. This name is the file's own, so that it hides
     # no other module; a changed file is executed again.
-    name = f"pacorl_user_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    name = f"pacorl_user_{path.stem}_{text_digest(str(path.resolve()))[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None  # always, of a .py file

@@ -43,7 +43,8 @@ class Curve:
 
     def of(self, p_N: Floats) -> Floats:
         """Calibrate probabilities."""
-        return _sigmoid(logits(p_N) / self.temperature + self.bias)
+        logit_N = logits(p_N) / self.temperature + self.bias
+        return np.exp(-np.logaddexp(0, -logit_N))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def fit_curve(p_N: Floats, yes_N: NDArray[np.bool_]) -> Curve:
     weight_2 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)  # the judge's own probabilities
     optimizer = torch.optim.LBFGS([weight_2], max_iter=STEPS, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
+    # LBFGS evaluates the loss several times per step.
     def loss() -> float:
         optimizer.zero_grad()
         value = F.binary_cross_entropy_with_logits(weight_2[0] * logit_N + weight_2[1], target_N)
@@ -131,7 +133,3 @@ def calibration_error(p_N: Floats, yes_N: NDArray[np.bool_]) -> float:
         return math.nan
     distances = [bar.count * abs(bar.confidence - bar.share) for bar in reliability(p_N, yes_N)]
     return sum(distances) / len(p_N)
-
-
-def _sigmoid(logit_N: Floats) -> Floats:
-    return np.exp(-np.logaddexp(0, -logit_N))

@@ -22,6 +22,8 @@ DRAWS = 2000
 """Resamples of an interval: its ends then move by about a hundredth of its width from seed to seed."""
 TAIL = (1 - 0.95) / 2
 """Probability on each side of an interval of 95 %."""
+FEWEST = 30
+"""Items below which a mean is called too uncertain for a conclusion."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,19 +183,15 @@ def write_parquet(export: Export) -> list[Path]:
             for start in range(0, len(pairs), ROWS_PER_GROUP):
                 rows = []
                 for pair in pairs[start : start + ROWS_PER_GROUP]:
-                    rows.append(_parquet_row(export.folder, pair))
+                    row: JsonObject = {"consistent": pair.consistent}
+                    for number, name in enumerate(pair.images[:2], 1):
+                        row[f"image_{number}"] = {"bytes": inside(export.folder, name).read_bytes(), "path": name}
+                    for name in PARQUET_TEXTS:
+                        row[name] = getattr(pair, name)
+                    rows.append(row)
 
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
-
-
-def _parquet_row(folder: Path, pair: LabelledPair) -> JsonObject:
-    row: JsonObject = {"consistent": pair.consistent}
-    for number, name in enumerate(pair.images[:2], 1):
-        row[f"image_{number}"] = {"bytes": inside(folder, name).read_bytes(), "path": name}
-    for name in PARQUET_TEXTS:
-        row[name] = getattr(pair, name)
-    return row
 
 
 PARQUET_TEXTS = ("question", "reasons", "category", "group")
@@ -226,6 +222,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         for record in read_jsonl(path):
             criteria[str(record.get("idx"))] = record.get("criteria", {})
 
+    # One folder per instance, in the layout of the released benchmark.
     prompts: dict[str, JsonObject] = {}
     rows = []
     shown: dict[tuple[str, str], str] = {}

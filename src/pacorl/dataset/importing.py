@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pacorl.dataset.label_studio import load_label_studio
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.rules import pair_key
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
-from pacorl.io.files import digest, flush_all, inside, safe_name
+from pacorl.io.files import digest, flush_all, inside, safe_name, text_digest
 from pacorl.io.images import check_readable, listed
 from pacorl.records.comparisons import IMAGE_TAG, INFO, load_sharegpt, sharegpt_files
 from pacorl.records.rankings import Ranking, load_rankings
@@ -254,7 +253,7 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
 def _folder_name(text: str) -> str:
     """Turn a group's name into a folder name. Two groups with one folder name become one group, which is no leak."""
     short = re.sub(r"[^\w.-]+", "-", text).strip("-.")
-    return short if 0 < len(short) <= 80 else f"{short[:60]}-{sha256(text.encode()).hexdigest()[:8]}"
+    return short if 0 < len(short) <= 80 else f"{short[:60]}-{text_digest(text)[:8]}"
 
 
 SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {

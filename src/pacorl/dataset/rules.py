@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from itertools import combinations
 from random import Random
 
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer, LabelledPair, final_answers
+from pacorl.io.files import text_digest
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -150,7 +150,7 @@ def pair_key(first: str, second: str, question: str) -> str:
 
 
 def _digest(*texts: str) -> str:
-    return sha256("\n".join(texts).encode()).hexdigest()[:24]
+    return text_digest("\n".join(texts))[:24]
 
 
 def in_either_order(first: str, second: str) -> tuple[str, str]:
@@ -218,6 +218,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         if share > 0 and not dealt[name] and len(giver) > 1:
             dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
 
+    # All groups of a cluster get its split.
     split_of = {}
     for name, assigned in dealt.items():
         for cluster in assigned:

@@ -127,6 +127,7 @@ class Generator:
         for source in strengths or [""]:
             spec.check_source(model, adapter=source)
 
+        # Fill in what depends on the machine.
         device = device or available_device()
         if dtype == "auto":
             dtype = best_dtype(model, device)

@@ -95,6 +95,7 @@ def parse_storyboard(document: Any, *, folder: Path | None = None) -> Storyboard
     Raises:
         ValueError: naming an invalid key, its value and the fix.
     """
+    # Refuse unknown keys first: a typo would otherwise mean a default.
     if not isinstance(document, dict):
         raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
     unknown = [key for key in document if key not in KEYS]

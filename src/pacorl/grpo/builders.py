@@ -119,9 +119,10 @@ def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConf
     """
     # The keys that need a judge, for the message.
     asking = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
-    held_out = [
-        f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward, run=run)
-    ]
+    held_out = []
+    for reward in config.evaluation.rewards:
+        if asks_judge(reward, run=run):
+            held_out.append(f"evaluation.rewards.{reward.key}")
     if not config.evaluation.judge:
         asking += held_out
     if config.best_by == "p_yes":

@@ -9,7 +9,6 @@ elsewhere. docs/survives.md lists the failures that it survives.
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import logging
 import random
@@ -45,6 +44,7 @@ from pacorl.io.files import (
     open_aside,
     remove_made,
     safetensors_errors,
+    text_digest,
 )
 from pacorl.judge import JUDGE
 from pacorl.judge.judge import BackendOptions
@@ -296,7 +296,7 @@ def check_whole(checkpoint: Path) -> None:
 
 def _seal_of(state: Mapping[str, Any]) -> str:
     """Hash the content of a state.json, so that a changed number is not mistaken for the run's."""
-    return hashlib.sha256(dump_json(state).encode()).hexdigest()
+    return text_digest(dump_json(state))
 
 
 def with_chosen_credit(config: PolicyConfig, checkpoint: Path) -> PolicyConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, weight_write_errors
+from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, text_digest, weight_write_errors
 from pacorl.types import Conditioning, Prompt, SetSize, Size
 
 if TYPE_CHECKING:
@@ -129,4 +128,4 @@ class ConditioningFiles(ConditioningCache):
         runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all
 
     def _path(self, key: Key) -> Path:
-        return self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.safetensors"
+        return self.folder / f"{text_digest(repr(key))}.safetensors"

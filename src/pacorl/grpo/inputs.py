@@ -8,7 +8,6 @@ Prompts become files of the run's folder.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.start import Resume, named_start
 from pacorl.io.documents import blamed_on, parse_yaml
+from pacorl.io.files import text_digest
 from pacorl.models.policies import POLICIES, kind_of, model_section
 from pacorl.records.edits import edit_prompt, is_edit, save_edits
 from pacorl.records.prompts import record_prompt, save_prompts, text_prompt
@@ -276,7 +276,7 @@ def _read(source: Any, *, key: str, columns: Columns) -> list[Prompt]:
 
 def _written(prompts: Sequence[Prompt], folder: Path, *, name: str) -> str:
     """Write prompts to a file named by their content, so that a resumed run finds its own."""
-    path = folder / f"{name}-{hashlib.sha256(repr(prompts).encode()).hexdigest()[:8]}.jsonl"
+    path = folder / f"{name}-{text_digest(repr(prompts))[:8]}.jsonl"
     # Its name is its content's hash, so an existing file is equal.
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

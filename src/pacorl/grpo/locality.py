@@ -109,6 +109,7 @@ def panel_changes(
     score_B, part_BP = scores(x_BNC)
     panel_N = panel_of_token(prompt.grid, trunk.size, draw.policy.token_grid(trunk.size)).to(x_BNC.device)
 
+    # Redraw one panel at a time from a sibling: its own score moves, and the rest should not.
     changes = []
     for panel in range(prompt.grid.count):
         redrawn_B, redrawn_BP = scores(torch.where((panel_N == panel)[:, None], x_BNC.roll(1, 0), x_BNC))

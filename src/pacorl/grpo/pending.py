@@ -135,6 +135,7 @@ class PendingEpoch:
                     save_file(packed(samples), self._file(aside, update))
             return {runtime.rank: ""}
 
+        # The main process writes the mark last: a folder without it is ignored.
         def finish() -> None:
             write_jsonl(aside / ANSWERS, _lines(answers), mode=PRIVATE)
             mark = {"complete": complete, "processes": runtime.world, SEAL: _seal(checkpoint)}

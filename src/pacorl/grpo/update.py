@@ -263,6 +263,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     next_latents_ENC = to_device(nodes.next_latents_ENC, device)
     child_B = to_device(nodes.child_B, device)
 
+    # Samples of one node share its mean and differ in the noise they drew.
     def transition_of(velocity_VNC: Tensor) -> Transition:
         """Compute the transition of each sample's node."""
         mean_VNC, std = transition_at(policy_loss.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)

@@ -61,6 +61,7 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
         with safetensors_errors(source):
             return kind.from_pretrained(source, trust_remote_code=False, **options)
     except (ValueError, OSError) as error:
+        # Libraries advise options that are not offered here, so their text is replaced.
         refusal = _refusal(str(error))
         if refusal:
             raise ValueError(f"{source} {refusal}") from None

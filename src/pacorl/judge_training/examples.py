@@ -90,6 +90,7 @@ class Collator:
 
     def __call__(self, rows: Sequence[LoadedComparison]) -> dict[str, Tensor]:
         # Pixels, and the tokens of each image.
+        # All images of the batch in one call; the processor returns their numbers of patches.
         images: list[Image] = []
         for loaded in rows:
             images += loaded.images

@@ -95,14 +95,6 @@ def _noise(dtype: torch.dtype) -> Tensor:
     return torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(dtype)
 
 
-def place_random(module: nn.Module, device: torch.device) -> None:
-    """Move a model without weights to a device, with weights of `random_weight`."""
-    module.to_empty(device=device)
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            tensor.copy_(random_weight(name, tensor))
-
-
 def tiny_vae() -> AutoencoderKL:
     """Build a ×4 autoencoder of 8 latent channels; without attention, so that a panel's code depends only on it."""
     vae: AutoencoderKL = model_of(TINY["vae"])

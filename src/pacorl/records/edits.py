@@ -228,7 +228,7 @@ def _rows(path: Path) -> Iterator[JsonObject]:
 
 
 def _gedit_prompt(row: JsonObject, number: int, *, location: str, folder: Path) -> Prompt:
-    # The row's text and image.
+    # The row's text and image. The file is downloaded, so their types are checked.
     text = row["instruction"]
     image = row["image"]
     if not isinstance(text, str) or not text.strip():

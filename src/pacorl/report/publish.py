@@ -5,7 +5,6 @@ The card's text comes from the run's own files only. No file leaves this machine
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pacorl.config.base import changed_keys
 from pacorl.config.public import find_secret, public
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS
 from pacorl.io.documents import JsonObject, blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
-from pacorl.io.files import digest, write_atomic
+from pacorl.io.files import digest, text_digest, write_atomic
 from pacorl.models.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
 from pacorl.types import TINY
@@ -146,7 +145,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
 
 def sealed(card: str) -> str:
     """Append the hash of a card's text in a comment, so that an edit is detected."""
-    return f"{card}\n<!-- pacorl publish {hashlib.sha256(card.encode()).hexdigest()} -->\n"
+    return f"{card}\n<!-- pacorl publish {text_digest(card)} -->\n"
 
 
 def check_replaceable(folder: Path, *, picture: Path) -> None:

@@ -258,6 +258,7 @@ def load_aesthetic_head(path: Path) -> nn.Module:
             state = load_file(path)
     else:
         try:
+            # The published head is a pickle; without `weights_only` it could run code.
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None

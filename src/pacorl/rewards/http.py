@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from PIL.Image import Image
 
 from pacorl.io.documents import dump_json
+from pacorl.io.files import text_digest
 from pacorl.io.images import png_bytes
 from pacorl.io.net import Answer, Circuit, TransientError, blocking, key_from, service_url
 from pacorl.io.outage import OUTAGE_SECONDS, Answers, Outage, ask
@@ -107,7 +107,7 @@ class HttpScorer:
         # Only what no answer is kept for, by a digest of the request.
         names = []
         for item in items:
-            names.append(hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest())
+            names.append(text_digest(dump_json(item, indent=None)))
         unknown = [number for number, name in enumerate(names) if name not in self.answers.known]
         if unknown:
             scores = await self._ask([prompts[n] for n in unknown], [items[n] for n in unknown], key)

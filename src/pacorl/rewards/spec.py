@@ -77,11 +77,11 @@ class RewardSpec:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
         except (NameError, TypeError, AttributeError):  # users' annotations need not resolve
             hints = {}
-        return {
-            name: hints.get(name, Any)
-            for name, parameter in self.parameters.items()
-            if name not in INJECTED and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
+        options = {}
+        for name, parameter in self.parameters.items():
+            if name not in INJECTED and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                options[name] = hints.get(name, Any)
+        return options
 
     def checked(self, args: Mapping[str, Any], *, at: str) -> dict[str, Any]:
         """Validate the arguments by the reward's declared types.

@@ -79,9 +79,10 @@ class Heartbeats:
         # Every rank offers a key, and rank 0's is taken.
         members = gather(((host, port), secrets.token_bytes(KEY_BYTES)))
         self._key: bytes = members[0][1]
-        self._addresses: dict[int, Address] = {
-            number: address for number, (address, _) in enumerate(members) if number != rank
-        }
+        self._addresses: dict[int, Address] = {}
+        for number, (address, _) in enumerate(members):
+            if number != rank:
+                self._addresses[number] = address
 
     def send(self, beat: Beat) -> None:
         """Send a beat to every other rank; unreachable machines are skipped."""

@@ -125,6 +125,7 @@ class StopSignals:
             release: closes child processes and locks.
         """
 
+        # The second signal ends the process at once, unless a launcher has repeated the first.
         def handle(number: int, frame: FrameType | None) -> None:
             if self._told_at is None:
                 self._told_at = time.monotonic()

@@ -151,9 +151,12 @@ class ChatRequest(Form):
     @property
     def image_urls(self) -> list[str]:
         """URLs of all images, in order."""
-        return [
-            part.image_url.url for message in self.messages for part in message.content if isinstance(part, ImagePart)
-        ]
+        urls = []
+        for message in self.messages:
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    urls.append(part.image_url.url)
+        return urls
 
     @property
     def new_tokens(self) -> int:

@@ -239,6 +239,7 @@ def _checked_rank(name: str, adapter: str) -> int:
     """Return the rank to reserve for an adapter."""
     from safetensors import safe_open
 
+    # A name of the hub is not read: vLLM loads it, and its rank is unknown here.
     folder = Path(adapter)
     if not folder.is_dir():
         return UNKNOWN_RANK

@@ -206,11 +206,14 @@ class Characters:
         with BUILDING:
             from pacorl.lab.plan.character_plan import plan_character
             from pacorl.lab.plan.plan import card_shortage, device
+            from pacorl.lab.plan.sources import generator_of
 
             config = training_config(self.names, overrides, card_bytes=device()[1])
+            # Files are looked up at once, and a plan takes seconds.
+            absences = generator_of(config.model, config.generator).absences
+            if absences:
+                raise ValueError(f"{absences[0].source} is not on this machine; download it under Models")
             plan = plan_character(config)
-        if plan.absences:
-            raise ValueError(f"{plan.absences[0].source} is not on this machine; download it under Models")
         if card_shortage(plan):
             gigabytes = plan.peak_bytes / 2**30
             raise ValueError(f"training on {config.model.checkpoint} needs {gigabytes:.1f} GiB; choose a smaller model")

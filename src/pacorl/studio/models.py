@@ -424,6 +424,7 @@ class ModelHost:
             job.enter(f"Redrawing image {panel + 1}, try {number} of {tries}", total=generator.default_steps)
             return draw(panel, number)
 
+        # The page shows each attempt as soon as it is judged.
         def show(attempt: Try) -> None:
             name = f"try-{attempt.number}"
             job.images[name] = png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict})

@@ -232,6 +232,7 @@ def panel_advantages(
 
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
+    # Shares over the whole table, so that they exist even if no sample is used.
     stats = {
         "samples/used": float(valid_B.double().mean()),
         "samples/missing": float((~table.valid_RB).double().mean()),

@@ -22,18 +22,17 @@ class Gdpo(AggregateOptions):
 
 def gdpo(scores: Scores, options: Gdpo) -> Tensor:
     """Normalise each reward within its group before the sum, so that its scale has no effect (GDPO)."""
-    normal_RB = [
-        normalize_groups(score_B, scores.valid_B, scores.group_B, floor=options.floor) for score_B in scores.score_RB
-    ]
+    normal_RB = []
+    for score_B in scores.score_RB:
+        normal_RB.append(normalize_groups(score_B, scores.valid_B, scores.group_B, floor=options.floor))
     return scores.weight_R @ torch.stack(normal_RB)
 
 
 def slope(scores: Scores, options: Gdpo) -> Tensor:
     """(R, B) slopes: 1 over the standard deviation of each reward in its group."""
-    divisor_RB = [
-        group_divisor(score_B, scores.valid_B, scores.group_B, std="group", floor=options.floor)
-        for score_B in scores.score_RB
-    ]
+    divisor_RB = []
+    for score_B in scores.score_RB:
+        divisor_RB.append(group_divisor(score_B, scores.valid_B, scores.group_B, std="group", floor=options.floor))
     return 1 / torch.stack(divisor_RB)
 
 

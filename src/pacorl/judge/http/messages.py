@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from pacorl.io.files import text_digest
 from pacorl.io.images import as_rgb
 from pacorl.io.net import TransientError
 from pacorl.judge.judge import WORDS
@@ -89,7 +90,7 @@ def encode(
 def question_key(images: Sequence[EncodedImage], text: str) -> str:
     """Hash a question by SHA-256: its images in order, and its text."""
     lines = [image.digest for image in images] + [text]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return text_digest("\n".join(lines))
 
 
 def turn_body(

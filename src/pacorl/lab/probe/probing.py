@@ -460,6 +460,7 @@ def epoch_cost(models: Models, work: Work, *, images: int) -> Cost:
     size = models.policy.size_of(models.prompts[0], work.sampler.size)
     latent = models.policy.noise([0], size)
 
+    # Any prompt and any σ: the cost of a forward depends on neither.
     def velocity(count: int) -> torch.Tensor:
         conditioning = models.cache.batch([models.prompts[0]] * count, size)
         noise = models.policy.noise(range(count), size)
@@ -630,7 +631,7 @@ def probe(
 def _finding(
     config: PolicyConfig, configured: Sampler, design: Design, candidate: Candidate, score_BJ: Floats
 ) -> Finding:
-    # Nested draws need whole groups.
+    # Only prompts with every score: a nested analysis of variance needs balanced groups.
     whole_P = np.isfinite(score_BJ).reshape(design.prompts, -1).all(1)
     if not whole_P.any():
         raise ValueError(

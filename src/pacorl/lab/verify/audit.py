@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from pacorl.core.metric_names import SECONDS
 from pacorl.grpo.checkpoint import best_checkpoint, check_whole
-from pacorl.grpo.ledger import FILES, Record, line_hash, read_ledger, sha256, summary, weight_items
+from pacorl.grpo.ledger import FILES, Record, line_hash, read_ledger, summary, weight_items
 from pacorl.grpo.start import checkpoints
 from pacorl.io.documents import JsonObject, read_jsonl, read_object, read_text
-from pacorl.io.files import check_digests, safetensors_errors
+from pacorl.io.files import check_digests, safetensors_errors, text_digest
 from pacorl.report.folder import numbers
 from pacorl.report.page import check_report
 
@@ -106,7 +106,7 @@ def _check_ledger(run: Path, records: Sequence[Record]) -> str:
 
 def _check_config(run: Path, records: Sequence[Record]) -> str:
     newest = [record for record in records if record["kind"] == "start"][-1]
-    if sha256(read_text(run / "config.yaml")) != newest["config"]:
+    if text_digest(read_text(run / "config.yaml")) != newest["config"]:
         raise ValueError(f"{run / 'config.yaml'} is not the config that the newest start had")
     return "config.yaml is that of the newest start"
 

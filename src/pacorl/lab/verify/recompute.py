@@ -24,12 +24,13 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.core.metric_names import HELD_OUT
 from pacorl.grpo.epoch import run_epoch
 from pacorl.grpo.evaluated import sample_files
-from pacorl.grpo.ledger import Record, read_ledger, sha256
+from pacorl.grpo.ledger import Record, read_ledger
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.scoring import Scorer, Scores
 from pacorl.grpo.start import checkpoints
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.documents import JsonObject, as_read_back, dump_yaml, read_jsonl, read_object, read_text
+from pacorl.io.files import text_digest
 from pacorl.lab.verify.audit import Kind, check_samples, ranges, repeatable
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
@@ -144,11 +145,11 @@ def recompute(run: Path, epoch: int, kind: Kind = "epoch") -> Comparison | None:
 def _config_of(run: Path, start: Record) -> PolicyConfig:
     """Find a start's config: config.yaml, or a checkpoint's if the run changed it since."""
     path = run / "config.yaml"
-    if sha256(read_text(path)) == start["config"]:
+    if text_digest(read_text(path)) == start["config"]:
         return configs.load(PolicyConfig, path)
     for checkpoint in checkpoints(run / "checkpoints"):
         document = read_object(checkpoint / "state.json").get("config")
-        if document and sha256(dump_yaml(document)) == start["config"]:
+        if document and text_digest(dump_yaml(document)) == start["config"]:
             return configs.validated(PolicyConfig, document)
     raise ValueError(
         f"the config of the start after epoch {start['epoch']} is neither in {path} nor in a checkpoint: it was "

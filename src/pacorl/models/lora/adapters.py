@@ -79,11 +79,11 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards of sharded weights."""
     materialize(transformer)
-    return {
-        name.replace(f".{ADAPTER}.", "."): parameter.detach()
-        for name, parameter in transformer.named_parameters()
-        if "lora_" in name
-    }
+    state = {}
+    for name, parameter in transformer.named_parameters():
+        if "lora_" in name:
+            state[name.replace(f".{ADAPTER}.", ".")] = parameter.detach()
+    return state
 
 
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:

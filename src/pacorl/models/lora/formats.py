@@ -487,13 +487,19 @@ def peft_options(lora: Lora) -> dict[str, Any]:
     modules: list[str] | str = sorted(lora.alphas)
     if not all("." in module for module in modules):
         modules = "|".join(map(re.escape, modules))
+    # Modules that differ from the rest.
+    ranks = {}
+    alphas = {}
+    for name, own_rank in lora.ranks.items():
+        if own_rank != rank:
+            ranks[f"^{re.escape(name)}"] = own_rank
+        if lora.alphas[name] != alpha:
+            alphas[f"^{re.escape(name)}"] = _number(lora.alphas[name])
     return {
         "r": rank,
         "lora_alpha": _number(alpha),
-        "rank_pattern": {f"^{re.escape(name)}": value for name, value in lora.ranks.items() if value != rank},
-        "alpha_pattern": {
-            f"^{re.escape(name)}": _number(value) for name, value in lora.alphas.items() if value != alpha
-        },
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
         "target_modules": modules,
     }
 

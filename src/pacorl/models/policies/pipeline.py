@@ -205,10 +205,10 @@ class PipelinePolicy:
         for prompt in prompts:
             self.image_paths(prompt)  # raises
         texts = self.encoded_texts([prompt.text for prompt in prompts])
-        return [
-            Conditioning({**text, **self.encode_sources(prompt, size)})
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
+        encoded = []
+        for text, prompt in zip(texts, prompts, strict=True):
+            encoded.append(Conditioning({**text, **self.encode_sources(prompt, size)}))
+        return encoded
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
         """Encode a prompt's sources and references for the transformer, on the CPU; empty for a set of text alone."""

@@ -115,6 +115,7 @@ class QwenImage21Policy(QwenEditPolicy):
             tokens, _, is_slot = self.pipeline.encode_prompt(prompt=[text], image=shown or None)
             return tokens.cpu(), is_slot[0].cpu()
 
+        # The negative prompt is read with the same images.
         tokens, is_slot = read_text(prompt.text)
         tensors = {"tokens": tokens}
         if self.options.negative_text is not None:

@@ -191,6 +191,7 @@ def _lay_out(prompt: PromptTokens, grid: tuple[int, int]) -> tuple[list[Run], Te
     frame = 0
     read = 0
 
+    # A run of tokens begins where the previous one ends.
     def add(count: int, positions_N3: Tensor, *, is_text: bool) -> None:
         start = runs[-1].end if runs else 0
         runs.append(Run(start, start + count, is_text))

@@ -253,6 +253,7 @@ class PolicySpec:
 
             check_layers(adapter, source, component="transformer")
         if size:
+            # A local VAE may have another scale than the published one, which decides the step of the sides.
             config = local_file(source, "vae/config.json")
             vae = {**self.parts["vae"], **(read_object(config) if config else {})}
             self.policy.check_sides(size, step=self.token_pixels(vae))

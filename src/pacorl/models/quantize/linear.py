@@ -161,12 +161,11 @@ def check_quantization(quantization: str) -> None:
 
 def parameter_count(module: nn.Module) -> int:
     """Count the parameters of a module, packed weights by their unpacked number."""
-    packed = sum(
-        layer.in_features * layer.out_features - layer.weight.numel() - layer.scale.numel()
-        for layer in module.modules()
-        if isinstance(layer, QuantizedLinear)
-    )
-    return packed + sum(parameter.numel() for parameter in module.parameters())
+    count = sum(parameter.numel() for parameter in module.parameters())
+    for layer in module.modules():
+        if isinstance(layer, QuantizedLinear):
+            count += layer.in_features * layer.out_features - layer.weight.numel() - layer.scale.numel()
+    return count
 
 
 def weight_bytes(module: nn.Module) -> int:

@@ -5,7 +5,6 @@ Each instance goes to one person, an agreed part to several, control questions t
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pacorl.dataset.folder import Answer, Instance
+from pacorl.io.files import text_digest
 
 ORDERS = ("shuffled", "uncertain")
 """shuffled: an order drawn once; uncertain: the question whose answer is most uncertain, given all rankings so far."""
@@ -139,7 +139,7 @@ def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0
 
         must = tuple((better, position) for better in range(len(candidates)) if better != position)
         # The id follows from the images, so that a later start finds the same control question in the database.
-        name = hashlib.sha256("\n".join([instance.reference, *candidates]).encode()).hexdigest()[:16]
+        name = text_digest("\n".join([instance.reference, *candidates]))[:16]
         controls.append(replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must))
     if count and not controls:
         raise ValueError("control questions need an image of a single prompt; set their number to 0")
@@ -169,6 +169,7 @@ def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
         units: for each judged item, its ordinal values (Krippendorff, Computing Krippendorff's Alpha-Reliability,
             2011). Items with one value are left out.
     """
+    # A unit with a single value says nothing about agreement.
     compared = [unit for unit in units if len(unit) > 1]
     values = sorted(set().union(*compared))
     if len(values) < 2:

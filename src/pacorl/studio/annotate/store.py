@@ -7,7 +7,6 @@ lost answer, it is acknowledged again and counted once. The table `events` keeps
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple, Self
 from pacorl.dataset import folder
 from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
-from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder
+from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder, text_digest
 from pacorl.studio.annotate.links import Sharing, share_out
 from pacorl.web.guard import RefusedError
 
@@ -151,7 +150,7 @@ class Store:
             db.execute(
                 "INSERT INTO people VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
                 "token_hash = excluded.token_hash, expires = excluded.expires",
-                (name, sha256(token), time.time() + days * 86_400, role),
+                (name, text_digest(token), time.time() + days * 86_400, role),
             )
         return token
 
@@ -161,7 +160,7 @@ class Store:
 
     def person_of(self, token: str) -> Person:
         """Return a token's owner. Raises RefusedError with status 401 if it is unknown or has expired."""
-        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
+        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", text_digest(token))
         if not rows:
             raise RefusedError("this link is not known here; ask for a new one", status=401)
         name, role, expires = rows[0]
@@ -444,13 +443,9 @@ def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
     return tuple(order)
 
 
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def public_key(instance: str) -> str:
     """Hash an id for browsers: the id itself would reveal control questions."""
-    return sha256(instance)[:20]
+    return text_digest(instance)[:20]
 
 
 def _is_repeated(db: sqlite3.Connection, request: str, change: tuple[str, str, str | None]) -> bool:
