@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN, tiny_klein
+from pacorl.models.policies.kontext import KONTEXT
 from pacorl.models.policies.separate import panel_prompts
 from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
@@ -144,6 +146,14 @@ def test_the_tiny_editor_draws_a_page_from_the_pictures_of_a_hero(tmp_path: Path
     assert alone.tobytes() == split(page, Grid(2, 3))[1].tobytes()
     drawn = Oracle().read(split(page, Grid(2, 3)))
     assert [panel.palette for panel in drawn if panel] == ["sunset"] * 6
+
+
+def test_the_tiny_editor_knows_scenes_of_references() -> None:
+    """Training warns of prompts outside its world: an edit's instruction, or the scene of a panel with references."""
+    scene = Prompt(0, "hero, sunset, waving, boat.", references=(Path("hero.png"),))
+    assert KONTEXT.foreign_prompt("tiny", [scene]) == ""
+    for other in (replace(scene, text="a hero in Paris"), replace(scene, references=())):
+        assert "is not of the tiny world" in KONTEXT.foreign_prompt("tiny", [other])
 
 
 def test_refusals(generator: Generator, prompt: Prompt) -> None:

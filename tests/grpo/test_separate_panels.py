@@ -1,22 +1,14 @@
-"""Training of separate panels: each panel is the image that its prompt makes alone, in sampling and in training."""
+"""Training of separate panels: on policy, resumed, verified, planned, and refused before weights."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from edit_twins import (
-    flux_policy,
-    klein_pipeline,
-    kontext_pipeline,
-    qwen_image_21_pipeline,
-    qwen_pipeline,
-    source_image,
-)
+from edit_twins import heroes, klein_pipeline, qwen_image_21_pipeline
 from safetensors.torch import load_file
 from tiny_runs import metrics
 from toy_world import toy_config, toy_world
@@ -24,119 +16,17 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.core.grid import split
-from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampler import Sampler, Tree
-from pacorl.core.sde import log_prob
 from pacorl.grpo import builders
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.pending import packed, unpacked
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect, sample_images, transition_at, velocity_at
-from pacorl.grpo.rows import Row, check_image_counts
+from pacorl.grpo.rows import check_image_counts
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.images import open_image
 from pacorl.lab.plan.plan import plan_policy
-from pacorl.models.policies import POLICIES
-from pacorl.models.policies.separate import SeparatePanels, panel_prompts, panel_seeds
-from pacorl.records.prompts import prompts_from, save_prompts
-from pacorl.types import Character, Grid, Prompt, Samples, SetSize, Size
+from pacorl.records.prompts import save_prompts
+from pacorl.types import Grid, Prompt, Size
 
-SIZE = Size(32, 64)
-PIPELINES = {
-    "klein": klein_pipeline,
-    "kontext": kontext_pipeline,
-    "qwen_edit_plus": lambda: qwen_pipeline(plus=True),
-    "qwen_image_21": qwen_image_21_pipeline,
-}
-
-
-def cast(folder: Path) -> Prompt:
-    """A set of one column, whose panels have one and two references of other shapes."""
-    paths = [
-        source_image(folder / f"{n}.png", height=h, width=w, seed=n) for n, (h, w) in enumerate([(64, 64), (48, 80)])
-    ]
-    characters = (Character("ann", "", (paths[0],)), Character("bob", "", (paths[1],)))
-    panels = ("Ann waves.", "Ann and Bob jump.")
-    return Prompt(
-        0, "A set.", theme="A day", grid=Grid(2, 1), panels=panels, characters=characters, references=tuple(paths)
-    )
-
-
-def policy_of(kind: str) -> Any:
-    if kind == "flux":
-        return flux_policy()
-    spec = POLICIES[kind]
-    known = [name for name in ("max_sequence_length",) if name in spec.options.model_fields]
-    return spec.over(PIPELINES[kind](), **dict.fromkeys(known, 144))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["flux", *PIPELINES])
-def test_each_panel_is_the_image_that_its_prompt_makes_alone(kind: str, tmp_path: Path) -> None:
-    """Sets of other texts share a batch; each panel has its own seed, references and sigmas."""
-    policy = policy_of(kind)
-    limit = policy.max_references
-    ann = cast(tmp_path)
-    sets = [ann, replace(ann, id=1, panels=("Ann runs.", "Ann and Bob sit."))]
-    if not limit:
-        sets = [replace(prompt, references=(), characters=()) for prompt in sets]
-    of_sets = SeparatePanels(policy, lambda prompt: panel_prompts(prompt, "twin", limit))
-    sampler, seeds = Sampler(size=SIZE, steps=2), [5, 2**62]
-    images = sample_images(of_sets, sets, sampler=sampler, cache=ConditioningCache(of_sets), seeds=seeds, batch=2)
-
-    cache = ConditioningCache(policy)
-    for prompt, seed, image in zip(sets, seeds, images, strict=True):
-        assert image.size == (SIZE.width, 2 * SIZE.height)
-        panels = panel_prompts(prompt, "twin", limit)
-        for panel, own_seed, cut in zip(panels, panel_seeds(seed, 2), split(image, prompt.grid), strict=True):
-            (alone,) = sample_images(policy, [panel], sampler=sampler, cache=cache, seeds=[own_seed], batch=1)
-            pixels = [torch.frombuffer(bytearray(shown.tobytes()), dtype=torch.uint8).int() for shown in (alone, cut)]
-            # Other batches round otherwise.
-            assert int((pixels[0] - pixels[1]).abs().max()) <= 1
-            assert pixels[0].float().std() > 1
-
-
-def test_a_panels_velocity_and_likelihood_depend_on_its_own_tokens_alone() -> None:
-    """Another latent in one panel changes that panel's tokens, which the token grid says are its own."""
-    with toy_world():
-        config = toy_config(Path("unused"), "prompts.separate=true", "sampling.size=[8,8]")
-        policy = builders.build_adapted_policy(config, device=torch.device("cpu"))
-        prompts = prompts_from("tiny:train:2")
-        spec = OBJECTIVES[config.objective.name]
-        sampler = config.sampling.sampler(0, group_size=2, seed=0, spec=spec, evaluation_size=Size(8, 8))
-        cache = ConditioningCache(policy)
-        draw = Draw(policy, sampler, cache, seed=0, epoch=0, batch=2, by_panel=True)
-        (batch,) = collect(draw, [Row(prompts[0], 0), Row(prompts[0], 1)]).nodes
-        assert batch.size == SetSize(16, 16, Grid(2, 2))
-
-        conditioning = cache.batch(batch.prompts, batch.size)
-        changed = batch.latents_VNC.clone()
-        changed[:, 0] += 1.0
-        at = (batch.sigmas_T[batch.step], conditioning, batch.size)
-        velocity, other = (velocity_at(policy, x, *at) for x in (batch.latents_VNC, changed))
-        moved = (velocity != other).any(-1)[0].reshape(4, 4)
-        assert moved[:2, :2].any()
-        assert not moved[2:].any()
-        assert not moved[:, 2:].any()
-
-        # The stored log-probabilities are those of the step, panel by panel.
-        transition = transition_at(sampler, batch.sigmas_T, batch.step, batch.latents_VNC, velocity)
-        tokens = [0, 1, 4, 5]
-        own = type(transition)(transition.mean_BNC[:, tokens], transition.std)
-        assert torch.allclose(log_prob(batch.next_latents_ENC[:, tokens], own), batch.log_prob_B[:, 0])
-
-        # An unfinished epoch is stored and restored with its sizes.
-        stored = unpacked(packed(Samples(nodes=[batch])), {prompts[0].id: prompts[0]})
-        assert stored.nodes[0].size == batch.size
-
-
-def test_every_panel_has_its_own_seed() -> None:
-    """As `pacorl generate --separate` counts them, and within torch's range for any seed of a draw."""
-    assert panel_seeds(7, 3) == [21, 22, 23]
-    large = panel_seeds(2**63 - 1, 16)
-    assert len(set(large)) == 16
-    assert max(large) < 2**63
+PIPELINES = {"klein": klein_pipeline, "qwen_image_21": qwen_image_21_pipeline}
 
 
 def test_prompts_of_one_text_and_other_panels_are_encoded_apart() -> None:
@@ -151,28 +41,12 @@ def test_prompts_of_one_text_and_other_panels_are_encoded_apart() -> None:
         assert not torch.equal(texts[0], texts[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["klein", "qwen_image_21"])
-def test_training_replays_mixed_references_to_the_bit(kind: str, tmp_path: Path) -> None:
-    """By the rollout's own batches, so that the ratio is exactly 1."""
-    policy, ann = policy_of(kind), cast(tmp_path)
-    of_sets = SeparatePanels(policy, lambda prompt: panel_prompts(prompt, "twin", policy.max_references))
-    rows = [Row(ann, 0), Row(ann, 1), Row(replace(ann, id=1, panels=("Bob runs.", "A boat.")), 2)]
-    sampler = Sampler(size=SIZE, steps=3, sde_steps=(0, 1), sde_type="cps", tree=Tree(3, (1, 1)))
-    cache = ConditioningCache(of_sets)
-    for nodes in collect(Draw(of_sets, sampler, cache, seed=0, epoch=0, batch=3), rows).nodes:
-        x, sigma = nodes.latents_VNC, nodes.sigmas_T[nodes.step]
-        velocity = velocity_at(of_sets, x, sigma, cache.batch(nodes.prompts, nodes.size), nodes.size)
-        transition = transition_at(sampler, nodes.sigmas_T, nodes.step, x, velocity)
-        assert torch.equal(log_prob(nodes.next_latents_ENC, transition), nodes.log_prob_B)
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["klein", "qwen_image_21"])
 def test_a_run_with_references_is_on_policy_and_resumes(kind: str, tmp_path: Path) -> None:
     """Panels with one and two references in one batch of two groups."""
     PIPELINES[kind]().save_pretrained(tmp_path / "checkpoint")
-    ann = cast(tmp_path)
+    ann = heroes(tmp_path)
     save_prompts([ann, replace(ann, id=1, panels=("Ann and Bob run.", "Bob sits."))], tmp_path / "train.jsonl")
     config = {
         "epochs": 2,
@@ -215,6 +89,7 @@ def test_a_run_is_verified(tmp_path: Path) -> None:
             assert "2 equal bits" in verified.output, verified.output
 
 
+@pytest.mark.slow
 def test_the_credit_of_separate_panels_is_their_own(tmp_path: Path) -> None:
     """A panel's noise changes no other panel, so what a run finds is panel credit."""
     with toy_world():
@@ -223,6 +98,7 @@ def test_the_credit_of_separate_panels_is_their_own(tmp_path: Path) -> None:
     assert load(PolicyConfig, out / "config.yaml").advantages.credit == "panel"
 
 
+@pytest.mark.slow
 def test_the_plan_counts_every_panel(tmp_path: Path) -> None:
     """Four panels of a set are the latents and judged pixels of one image of twice the sides, at less attention."""
     klein_pipeline().save_pretrained(tmp_path / "klein")
@@ -266,7 +142,7 @@ def test_sets_without_texts_of_panels_are_refused_before_weights_load(
 
 
 def test_a_sharded_run_refuses_panels_that_take_forwards_of_their_own(tmp_path: Path) -> None:
-    prompts = [cast(tmp_path)]
+    prompts = [heroes(tmp_path)]
     for kind, given in (("klein", prompts), ("qwen_image_21", [replace(prompts[0], references=())])):
         config = toy_config(tmp_path, f"model.kind={kind}", "judge.symmetric=false", "prompts.separate=true")
         with pytest.raises(ValueError, match=f"FSDP2, prompts.separate and model.kind {kind}, whose panels take"):

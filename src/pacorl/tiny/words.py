@@ -91,12 +91,15 @@ def check_tiny(prompt: Prompt) -> None:
 
 
 def check_tiny_edit(prompt: Prompt) -> None:
-    """Check that the tiny editor was taught an edit's instruction.
+    """Check that the tiny editor was taught an edit's instruction, or with references a scene's words.
 
     Raises:
         ValueError: It was not; the message names near ones.
     """
     instruction = prompt.text
+    if prompt.references:
+        tiny_scene(instruction)
+        return
     if instruction not in INSTRUCTIONS:
         near = map(repr, difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5))
         forms = [form.format(name.upper()) for name, form in EDITS.items()]

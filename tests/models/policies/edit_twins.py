@@ -18,7 +18,7 @@ from pacorl.models.policies.qwen_image import tiny_qwen_edit
 from pacorl.models.policies.qwen_image_21 import tiny_qwen_image_21
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.tiny.characters import vocabulary
-from pacorl.types import Prompt, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 SETTINGS = {"max_sequence_length": 144, "true_cfg_scale": 3.0}
 """Options of twins: room for the prompts in every tokenizer, byte-level ones too, and guidance for the negative one."""
@@ -70,6 +70,18 @@ def source_image(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
     blocks = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC).save(path)
     return path
+
+
+def heroes(folder: Path) -> Prompt:
+    """A set of two panels below each other, which have one and two references of other shapes."""
+    paths = [
+        source_image(folder / f"{n}.png", height=h, width=w, seed=n) for n, (h, w) in enumerate([(64, 64), (48, 80)])
+    ]
+    characters = (Character("ann", "", (paths[0],)), Character("bob", "", (paths[1],)))
+    panels = ("Ann waves.", "Ann and Bob jump.")
+    return Prompt(
+        0, "A set.", theme="A day", grid=Grid(2, 1), panels=panels, characters=characters, references=tuple(paths)
+    )
 
 
 def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
