@@ -130,7 +130,10 @@ ALLOWED = {
         ["Image.save", "save_pretrained", "unlink"],
         "`Stage.save`, by `write_atomic`, a checkpoint that the user asked for, and the state of its finished training",
     ),
-    ("tools/tiny/pretrain_clip.py", "pretrain_clip"): (["save_pretrained", "save_pretrained"], "a checkpoint that the user asked for"),
+    ("tools/tiny/pretrain_clip.py", "pretrain_clip"): (
+        ["save_pretrained", "save_pretrained"],
+        "a checkpoint that the user asked for",
+    ),
     ("tools/tiny/defects.py", "worn"): (["Image.save"], TO_MEMORY),
     ("tools/tiny/pretrain_domain.py", "pretrain_domain"): (["Image.save"], "the package's own `Domain.save`"),
     ("tools/tiny/pretrain_domain.py", "handled"): (["Image.save"], TO_MEMORY),

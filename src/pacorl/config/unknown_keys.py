@@ -132,7 +132,9 @@ def _section_of(field: FieldInfo, document: Any) -> tuple[type[BaseModel] | None
     """Find the model of a field's section or its items, and its table; None for each that is missing."""
     # An optional section has its `OneOf` inside the union.
     parts = [field.annotation, *get_args(field.annotation)]
-    notes = [*field.metadata, *(note for part in parts for note in getattr(part, "__metadata__", ()))]
+    notes = [*field.metadata]
+    for part in parts:
+        notes += getattr(part, "__metadata__", ())
     for note in notes:
         if isinstance(note, OneOf):
             return note.options_of(document), note

@@ -130,8 +130,12 @@ def bootstrap(
         return [Interval(float(value)) for value in full]
     random = np.random.default_rng(seed)
     rows_DG = random.integers(len(members), size=(draws, len(members)))
-    figures = np.stack([statistic(np.concatenate([members[group] for group in row])) for row in rows_DG])
-    return [_interval(float(value), column) for value, column in zip(full, figures.T, strict=True)]
+    figures = []
+    for row in rows_DG:
+        drawn = np.concatenate([members[group] for group in row])
+        figures.append(statistic(drawn))
+    columns = np.stack(figures).T
+    return [_interval(float(value), column) for value, column in zip(full, columns, strict=True)]
 
 
 def _interval(mean: float, drawn: Floats) -> Interval:

@@ -128,4 +128,5 @@ class ConditioningFiles(ConditioningCache):
         runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all
 
     def _path(self, key: Key) -> Path:
+        # Named by content: training and evaluation prompts are numbered apart.
         return self.folder / f"{text_digest(repr(key))}.safetensors"

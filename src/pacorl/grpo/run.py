@@ -572,7 +572,9 @@ class Run(LoraRun):
     def judge_counts(self, *, before: Mapping[str, int]) -> dict[str, float]:
         """Count the judge's requests, retries and failures over all ranks since `before`, as `judge/…`."""
         # Differences: the judge counts over the whole run.
-        counts = {f"judge/{name}": float(count - before[name]) for name, count in counts_of(self.judge).items()}
+        counts = {}
+        for name, count in counts_of(self.judge).items():
+            counts[f"judge/{name}"] = float(count - before[name])
         ranks = self.runtime.gather(counts)
         return {name: sum(rank[name] for rank in ranks) for name in counts}
 

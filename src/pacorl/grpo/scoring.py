@@ -197,6 +197,7 @@ class Scorer:
         return [result.score for result in results]
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
+        # Polled: an answer of a person has no event to wait for.
         scores = scores_now()
         while scores is None:
             time.sleep(LOOK_SECONDS)

@@ -179,9 +179,12 @@ def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     Raises:
         MissingImagesError: with a list of the missing images.
     """
-    missing = []
     # A dict keeps the order, in which the message lists them.
-    for path in dict.fromkeys(path for comparison in comparisons for path in comparison.images):
+    paths: dict[Path, None] = {}
+    for comparison in comparisons:
+        paths |= dict.fromkeys(comparison.images)
+    missing = []
+    for path in paths:
         if not path.is_file():
             missing.append(path)
     if missing:

@@ -146,10 +146,13 @@ class PanelClipText(PartsReward):
         check_panels("panel_clip_text", prompts)
 
     def parts(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[tuple[int, ...], float]]:
+        # All panels in one call: the encoders fill their batches.
         panels, counts = _panels(prompts, images)
         text_PC = self.clip.texts(list(chain(*(prompt.panels for prompt in prompts))))
-        cosines = (self.clip.images(panels) * text_PC).sum(1).split(counts)
-        return [{(panel,): cosine for panel, cosine in enumerate(cosine_P.tolist())} for cosine_P in cosines]
+        parts: list[dict[tuple[int, ...], float]] = []
+        for cosine_P in (self.clip.images(panels) * text_PC).sum(1).split(counts):
+            parts.append({(panel,): cosine for panel, cosine in enumerate(cosine_P.tolist())})
+        return parts
 
 
 class PanelClipImage(PartsReward):

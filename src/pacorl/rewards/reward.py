@@ -109,14 +109,13 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
     Raises:
         RewardError: if one returns the wrong number of scores, or no number.
     """
-    # A missing score becomes NaN, and invalid.
     rows = []
     for name, reward in rewards.items():
-        rows.append(scores_of(name, reward, prompts, images))
+        scores = scores_of(name, reward, prompts, images)
+        # A missing score becomes NaN, and invalid.
+        rows.append([math.nan if value is None else value for value in scores])
     # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
-    score_RB = torch.tensor(
-        [[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64
-    )
+    score_RB = torch.tensor(rows, dtype=torch.float64)
     return RewardTable(
         names=tuple(rewards),
         score_RB=score_RB,

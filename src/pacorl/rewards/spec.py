@@ -209,7 +209,10 @@ def with_completions(target: Callable[..., Any], columns: Columns | None = None)
 
     def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
         records = [(columns or {}).get((prompt.text, prompt.id), {}) for prompt in prompts]
-        keywords: dict[str, Any] = {name: [record.get(name) for record in records] for name in chain(*records)}
+        # Each column of the records as a list, None where a record lacks it.
+        keywords: dict[str, Any] = {}
+        for name in chain(*records):
+            keywords[name] = [record.get(name) for record in records]
         keywords |= {"prompts": [prompt.text for prompt in prompts], COMPLETIONS: list(images)}
         accepted = {name: value for name, value in keywords.items() if takes_any or name in parameters}
         return target(**accepted, **args)

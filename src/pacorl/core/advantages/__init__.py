@@ -327,6 +327,7 @@ def group_mean(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
 
 def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
     """Compute the standard deviation over each sample's group."""
+    # Every sample counts: callers have left the invalid samples out.
     count_B = group_sum(score_B.new_ones(len(score_B)), group_B)
     centred_B = score_B - group_sum(score_B, group_B) / count_B
     return (group_sum(centred_B**2, group_B) / count_B).sqrt()

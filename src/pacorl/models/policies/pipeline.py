@@ -334,8 +334,10 @@ class PipelinePolicy:
 
     def collate_alike(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Collate conditionings of one layout."""
-        names = conditionings[0].tensors
-        return self.on_device({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
+        tensors = {}
+        for name in conditionings[0].tensors:
+            tensors[name] = torch.cat([conditioning.tensors[name] for conditioning in conditionings])
+        return self.on_device(tensors)
 
     def on_device(self, tensors: Mapping[str, Tensor]) -> Conditioning:
         """Move a batch to the device."""
