@@ -22,6 +22,8 @@ DRAWS = 2000
 """Resamples of an interval: its ends then move by about a hundredth of its width from seed to seed."""
 TAIL = (1 - 0.95) / 2
 """Probability on each side of an interval of 95 %."""
+FEWEST_FOR_INTERVAL = 8
+"""Prompts below which a run's measure has no interval: of two prompts it would be the two values themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Interval:
     mean: float
     low: float | None = None
     high: float | None = None
+    groups: int | None = None
+    """Groups that were resampled, such as prompts; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ def bootstrap(
     *,
     draws: int = DRAWS,
     seed: int = 0,
+    fewest: int = 2,
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
 
@@ -116,7 +121,7 @@ def bootstrap(
 
     groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
     statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
-    without ends if there are fewer than two groups.
+    without ends if there are fewer than `fewest` groups.
     """
     # Images of one group are not independent, so groups are drawn whole.
     places: dict[Hashable, list[int]] = {}
@@ -124,17 +129,17 @@ def bootstrap(
         places.setdefault(group, []).append(index)
     members = [np.asarray(indices, dtype=np.int64) for indices in places.values()]
     full = statistic(np.arange(len(groups)))
-    if len(members) < 2:
-        return [Interval(float(value)) for value in full]
+    if len(members) < fewest:
+        return [Interval(float(value), groups=len(members)) for value in full]
     random = np.random.default_rng(seed)
     rows_DG = random.integers(len(members), size=(draws, len(members)))
     figures = np.stack([statistic(np.concatenate([members[group] for group in row])) for row in rows_DG])
-    return [_interval(float(value), column) for value, column in zip(full, figures.T, strict=True)]
+    return [_interval(float(value), column, len(members)) for value, column in zip(full, figures.T, strict=True)]
 
 
-def _interval(mean: float, drawn: Floats) -> Interval:
+def _interval(mean: float, drawn: Floats, groups: int) -> Interval:
     finite = drawn[~np.isnan(drawn)]
     if np.isnan(mean) or not len(finite):
-        return Interval(mean)
+        return Interval(mean, groups=groups)
     low, high = np.quantile(finite, [TAIL, 1 - TAIL])
-    return Interval(mean, float(low), float(high))
+    return Interval(mean, float(low), float(high), groups)
