@@ -489,6 +489,7 @@ def test_the_compose_file_starts_a_confined_judge_by_a_command_that_exists() -> 
     compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
 
 
-def test_the_page_on_extending_shows_the_example_file() -> None:
+@pytest.mark.parametrize("example", ["reinforce.py", "contrast.py"])
+def test_the_page_on_extending_shows_the_example_files(example: str) -> None:
     page = (ROOT / "docs" / "extending.md").read_text("utf-8")
-    assert f"```python\n{(ROOT / 'examples' / 'reinforce.py').read_text('utf-8')}```" in page
+    assert f"```python\n{(ROOT / 'examples' / example).read_text('utf-8')}```" in page

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.testing import check_objective
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIPPED = ["grpo_clip", "grpo_guard", "awm"]
 Loss = tuple[Tensor, dict[str, Any]]
 
@@ -21,14 +24,31 @@ def test_it_keeps_the_contract(name: str) -> None:
     check_objective(OBJECTIVES[name])
 
 
+@pytest.mark.parametrize("entry", ["reinforce.py:REINFORCE", "contrast.py:CONTRAST"])
+def test_the_examples_of_the_docs_keep_the_contract(entry: str) -> None:
+    check_objective(OBJECTIVES.named(f"{EXAMPLES / entry}"))
+
+
+@pytest.mark.parametrize(("citation", "cites"), [("Williams (1992)", True), ("2509.16117", True), ("mine", False)])
+def test_a_docstring_of_one_line_cites_a_paper(citation: str, cites: bool) -> None:
+    spec = OBJECTIVES["grpo_clip"]
+
+    def loss(batch: Any, options: Any) -> Loss:
+        return spec.loss(batch, options)
+
+    loss.__doc__ = f"The clipped loss, as in {citation}."
+    fault = (
+        nullcontext() if cites else pytest.raises(AssertionError, match=r"cites no paper: 'The .* as in mine\.'; add")
+    )
+    with fault:
+        check_objective(dataclasses.replace(spec, loss=loss))
+
+
 def changed(spec: ObjectiveSpec, change: Callable[[Callable[..., Loss], Any, Any], Loss]) -> ObjectiveSpec:
     """The objective with another loss."""
 
     def loss(batch: Any, options: Any) -> Loss:
-        """A wrong version.
-
-        Of no paper.
-        """
+        """A wrong version of arXiv 2505.05470."""
         return change(spec.loss, batch, options)
 
     return dataclasses.replace(spec, loss=loss)
@@ -59,10 +79,7 @@ def test_a_range_of_another_name_is_seen() -> None:
         epsilon: float = 0.2
 
     def bounded(step: Step, options: Bounded) -> Loss:
-        """A ratio that is never clipped.
-
-        Of no paper.
-        """
+        """A ratio that is never clipped, as in Williams (1992)."""
         return -((step.log_prob_B - step.old_log_prob_B).exp() * step.advantage_B).mean(), {}
 
     spec = ObjectiveSpec(Bounded, bounded, needs="path")

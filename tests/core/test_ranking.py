@@ -95,7 +95,7 @@ def test_groups_are_drawn_whole() -> None:
 
 
 def test_one_group_has_no_interval_and_nan_stays_nan() -> None:
-    assert bootstrap(["a", "a"], lambda chosen: np.array([chosen.mean()])) == [Interval(0.5)]
+    assert bootstrap(["a", "a"], lambda chosen: np.array([chosen.mean()])) == [Interval(0.5, groups=1)]
     (found,) = bootstrap(["a", "b"], lambda chosen: np.array([np.nan]))
     assert np.isnan(found.mean)
     assert found.low is None

@@ -81,6 +81,22 @@ def test_each_run_s_value_before_training_is_beside_its_last(runs: tuple[Path, P
     assert "<small>0.375 before training</small>" in write_comparison(*runs).read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("epoch", "stated"), [(0, "before training (epoch 0)"), (1, "after epoch 1"), (2, "after epoch 2")]
+)
+def test_no_difference_of_unequal_training_is_bold(tmp_path: Path, epoch: int, stated: str) -> None:
+    runs = []
+    for name, at, value in (("one", 2, 0.75), ("two", epoch, 0.5)):
+        run = write_metrics(tmp_path / name, {"kind": "evaluation", "epoch": at})
+        write_evaluation(run, at, dict.fromkeys(range(8), value))
+        runs.append(run)
+
+    page = " ".join(write_comparison(*runs).read_text("utf-8").split())
+    assert f"two<small>{stated}</small>" in page
+    assert ("one was evaluated after epoch 2 and two" in page) == (epoch != 2)
+    assert ('class="sure"' in page) == (epoch == 2)
+
+
 def test_losses_of_two_objectives_are_left_out(runs: tuple[Path, Path]) -> None:
     for run, name in zip(runs, ("flow_grpo", "diffusion_nft"), strict=True):
         (run / "config.yaml").write_text(f"objective: {{name: {name}}}\n")

@@ -16,6 +16,7 @@ from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_m
 
 from pacorl.core.metric_names import SUFFIX_CORRELATION, shown_names
 from pacorl.core.ranking import Interval
+from pacorl.grpo.callbacks import TrainResult
 from pacorl.report.curves import BUCKETS, Chart, charts, folded, line_chart_svg, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
@@ -166,7 +167,7 @@ def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> 
     assert set(compared_scores) == {"consistency", "fit", "held_out/ocr"}
     fit, ocr = compared_scores["fit"], compared_scores["held_out/ocr"]
     assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
-    assert (ocr.difference.low, ocr.difference.mean, ocr.difference.high) == (-0.25, -0.25, -0.25)
+    assert ocr.difference.mean == -0.25
     assert "Held out · ocr" in write_report(running).read_text()
     (running / "samples" / "evaluation-000002.jsonl").unlink()
     assert compared(read_run(running).samples) == []
@@ -438,6 +439,22 @@ def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
     assert sure(Interval(0.2, 0.1, 0.3))
     assert sure(Interval(-0.2, -0.3, -0.1))
     assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
+    run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))
+    write_evaluation(run, 0, dict.fromkeys(range(count), 0.25))
+    write_evaluation(run, 2, dict.fromkeys(range(count), 0.5))
+
+    change = TrainResult.of(run, adapter=run / "adapter").changes["consistency"]
+    assert change == Interval(0.25, *((0.25, 0.25) if count == 8 else (None, None)), count)
+    table = write_report(run).read_text("utf-8").partition('<section id="results">')[2].partition("</section>")[0]
+    text = " ".join(table.split())
+    assert ('class="sure"' in table) == (count == 8)
+    assert f"<small>n = {count}</small>" in table
+    assert "Before<small>before training (epoch 0)</small>" in text
+    assert "After<small>after epoch 2</small>" in text
 
 
 def test_intervals_share_an_axis() -> None:

@@ -24,6 +24,8 @@ TAIL = (1 - 0.95) / 2
 """Probability on each side of an interval of 95 %."""
 FEWEST = 30
 """Items below which a mean is called too uncertain for a conclusion."""
+FEWEST_FOR_INTERVAL = 8
+"""Prompts below which a run's measure has no interval: of two prompts it would be the two values themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Interval:
     mean: float
     low: float | None = None
     high: float | None = None
+    groups: int | None = None
+    """Groups that were resampled, such as prompts; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ def bootstrap(
     *,
     draws: int = DRAWS,
     seed: int = 0,
+    fewest: int = 2,
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
 
@@ -118,7 +123,7 @@ def bootstrap(
 
     groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
     statistic: indices of items (with repetition) → (M,) figures, NaN if undefined. Returns M intervals;
-    without ends if there are fewer than two groups.
+    without ends if there are fewer than `fewest` groups.
     """
     # Images of one group are not independent, so groups are drawn whole.
     places: dict[Hashable, list[int]] = {}
@@ -126,8 +131,8 @@ def bootstrap(
         places.setdefault(group, []).append(index)
     members = [np.asarray(indices, dtype=np.int64) for indices in places.values()]
     full = statistic(np.arange(len(groups)))
-    if len(members) < 2:
-        return [Interval(float(value)) for value in full]
+    if len(members) < fewest:
+        return [Interval(float(value), groups=len(members)) for value in full]
     random = np.random.default_rng(seed)
     rows_DG = random.integers(len(members), size=(draws, len(members)))
     figures = []
@@ -135,12 +140,12 @@ def bootstrap(
         drawn = np.concatenate([members[group] for group in row])
         figures.append(statistic(drawn))
     columns = np.stack(figures).T
-    return [_interval(float(value), column) for value, column in zip(full, columns, strict=True)]
+    return [_interval(float(value), column, len(members)) for value, column in zip(full, columns, strict=True)]
 
 
-def _interval(mean: float, drawn: Floats) -> Interval:
+def _interval(mean: float, drawn: Floats, groups: int) -> Interval:
     finite = drawn[~np.isnan(drawn)]
     if np.isnan(mean) or not len(finite):
-        return Interval(mean)
+        return Interval(mean, groups=groups)
     low, high = np.quantile(finite, [TAIL, 1 - TAIL])
-    return Interval(mean, float(low), float(high))
+    return Interval(mean, float(low), float(high), groups)

@@ -30,8 +30,9 @@ class TrainResult:
     before: JsonObject
     """Line of the first evaluation, before training, in the same form."""
     changes: Mapping[str, Interval | None]
-    """Change of each measure by the page's names: mean and ends of its 95 % interval, over the prompts and seeds of
-    both evaluations; None if the page has none. Empty without saved images."""
+    """Change of each measure by the page's names, over the prompts and seeds of both evaluations: mean, number of
+    prompts (`groups`) and ends of its 95 % interval, which are None below 8 prompts. None if the page has none; empty
+    without saved images."""
     history: Sequence[JsonObject]
     """All lines of metrics.jsonl in their order; `kind` is `epoch` or `evaluation`."""
     page: Path

@@ -62,10 +62,13 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
 
     # The table, and the page's contents.
     rows = results_of_both(first, second, samples)
+    epochs = tuple(max(run.samples, default=None) for run in (first, second))
     return {
         "title": f"{names[0]} and {names[1]}",
         "name": "two runs",
         "names": names,
+        "epochs": epochs,
+        "unequal": None not in epochs and epochs[0] != epochs[1],
         "measure": MEASURES[measure_of(samples)],
         "lead": sets[len(sets) // 2] if sets else None,
         "results": rows,

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
+from pacorl.core.ranking import FEWEST_FOR_INTERVAL
 from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
@@ -108,6 +109,7 @@ def _environment() -> jinja2.Environment:
     for name in ("label", "amount", "score", "change", "duration"):
         environment.filters[name] = getattr(figures, name)
     environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
+    environment.globals["FEWEST_FOR_INTERVAL"] = FEWEST_FOR_INTERVAL
     return environment
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
-from pacorl.core.ranking import Interval, bootstrap
+from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
 from pacorl.report.figures import MEANINGS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
@@ -109,7 +109,7 @@ def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: ND
     def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(sides[:, rows].mean(1))
 
-    return bootstrap(prompts, means, draws=DRAWS)
+    return bootstrap(prompts, means, draws=DRAWS, fewest=FEWEST_FOR_INTERVAL)
 
 
 def seconds(run: RunFolder) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ WORSE = 1
 NEUTRAL = 2
 """Rows of the batch, whose advantages are 1, −1 and 0."""
 ADVANTAGE_B = (1.0, -1.0, 0.0)
+CITATION = re.compile(r"\b(19|20)\d\d\b|\b\d{4}\.\d{4,5}\b")
+"""A year, as in `Williams (1992)`, or an arXiv number."""
 UNREACHED = 1e6
 """Clip range that no ratio of the batch reaches."""
 
@@ -33,8 +36,12 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
         AssertionError: with the fault, if the objective breaks the contract.
     """
     options = options or spec.options.model_validate({})
-    assert spec.loss.__doc__, "the loss has no docstring"
-    assert "\n" in spec.loss.__doc__, "the loss's docstring cites no paper"
+    docstring = spec.loss.__doc__
+    assert docstring, "the loss has no docstring; say what it computes and cite its paper"
+    assert CITATION.search(docstring), (
+        f"the loss's docstring cites no paper: {docstring.strip()[:80]!r}; add its year or arXiv number, such as "
+        "Williams (1992) or arXiv 2509.16117"
+    )
 
     check_direction(spec, options)
     check_clipping(spec, options)

@@ -65,39 +65,47 @@ class Step:
     """One stochastic step of a batch: as the trained policy sees it, and as it was sampled."""
 
     transition: Transition
-    """Transition of the trained policy."""
+    """Transition of the trained policy: `mean_BNC`, with its gradient, and `std`, a number."""
     log_prob_B: Tensor
-    """Log-probability of the sampled step under the trained policy."""
+    """Log-probability of the sampled step under the trained policy, a mean over its N·C dimensions: (B,). With `panels`
+    (B, N): each token has the mean over its panel."""
     old_log_prob_B: Tensor
-    """Log-probability of the same step under the sampling policy."""
+    """Log-probability of the same step under the sampling policy, without a gradient, of equal shape."""
     old_mean_BNC: Tensor | None
-    """Mean of the transition that was sampled from, for objectives that keep it."""
+    """Mean of the transition that was sampled from; None unless the spec has `keeps_means`."""
     dt: float
-    """σ' − σ, below 0."""
+    """σ' − σ, below 0: σ falls from 1, noise, to 0."""
     noise_weight: float
     """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
-    """Advantage; 0 for excluded samples."""
+    """(B,), or with `panels` (B, N); 0 for excluded samples."""
     panels: Panels | None = None
-    """Panels with a ratio and an advantage of their own; None if the set has one."""
+    """Panels with a ratio and an advantage of their own (`advantages.credit: panel`); None if the set has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Sampled endpoints that were noised again to `sigma`, x = (1−σ)·x0 + σ·ε, and two policies' velocities there."""
+    """Sampled endpoints that were noised again to `sigma`, x = (1−σ)·x0 + σ·ε, and two policies' velocities there.
+
+    The loss is called once per batch and step of `sampling.sde_steps`, which names the noise levels.
+    """
 
     clean_BNC: Tensor
+    """x0."""
     noisy_BNC: Tensor
+    """x."""
     sigma: float
+    """Noise level, above 0, equal for the batch; of the checkpoint's own training schedule."""
     velocity_BNC: Tensor
-    """Velocity of the trained policy."""
+    """Velocity of the trained policy, with its gradient; flow matching's target is ε − x0 = (x − x0)/σ."""
     old_velocity_BNC: Tensor
-    """Velocity of the sampling policy."""
+    """Velocity of the sampling policy, without a gradient."""
     advantage_B: Tensor
+    """(B,), or with `panels` (B, N)."""
     advantage_clip: float
     """The largest size of an advantage (advantages.clip)."""
     used_B: Tensor
-    """False for excluded samples."""
+    """False for excluded samples, whose loss must be 0; of the advantage's shape."""
     panels: Panels | None = None
     """Panels as in `Step`."""
 
@@ -110,14 +118,15 @@ class ObjectiveSpec:
     loss: Callable[[Any, Any], Loss]
     """Function of a `Step` (path) or an `Endpoint`, and the options."""
     needs: Literal["path", "endpoint"]
-    """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
+    """path: the loss gets a `Step`, one per stochastic step, which training replays. endpoint: it gets an `Endpoint`,
+    and sampling is without noise, by weights of its own."""
     keeps_means: bool = False
-    """Whether rollouts keep the means of their steps."""
+    """Whether rollouts keep the means of their steps for `Step.old_mean_BNC`, which costs memory."""
     unclipped: bool = False
     """Whether the loss has no clip range, on purpose; `pacorl.testing.check_objective` asserts that others clip."""
     lag: Callable[[int], float] | None = None
-    """Which share of the sampling policy stays when it follows the trained one after an epoch, from the optimizer
-    steps taken so far; None if each epoch is sampled by the trained policy itself."""
+    """Optimizer steps so far → share d of old ← d·old + (1−d)·trained, by which the sampling policy of an endpoint
+    objective follows after each epoch; None if each epoch is sampled by the trained policy itself."""
 
 
 OBJECTIVES: Table[ObjectiveSpec] = Table(
