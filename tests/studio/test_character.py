@@ -164,7 +164,9 @@ def test_what_cannot_be_done_is_one_line(server):
     client, _ = server
     hero(client)
     for method, path, body, status, fault in [
-        ("POST", "/api/characters/a b", {"description": "x"}, 422, "cannot name a folder"),
+        ("POST", "/api/characters/hero", {"description": "x", "is_new": True}, 422, "give another name"),
+        ("POST", "/api/characters/hero", {"description": "x", "of": "7", "panels": [0]}, 404, "no candidate 0"),
+        ("POST", "/api/characters/香蕉", {"description": "x"}, 422, "cannot name a folder"),
         ("POST", "/api/characters/...", {"description": "x"}, 422, "cannot name a folder"),
         ("POST", "/api/characters/new", {"description": " "}, 422, "say what the character looks like"),
         ("POST", "/api/characters/hero", {"description": "x", "uploads": ["none"]}, 404, "hand it in again"),
@@ -195,6 +197,35 @@ def test_what_cannot_be_done_is_one_line(server):
     ]:
         answer = client.request(method, path, json=body)
         assert (answer.status_code, fault in answer.text) == (status, True), f"{path}: {answer.text}"
+
+
+def test_a_name_with_spaces_makes_a_folder(server, tmp_path):
+    client, _ = server
+    made = client.post("/api/characters/Zoë the king!", json={"description": HERO, "uploads": [upload(client)]}).json()
+    assert made["name"] == "Zoe_the_king"
+    assert (tmp_path / "sets" / "characters" / "Zoe_the_king" / "card.yaml").is_file()
+    again = client.post("/api/characters/Zoe the king", json={"description": "x", "is_new": True})
+    assert (again.status_code, "give another name" in again.text) == (422, True)
+    text = "Two images of Zoe the king: waving by a boat, jumping by a flag"
+    assert client.post("/api/panels", json={"text": text}).json()["theme"].lower() == HERO
+
+
+def test_panels_of_a_page_become_pictures_with_their_lines(server):
+    client, studio = server
+    one = {"image": "i", "layout": "1x2", "score": None, "rank": 1, "matrix": [], "recipe": {}, "error": ""}
+    page = Image.new("RGB", (64, 32), "red")
+    page.paste("blue", (32, 0, 64, 32))
+    document = {"kind": "set", "theme": HERO, "sources": [], "asked": {}}
+    candidates = [one | {"base": None, "panels": ["waving, flag", "jumping, boat"]}]
+    kept = studio.history.add(document | {"candidates": candidates}, {"i": png_bytes(page)})
+    form = {"description": HERO, "of": kept, "candidate": 0, "panels": [1]}
+    made = client.post("/api/characters/banana king", json=form | {"is_new": True}).json()
+    assert (made["name"], [one["caption"] for one in made["pictures"]]) == ("banana_king", ["jumping, boat"])
+    with Image.open(io.BytesIO(client.get("/characters/banana_king/01.png").content)) as picture:
+        assert (picture.size, picture.getpixel((0, 0))) == ((32, 32), (0, 0, 255))
+    for panels in ([2], [-1]):
+        answer = client.post("/api/characters/banana_king", json=form | {"panels": panels})
+        assert (answer.status_code, "has 2 panels" in answer.text) == (404, True)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

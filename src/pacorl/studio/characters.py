@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,19 @@ class Characters:
                     remove_made(folder, [path.name])
             for path in gone:
                 remove_made(folder, [path.name, path.with_suffix(".txt").name])
+
+    def folder_name(self, name: str, *, is_new: bool) -> str:
+        """Make the name of a character's folder: "banana king" → "banana_king".
+
+        Raises:
+            ValueError: if there is no letter to make it of, or a new character has the name of another.
+        """
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        words = re.sub(r"^[^\w.-]+|[^\w.-]+$", "", plain)
+        folder = safe_name(re.sub(r"[^\w.-]+", "_", words) or name)
+        if is_new and (self.folder / folder / CARD).is_file():
+            raise ValueError(f"there is a character called {name} already; give another name")
+        return folder
 
     def find(self, name: str) -> Character:
         """Read a character that can be drawn; raises ValueError naming a fault."""

@@ -12,6 +12,9 @@ let watching = false;
 let changes = 0;        // counts requests that change a character: a list from before one is out of date
 let saving = Promise.resolve(true);
 
+// A folder's name has underscores in place of spaces.
+const spaced = (name) => name.replaceAll("_", " ");
+
 const person = () => people.find((one) => one.name === who);
 
 async function listPeople() {
@@ -30,12 +33,12 @@ async function openCharacters() {
 function drawPeople() {
   const names = [...people.map((one) => one.name), ""];
   $("people").replaceChildren(...names.map((name) => {
-    const button = make("button", { type: "button", className: "quiet small", textContent: name || "New character", onclick: () => lookAtPerson(name) });
+    const button = make("button", { type: "button", className: "quiet small", textContent: spaced(name) || "New character", onclick: () => lookAtPerson(name) });
     button.setAttribute("aria-pressed", String(name === who));
     return make("li", {}, button);
   }));
   const one = person();
-  $("personName").value = one?.name ?? $("personName").value;
+  $("personName").value = one ? spaced(one.name) : $("personName").value;
   $("personName").readOnly = Boolean(one);
   if (one && $("personWords").dataset.of !== who) $("personWords").value = one.description;
   $("personWords").dataset.of = who;
@@ -83,15 +86,14 @@ function enableSaving() {
 
 async function savePerson() {
   say("personError", "");
-  const name = who || $("personName").value.trim();
+  const name = who || $("personName").value.replaceAll("/", " ").trim();
   try {
     if (!name) throw new Error("give the character a name, such as hero");
-    if (!who && people.some((one) => one.name === name)) throw new Error(`there is a character called ${name} already; give another name`);
     if (!who && !dropped.length) throw new Error("there is no picture yet; drop one or more");
-    await changePerson(name, { description: $("personWords").value, uploads: dropped.map((one) => one.id) });
+    const now = await changePerson(name, { description: $("personWords").value, is_new: !who, uploads: dropped.map((one) => one.id) });
     uploads = uploads.filter((one) => !dropped.includes(one));
     dropped = [];
-    who = name;
+    who = now.name;
     openCharacters();
   } catch (error) {
     say("personError", error.message);
@@ -102,7 +104,7 @@ async function changePerson(name, change) {
   changes += 1;
   const now = await call("POST", `/api/characters/${encodeURIComponent(name)}`, { description: person()?.description, ...change });
   changes += 1;
-  people = [...people.filter((one) => one.name !== name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
+  people = [...people.filter((one) => one.name !== now.name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
   return now;
 }
 
@@ -390,9 +392,50 @@ async function useLora() {
 
 function fillPeople() {
   const now = $("who").value;
-  $("who").replaceChildren(make("option", { value: "", textContent: "nobody in particular" }), ...people.map((one) => make("option", { value: one.name, textContent: one.name })));
-  $("who").value = people.some((one) => one.name === now) ? now : "";
+  const kept = $("keepWho").value, has = (name) => people.some((one) => one.name === name);
+  for (const [id, none] of [["who", "nobody in particular"], ["keepWho", "a new character"]]) {
+    $(id).replaceChildren(make("option", { value: "", textContent: none }), ...people.map((one) => make("option", { value: one.name, textContent: spaced(one.name) })));
+  }
+  $("who").value = has(now) ? now : "";
+  $("keepWho").value = has(kept) ? kept : people[0]?.name || "";
+  drawKeeping();
   $("whoField").hidden = people.length === 0;
+}
+
+// Panels of a made page become pictures of a character, with their lines as captions.
+function drawPanels(one) {
+  const canKeep = Boolean(shown.id) && shown.kind !== "sheet";
+  $("keepBox").hidden = !canKeep;
+  $("texts").replaceChildren(...one.panels.map((text, i) => {
+    const keep = make("button", { type: "button", className: "quiet small", textContent: "Keep", ariaLabel: `Keep panel ${i + 1} as a picture of the character`, onclick: () => keepPanel(i, keep) });
+    return make("li", {}, make("span", { textContent: text }), ...(canKeep ? [" ", keep] : []));
+  }));
+  drawKeeping();
+}
+
+function drawKeeping() {
+  $("keepName").hidden = $("keepWho").value !== "";
+}
+
+async function keepPanel(panel, button) {
+  const name = $("keepWho").value || $("keepName").value.trim(), isNew = !$("keepWho").value;
+  if (!name) { toast("Give the new character a name first."); return $("keepName").focus(); }
+  const known = people.find((one) => one.name === name), one = shown.candidates[chosen];
+  button.disabled = true;
+  try {
+    const now = await changePerson(name, {
+      description: isNew ? one.recipe.theme || shown.theme : known.description, is_new: isNew,
+      of: shown.id, candidate: chosen, panels: [panel],
+    });
+    fillPeople();
+    $("keepWho").value = now.name;
+    drawKeeping();
+    button.textContent = "Kept";
+    toast(`Panel ${panel + 1} is picture ${now.pictures.length} of ${spaced(now.name)}.`);
+  } catch (error) {
+    button.disabled = false;
+    toast(error.message);
+  }
 }
 
 function chooseWho() {
@@ -414,6 +457,7 @@ $("resumeTraining").addEventListener("click", () => train(person().training.name
 $("stopTraining").addEventListener("click", stopTraining);
 $("useLora").addEventListener("click", useLora);
 $("who").addEventListener("change", chooseWho);
+$("keepWho").addEventListener("change", drawKeeping);
 addEventListener("beforeunload", (event) => {
   if (!unsaved().length) return;
   saveCaptions();
