@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -632,7 +633,7 @@ def test_a_character_is_drawn_by_keys(teaching):
     with page.expect_download() as download:
         page.locator("#saveSheet").click()
     with Image.open(download.value.path()) as saved:
-        assert saved.size == (64, 64)
+        assert saved.size == (5 * 64, 64)  # the original, and four drawings at its size
 
     # One card of the history, whose pictures are counted.
     page.locator("#tabHistory").click()
@@ -659,9 +660,14 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     playwright.expect(page.locator("#generate")).to_be_disabled()
     playwright.expect(page.locator("#busy")).to_contain_text("hero is being taught, and has the machine")
     playwright.expect(page.locator("#trainHint")).to_contain_text("5 of 5 pictures have no words under them")
+    playwright.expect(page.locator("#drawSheet")).to_be_disabled()
     playwright.expect(page.locator("#trainPhase")).to_contain_text("Learning", timeout=2 * PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_contain_text("left", timeout=PATIENCE)
     page.locator("#stopTraining").press("Enter")
     playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_contain_text("Stopped: step ")
+    assert page.locator("#trainPhase").text_content() != "Stopped: step 0 of 40"
+    playwright.expect(page.locator("#trainSteps")).to_have_attribute("placeholder", re.compile("200, about .* minute"))
     page.locator("#resumeTraining").press("Enter")
     playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 40 of 40", timeout=3 * PATIENCE)
     playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before

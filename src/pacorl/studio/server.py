@@ -23,7 +23,7 @@ from PIL.Image import Image
 from pydantic import Field
 
 from pacorl.config.options import TEMPLATE, StudioModels
-from pacorl.core.grid import join, parse_layout, split
+from pacorl.core.grid import parse_layout, split
 from pacorl.generate.compose import layout_for
 from pacorl.generate.panels import write_panels
 from pacorl.io.files import safe_name
@@ -468,14 +468,15 @@ def set_image(name: str, file: str, state: State) -> Response:
 
 @router.get("/sheets/{name}.png")
 def sheet_image(name: str, image: Annotated[list[str], Query(max_length=MAX_SHEET)], state: State) -> Response:
-    """Return pictures of a sheet as one image."""
+    """Return pictures of a sheet as one image, at the size of the original, which comes first."""
     pictures = []
-    for picture in image:
+    original = ["source-1"] if state.history.image(name, "source-1") else []
+    for picture in [*original, *image]:
         content = state.history.image(name, picture)
         if content is None:
             raise RefusedError("there is no such image", status=404)
         pictures.append(open_image(content, name=f"picture {picture[:20]} of sheet {name[:20]}"))
-    return _png(png_bytes(join(pictures, layout_for(len(pictures)))))
+    return _png(png_bytes(models.page_of(pictures, None)))
 
 
 @router.get("/sets/{name}/{number}.zip")

@@ -165,6 +165,7 @@ function drawMode() {
 
 function enableMaking() {
   $("generate").disabled = Boolean(running.set || cannot[mode()] || state?.teaching);
+  if (state) enableSheet();
   say("busy", state?.teaching ? `${state.teaching} is being taught, and has the machine. Stop it to draw; it can go on later.` : "");
 }
 
