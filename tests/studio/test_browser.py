@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from statistics import median
 
 import pytest
 from PIL import Image
@@ -123,7 +125,14 @@ def test_candidates_are_made_ranked_and_compared(page):
     playwright.expect(page.locator("#matrix td")).to_have_count(12)
     shot(page, "studio-made")
 
+    # The winner is shown whole.
+    playwright.expect(page.locator("#wipe")).to_be_hidden()
+    whole = page.locator("#right").get_attribute("src")
+    assert page.locator("#ranks .card img").first.get_attribute("src") == whole
+
     # The slider, by keys: the base on the left of it, the adapter on the right, both of one seed.
+    page.get_by_label("Compare with").select_option("without LoRA, same seed")
+    playwright.expect(page.locator("#wipe")).to_be_visible()
     left, right = (page.locator(f"#{side}").get_attribute("src") for side in ("left", "right"))
     assert left.replace("/base-", "/adapter-") == right
     page.locator("#wipe").focus()
@@ -323,11 +332,12 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     page.keyboard.press("Enter")
     captions = page.locator("#checkStrip figcaption")
     playwright.expect(captions).to_have_count(4, timeout=PATIENCE)
-    playwright.expect(captions.nth(0)).to_contain_text("belongs: P(same) 0.")
-    playwright.expect(captions.nth(3)).to_contain_text("does not belong, the odd one out: P(same) 0.")
-    playwright.expect(captions.nth(3)).to_contain_text("uncalibrated, lowest for “consistent”")
-    playwright.expect(page.locator("#checkVerdict")).to_contain_text("1 of 4 panels are below 0.5")
+    playwright.expect(captions.nth(0)).to_contain_text("belongs: 0.")
+    playwright.expect(captions.nth(3)).to_contain_text("fits least: 0.")
+    playwright.expect(page.locator("#checkVerdict")).to_contain_text("4.png fits the others least (0.")
+    playwright.expect(page.locator("#checkWords")).to_contain_text("1 is below 0.5, of 4. Uncalibrated.")
     playwright.expect(page.locator("#tryBox")).to_be_hidden()
+    playwright.expect(page.locator("#repairedLinks")).to_be_hidden()
 
     # A repair needs a text for each image; it shows every try, and Esc stops it.
     page.locator("#repairNow").focus()
@@ -339,7 +349,7 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     page.locator("#repairNow").focus()
     page.keyboard.press("Enter")
     tries = page.locator("#tryStrip figcaption")
-    playwright.expect(tries.first).to_contain_text("Try 1 image 4: ", timeout=PATIENCE)
+    playwright.expect(tries.first).to_contain_text("Try 1 4.png: ", timeout=PATIENCE)
     playwright.expect(page.locator("#judgePhase")).to_contain_text("of 20")
     page.keyboard.press("Escape")
     playwright.expect(page.locator("#judgeProgress")).to_be_hidden(timeout=PATIENCE)
@@ -351,11 +361,43 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
 
 def test_a_made_set_is_checked_in_one_step(page):
     page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#underWay")).to_be_visible()
     made(page)
+    playwright.expect(page.locator("#underWay")).to_be_hidden()
+    theme = page.locator("#theme").input_value()
+    cells = [float(text) for text in page.locator("#matrix td").all_text_contents()]
+
+    # A panel becomes a picture of a new character, with its line.
+    page.locator("#keepName").fill("banana king")
+    page.get_by_role("button", name="Keep panel 2").press("Enter")
+    playwright.expect(page.locator("#toast")).to_have_text("Panel 2 is picture 1 of banana king.")
+    playwright.expect(page.locator("#keepWho")).to_have_value("banana_king")
+
+    # The check asks the question of the ranking, so its scores are the medians of the table above.
     page.locator("#checkMade").click()
-    playwright.expect(page.locator("#checkStrip figcaption")).to_have_count(4, timeout=PATIENCE)
+    captions = page.locator("#checkStrip figcaption")
+    playwright.expect(captions).to_have_count(4, timeout=PATIENCE)
+    medians = [f"{median(cells[3 * panel : 3 * panel + 3]):.2f}" for panel in range(4)]
+    assert [text.rpartition(" ")[2] for text in captions.all_text_contents()] == medians
+    playwright.expect(captions.nth(1)).to_contain_text("Panel 2 ")
+    assert page.locator("#judgeTheme").input_value() == theme
     assert len(page.locator("#judgeTexts").input_value().split("\n")) == 4
     assert page.locator("#judgeLayout").input_value() == "2x2"
+
+
+def test_a_repaired_page_is_saved_whole(page):
+    """The server's answer is written down here: what is looked at is the page."""
+    panels = [{"image": f"panel {number}", "passed": True, "score": 0.9} for number in (1, 2)]
+    tries = [{"try": 1, "panel": 2, "image": "try-1", "accepted": True, "verdict": "0.90 of 1, better, kept"}]
+    result = {"verdict": ["All 2 belong together."], "panels": panels, "tries": tries, "images": ["0", "try-1"]}
+    result |= {"odd": None, "questions": {"theme": ""}, "calibrated": False, "note": "", "kept": "000007"}
+    page.keyboard.press("j")
+    page.evaluate("job => showCheck(job)", {"id": "9", "status": "done", "result": result})
+    save = page.get_by_role("link", name="Save the repaired page")
+    playwright.expect(save).to_have_attribute("href", "/images/9/page.png")
+    playwright.expect(page.locator("#exportRepaired")).to_have_attribute("href", "/sets/000007/0.zip")
+    playwright.expect(page.locator("#lookAtRepaired")).to_have_attribute("href", "#set-000007")
+    playwright.expect(page.locator("#tryStrip figcaption")).to_have_text("Try 1 panel 2: 0.90 of 1, better, kept")
 
 
 @pytest.mark.parametrize("look", [("phone", 390, 844, "light"), ("dark", 1320, 900, "dark")], ids=lambda look: look[0])
@@ -591,7 +633,7 @@ def test_a_character_is_drawn_by_keys(teaching):
     with page.expect_download() as download:
         page.locator("#saveSheet").click()
     with Image.open(download.value.path()) as saved:
-        assert saved.size == (64, 64)
+        assert saved.size == (5 * 64, 64)  # the original, and four drawings at its size
 
     # One card of the history, whose pictures are counted.
     page.locator("#tabHistory").click()
@@ -618,9 +660,14 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     playwright.expect(page.locator("#generate")).to_be_disabled()
     playwright.expect(page.locator("#busy")).to_contain_text("hero is being taught, and has the machine")
     playwright.expect(page.locator("#trainHint")).to_contain_text("5 of 5 pictures have no words under them")
+    playwright.expect(page.locator("#drawSheet")).to_be_disabled()
     playwright.expect(page.locator("#trainPhase")).to_contain_text("Learning", timeout=2 * PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_contain_text("left", timeout=PATIENCE)
     page.locator("#stopTraining").press("Enter")
     playwright.expect(page.locator("#resumeTraining")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator("#trainPhase")).to_contain_text("Stopped: step ")
+    assert page.locator("#trainPhase").text_content() != "Stopped: step 0 of 40"
+    playwright.expect(page.locator("#trainSteps")).to_have_attribute("placeholder", re.compile("200, about .* minute"))
     page.locator("#resumeTraining").press("Enter")
     playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 40 of 40", timeout=3 * PATIENCE)
     playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before

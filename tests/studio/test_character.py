@@ -164,7 +164,9 @@ def test_what_cannot_be_done_is_one_line(server):
     client, _ = server
     hero(client)
     for method, path, body, status, fault in [
-        ("POST", "/api/characters/a b", {"description": "x"}, 422, "cannot name a folder"),
+        ("POST", "/api/characters/hero", {"description": "x", "is_new": True}, 422, "give another name"),
+        ("POST", "/api/characters/hero", {"description": "x", "of": "7", "panels": [0]}, 404, "no candidate 0"),
+        ("POST", "/api/characters/香蕉", {"description": "x"}, 422, "cannot name a folder"),
         ("POST", "/api/characters/...", {"description": "x"}, 422, "cannot name a folder"),
         ("POST", "/api/characters/new", {"description": " "}, 422, "say what the character looks like"),
         ("POST", "/api/characters/hero", {"description": "x", "uploads": ["none"]}, 404, "hand it in again"),
@@ -195,6 +197,35 @@ def test_what_cannot_be_done_is_one_line(server):
     ]:
         answer = client.request(method, path, json=body)
         assert (answer.status_code, fault in answer.text) == (status, True), f"{path}: {answer.text}"
+
+
+def test_a_name_with_spaces_makes_a_folder(server, tmp_path):
+    client, _ = server
+    made = client.post("/api/characters/Zoë the king!", json={"description": HERO, "uploads": [upload(client)]}).json()
+    assert made["name"] == "Zoe_the_king"
+    assert (tmp_path / "sets" / "characters" / "Zoe_the_king" / "card.yaml").is_file()
+    again = client.post("/api/characters/Zoe the king", json={"description": "x", "is_new": True})
+    assert (again.status_code, "give another name" in again.text) == (422, True)
+    text = "Two images of Zoe the king: waving by a boat, jumping by a flag"
+    assert client.post("/api/panels", json={"text": text}).json()["theme"].lower() == HERO
+
+
+def test_panels_of_a_page_become_pictures_with_their_lines(server):
+    client, studio = server
+    one = {"image": "i", "layout": "1x2", "score": None, "rank": 1, "matrix": [], "recipe": {}, "error": ""}
+    page = Image.new("RGB", (64, 32), "red")
+    page.paste("blue", (32, 0, 64, 32))
+    document = {"kind": "set", "theme": HERO, "sources": [], "asked": {}}
+    candidates = [one | {"base": None, "panels": ["waving, flag", "jumping, boat"]}]
+    kept = studio.history.add(document | {"candidates": candidates}, {"i": png_bytes(page)})
+    form = {"description": HERO, "of": kept, "candidate": 0, "panels": [1]}
+    made = client.post("/api/characters/banana king", json=form | {"is_new": True}).json()
+    assert (made["name"], [one["caption"] for one in made["pictures"]]) == ("banana_king", ["jumping, boat"])
+    with Image.open(io.BytesIO(client.get("/characters/banana_king/01.png").content)) as picture:
+        assert (picture.size, picture.getpixel((0, 0))) == ((32, 32), (0, 0, 255))
+    for panels in ([2], [-1]):
+        answer = client.post("/api/characters/banana_king", json=form | {"panels": panels})
+        assert (answer.status_code, "has 2 panels" in answer.text) == (404, True)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -352,7 +383,7 @@ def test_a_picture_of_a_sheet_is_drawn_again_and_kept(server):
 
 
 def test_a_picture_that_is_drawn_again_makes_no_second_card_and_a_sheet_is_one_image(server):
-    client, _ = server
+    client, studio = server
     hero(client)
     form = {"scenes": SCENES, "candidates": 1}
     first = finished(client, client.post("/api/characters/hero/sheet", json=form))
@@ -368,6 +399,15 @@ def test_a_picture_that_is_drawn_again_makes_no_second_card_and_a_sheet_is_one_i
         assert (image.size, saved.headers["content-type"]) == ((64, 32), "image/png")
     assert client.get(f"/sheets/{second['id']}.png", params={"image": ["../x"]}).status_code == 404
     assert client.get(f"/sheets/{second['id']}.png").status_code == 422
+
+    # With its original, which is larger, in front.
+    drawn = studio.history.read(second["id"])
+    large = png_bytes(Image.new("RGB", (96, 96), "blue"))
+    kept = studio.history.add(drawn, {"source-1": large} | {name: png() for name in names})
+    sheet = client.get(f"/sheets/{kept}.png", params={"image": names[:1]})
+    with Image.open(io.BytesIO(sheet.content)) as image:
+        assert (image.size, image.getpixel((0, 0)), image.getpixel((191, 95))) == ((192, 96), (0, 0, 255), (255, 0, 0))
+    studio.history.remove(kept)
     assert client.post("/api/characters/hero/sheet", json=again).status_code == 404
 
 
@@ -433,6 +473,19 @@ def test_a_training_has_the_machine_and_is_described_by_its_files(server, tmp_pa
     (run / "metrics.jsonl").write_text("\n".join(lines))
     training = client.get("/api/characters").json()[0]["training"]
     assert (training["status"], training["done"], training["lora"]) == ("done", 16, True)
+    assert (training["seconds_per_step"], training["pictures"]) == (None, [])
+
+    # Between two evaluations, every step is counted.
+    (run / "metrics.jsonl").write_text(lines[0])
+    (run / "progress.json").write_text('{"step": 7, "seconds_per_step": 1.5}')
+    (run / "samples").mkdir()
+    (run / "samples" / "evaluation-000000.jsonl").write_text('{"text": "waving, flag"}\n')
+    one = client.get("/api/characters").json()[0]
+    training = one["training"]
+    assert (training["status"], training["done"], training["seconds_per_step"]) == ("stopped", 7, 1.5)
+    assert (training["pictures"], one["steps"]) == (["waving, flag"], 200)
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    training = client.get("/api/characters").json()[0]["training"]
     assert training["losses"] == [[0, 0.5], [16, 0.5]]
     assert "loras/hero" in client.get("/api/models").json()["loras"]
 
@@ -514,7 +567,7 @@ def test_a_character_is_drawn_taught_stopped_and_used(tmp_path):
         client.post("/api/characters/hero/train", json={"resume": "hero"})
         training = until("done")
         before, after = (client.get(f"/loras/loras/hero/{when}-0.png").content for when in ("before", "after"))
-        assert (len(before) > 500, before != after, training["pictures"]) == (True, True, 8)
+        assert (len(before) > 500, before != after, len(training["pictures"])) == (True, True, 8)
 
         client.post("/api/models", json={"model": "tiny", "loras": {"loras/hero": 0.8}})
         panels = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]

@@ -247,14 +247,20 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     assert [panel["score"] for panel in checked["panels"]] == [panel.score for panel in by_command.panels]
     assert (checked["odd"], checked["calibrated"], checked["tries"]) == (3, False, [])
     assert checked["panels"][3]["lowest_question"] == "consistent"
-    assert checked["verdict"][0].startswith("Failed: 1 of 4 panels")
+    score = checked["panels"][3]["score"]
+    assert checked["verdict"] == [f"4.png fits the others least ({score:.2f} of 1).", "1 is below 0.5, of 4."]
+    assert checked["note"].endswith("Choose another judge under Models.")
 
     job = Job("2", "judgement")
     repaired = host.check(job, uploads, least=0.5, prompts=panel_prompts(host.names, texts), tries=3)
     tries = repaired["tries"]
     assert [one["try"] for one in tries] == list(range(1, len(tries) + 1))
-    assert set(job.images) == {*"0123", *(one["image"] for one in tries)}
     accepted = [one["image"] for one in tries if one["accepted"]]
+    page = {"page"} if accepted else set()
+    assert set(job.images) == {*"0123", *(one["image"] for one in tries)} | page
+    assert {one["verdict"].partition(", ")[2] for one in tries} <= {"better, kept", "not better, left out"}
+    for name in page:  # the whole page, at the size of the images
+        assert Image.open(io.BytesIO(job.images[name])).size == (128, 128)
     assert repaired["images"] == [*"012", (accepted or ["3"])[-1]]
     lowest = min(panel["score"] for panel in repaired["panels"])
     assert (lowest > checked["panels"][3]["score"]) == bool(accepted)
@@ -774,6 +780,48 @@ def test_a_check_needs_a_threshold_and_a_repair_a_text_for_each_image(server, tm
     ):
         answer = client.post(f"/api/{path}", json=form | changes)
         assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_repaired_page_is_a_set_of_the_history(server, monkeypatch, is_cancelled):
+    client, studio = server
+    enter(client)
+    asked = {}
+
+    def check(self, job, uploads, **options):
+        """What a real host leaves behind, of a page whose second panel was drawn again."""
+        asked.update(options)
+        job.images["page"] = png(64, colour="blue")
+        matrix = [[None, 0.5], [0.5, None]]
+        job.result = {"judge": "a judge", "mean": 0.5, "matrix": matrix, "images": ["0", "try-1"]}
+        if is_cancelled:
+            raise CancelledError
+        return job.result
+
+    monkeypatch.setattr(ModelHost, "check", check)
+    page = client.post("/api/uploads", content=png()).json()["id"]
+    theme, shared = SET["theme"], f"2x2 grid layout of {SET['theme']}."
+    form = {"uploads": [page], "layout": "2x2", "theme": theme, "shared": shared, "least": 0.5}
+    form["texts"] = [f"{theme}, {text}" for text in SET["panels"]]
+    job = result_of(client, studio, client.post("/api/repairs", json=form))
+    assert job["status"] == ("cancelled" if is_cancelled else "done")
+    assert asked["theme"] == shared, "the question of the ranking"
+
+    kept = client.get(f"/api/history/{job['result']['kept']}").json()
+    (one,) = kept["candidates"]
+    assert (kept["theme"], kept["sources"], one["panels"]) == (theme, ["source-1"], SET["panels"])
+    assert (one["score"], one["shared"], kept["asked"]["panels"]) == (0.5, shared, SET["panels"])
+    with Image.open(io.BytesIO(client.get(f"{kept['images']}/page.png").content)) as image:
+        assert (image.size, image.getpixel((0, 0)), image.info["theme"]) == ((64, 64), (0, 0, 255), theme)
+    names = zipfile.ZipFile(io.BytesIO(client.get(f"/sets/{kept['id']}/0.zip").content)).namelist()
+    assert names == ["image.png", "source-1.png", *(f"panel-{number}.png" for number in range(1, 5)), "recipe.json"]
+
+    # A mere check is no set.
+    checked = result_of(
+        client, studio, client.post("/api/checks", json={"uploads": [page], "layout": "2x2", "least": 0})
+    )
+    assert "kept" not in (checked["result"] or {})
+    assert len(client.get("/api/history").json()) == 1
 
 
 def test_a_calibration_gives_the_threshold(server, tmp_path):

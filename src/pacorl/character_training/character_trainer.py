@@ -15,12 +15,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.character_config import PROGRESS, CharacterConfig
 from pacorl.character_training.flow_matching import LEVELS, draw_time, flow_matching_loss
 from pacorl.character_training.pictures import Picture, fitted_image, gallery_prompts, read_pictures
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
@@ -37,7 +38,7 @@ from pacorl.grpo.evaluated import EvaluatedSample, Evaluation, noise_seed
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.start import SUMMARY, Resume, named_start, step_of
-from pacorl.io.documents import as_read_back, read_jsonl, read_object, write_json
+from pacorl.io.documents import as_read_back, dump_json, read_jsonl, read_object, write_json
 from pacorl.io.files import PRIVATE, check_writable, disk_errors, own_folder, write_atomic
 from pacorl.io.images import open_image, png_bytes, png_texts
 from pacorl.models.lora.adapters import adapter_off
@@ -148,6 +149,8 @@ class CharacterTrainer(LoraRun):
                     # Train, evaluate and save, beginning with the evaluation that a stop cut short.
                     every = self.config.evaluate_every
                     self.bars.epoch(self.epoch, note="")
+                    began, first = monotonic(), self.step
+                    self._note_progress()
                     if self.step % every == 0 or self.step == self.total_steps:
                         self._evaluate_once()
 
@@ -156,6 +159,8 @@ class CharacterTrainer(LoraRun):
                         self.train_step()
                         # A step may be repeated after a stop; only a finished step is evaluated.
                         is_whole = self.step % every == 0 or self.step == self.total_steps
+                        if self.step > before:
+                            self._note_progress((monotonic() - began) / (self.step - first))
                         if self.step > before and is_whole:
                             mean = sum(self.losses) / len(self.losses)
                             self.logbook.write("epoch", epoch=self.epoch, step=self.step, values={"loss": mean})
@@ -428,6 +433,12 @@ class CharacterTrainer(LoraRun):
         if best:
             publish(checkpoint.parent / best["checkpoint"], self.config.out / BEST)
         return checkpoint
+
+    def _note_progress(self, seconds_per_step: float | None = None) -> None:
+        """Write how far the run is, for a page that watches it."""
+        progress = {"step": self.step, "seconds_per_step": seconds_per_step}
+        # At every step, so it does not wait for the disk.
+        write_atomic(self.config.out / PROGRESS, dump_json(progress), flush=False)
 
     def _finish(self) -> TrainResult:
         """Write summary.json and the last page."""

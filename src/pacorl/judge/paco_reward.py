@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 ImageLike = Any
 """A path, an http(s) URL, PIL's image, or an array or tensor of pixels."""
 
-TINY_NOTE = (
+TINY_LIMIT = (
     "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
-    "other images. Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
+    "other images."
 )
+TINY_NOTE = f"{TINY_LIMIT} Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from PIL.Image import Image
 from pydantic import BaseModel
 
-from pacorl.character_training.character_config import CharacterConfig
+from pacorl.character_training.character_config import PROGRESS, CharacterConfig
 from pacorl.character_training.pictures import LEAST, uncaptioned
 from pacorl.config import base as configs
 from pacorl.config.options import StudioModels
@@ -54,6 +55,19 @@ class Request(BaseModel):
 
     character: str
     steps: int
+
+
+class Pace(BaseModel):
+    """progress.json of a training."""
+
+    step: int = 0
+    seconds_per_step: float | None = None
+
+
+class GallerySample(BaseModel):
+    """A line of the records of a gallery."""
+
+    text: str
 
 
 class Progress(BaseModel):
@@ -128,6 +142,19 @@ class Characters:
             for path in gone:
                 remove_made(folder, [path.name, path.with_suffix(".txt").name])
 
+    def folder_name(self, name: str, *, is_new: bool) -> str:
+        """Make the name of a character's folder: "banana king" → "banana_king".
+
+        Raises:
+            ValueError: if there is no letter to make it of, or a new character has the name of another.
+        """
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        words = re.sub(r"^[^\w.-]+|[^\w.-]+$", "", plain)
+        folder = safe_name(re.sub(r"[^\w.-]+", "_", words) or name)
+        if is_new and (self.folder / folder / CARD).is_file():
+            raise ValueError(f"there is a character called {name} already; give another name")
+        return folder
+
     def find(self, name: str) -> Character:
         """Read a character that can be drawn; raises ValueError naming a fault."""
         self._check(name)
@@ -159,6 +186,7 @@ class Characters:
             "loras": [f"{LORAS}/{training.name}" for training in trainings],
             "pictures": pictures,
             "least": LEAST,
+            "steps": _usual_steps(self.names.model, self.names.kind),
             "training": self._training(trainings[-1]) if trainings else None,
         }
 
@@ -255,19 +283,26 @@ class Characters:
         fault = self.trainer.fault(folder)
 
         # What it has logged; a damaged log is a fault of the training.
-        log = folder / "run" / "metrics.jsonl"
+        run = folder / "run"
+        log = run / "metrics.jsonl"
+        gallery = run / "samples" / "evaluation-000000.jsonl"
         lines = []
+        drawn = []
+        pace = Pace()
         try:
-            document = read_jsonl(log) if log.exists() else []
             with blamed_on(log):
-                lines = typed(document, list[Progress])
+                lines = typed(read_jsonl(log) if log.exists() else [], list[Progress])
+            with blamed_on(gallery):
+                drawn = typed(read_jsonl(gallery) if gallery.exists() else [], list[GallerySample])
+            if (run / PROGRESS).exists():
+                pace = typed(read_json(run / PROGRESS), Pace)
         except (ValueError, OSError) as damage:
             fault = fault or str(damage)
 
         # How far it is. A training that runs or waits outranks an earlier fault.
-        done = max([line.step for line in lines], default=0)
+        evaluated = max([line.step for line in lines], default=0)
         losses = [[line.step, line.held_out_loss] for line in lines if line.held_out_loss is not None]
-        status = "done" if done >= steps else "stopped"
+        status = "done" if evaluated >= steps else "stopped"
         if fault:
             status = "failed"
         if self.trainer.waits(folder) or self.trainer.runs(folder):
@@ -275,11 +310,12 @@ class Characters:
         return {
             "name": folder.name,
             "steps": steps,
-            "done": done,
+            "done": max(pace.step, evaluated),
+            "seconds_per_step": pace.seconds_per_step,
             "status": status,
             "losses": losses,
-            "lora": lora_of(folder / "run") is not None,
-            "pictures": len(list((folder / "run" / "samples" / "evaluation-000000").glob("*.png"))),
+            "lora": lora_of(run) is not None,
+            "pictures": [sample.text for sample in drawn],
             "error": fault,
         }
 
@@ -338,6 +374,15 @@ def _request(folder: Path) -> Request:
     document = read_json(folder / "request.json")
     with blamed_on(folder / "request.json"):
         return typed(document, Request)
+
+
+@cache
+def _usual_steps(model: str, kind: str) -> int | None:
+    """Steps of the recipe for a model; None without a recipe."""
+    try:
+        return training_config(StudioModels(model=model, kind=kind), []).steps
+    except ValueError:
+        return None
 
 
 @cache

@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 
 from pacorl.config.options import StudioModels
-from pacorl.generate.compose import prompt_from
+from pacorl.core.grid import join, shared_text
+from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
@@ -44,6 +45,8 @@ MAX_IMAGES = 12
 """Maximum number of a browser's uploads, 66 pairs."""
 MAX_ALL_IMAGES = 4 * MAX_IMAGES
 PREVIEW = 512  # pixels of the longer side
+PAGE = "page"
+"""Name of the repaired page among a job's images."""
 
 
 # --- uploads -----------------------------------------------------------------------------------------------------
@@ -366,7 +369,7 @@ class ModelHost:
             "odd": scores.odd_one_out and asdict(scores.odd_one_out),
             "pairs": pairs,
             "judge": reward.name,
-            "note": reward.note,
+            "note": _note(reward),
             "images": len(images),
         }
 
@@ -391,7 +394,7 @@ class ModelHost:
             tries: most redrawn panels.
         """
         from pacorl.generate.repair import redraw_by, repair_set
-        from pacorl.judge.check import check_set, verdict_lines
+        from pacorl.judge.check import check_set
         from pacorl.judge.score_set import questions_about
 
         # Models and images. New panels have the size of the first.
@@ -403,10 +406,12 @@ class ModelHost:
         draw = redraw_by(generator, prompts, size=size, on_step=job.advance)
         questions = questions_about(theme, {text: text for text in criteria})
         job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
-        result: dict[str, Any] = {"judge": reward.name, "note": reward.note, "images": list(job.images), "tries": []}
+        result: dict[str, Any] = {"judge": reward.name, "note": _note(reward), "images": list(job.images), "tries": []}
+        panels = list(images)
 
         def publish(check: Check) -> None:
-            result.update(check.to_dict(), odd=check.odd_one_out, verdict=verdict_lines(check))
+            result.update(check.to_dict(), odd=check.odd_one_out, verdict=_verdict(check))
+            result.update(matrix=check.scores.matrix, mean=check.scores.mean)
             job.result = dict(result)  # a copy: requests read it meanwhile
 
         def gate(panels: Sequence[Image]) -> Check:
@@ -427,15 +432,56 @@ class ModelHost:
         # The page shows each attempt as soon as it is judged.
         def show(attempt: Try) -> None:
             name = f"try-{attempt.number}"
-            job.images[name] = png_bytes(attempt.image, {**attempt.texts, "verdict": attempt.verdict})
-            result["tries"].append({**attempt.to_dict(), "image": name, "verdict": attempt.verdict})
+            verdict = _try_verdict(attempt)
+            job.images[name] = png_bytes(attempt.image, {**attempt.texts, "verdict": verdict})
+            result["tries"].append({**attempt.to_dict(), "image": name, "verdict": verdict})
             if attempt.check and attempt.accepted:
                 result["images"][attempt.panel] = name
+                panels[attempt.panel] = attempt.image
+                # The whole page of now, at the size of the first: a cancelled repair has one too.
+                job.images[PAGE] = png_bytes(page_of(panels, grid))
                 publish(attempt.check)
 
         # Check, and redraw.
         repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
         return result
+
+
+def page_of(panels: Sequence[Image], grid: Grid | None) -> Image:
+    """Join panels in one image, all at the size of the first."""
+    size = panels[0].size
+    same = [panel if panel.size == size else panel.resize(size, Resampling.LANCZOS) for panel in panels]
+    return join(same, grid or layout_for(len(panels)))
+
+
+def _note(reward: PacoReward) -> str:
+    """Return the judge's caveat, which names a control of the page."""
+    from pacorl.judge.paco_reward import TINY_LIMIT, TINY_NOTE
+
+    return reward.note.replace(TINY_NOTE, f"{TINY_LIMIT} Choose another judge under Models.")
+
+
+def _verdict(check: Check) -> list[str]:
+    """Word the result of a check for a person: who fits least, and how many fail."""
+    names = check.scores.names
+    count = len(check.panels)
+    if check.odd_one_out is None:
+        return [f"All {count} belong together.", f"Each reaches {check.least:g} of 1 with the others."]
+    odd = check.failed[0]
+    score = "no score" if odd.score is None else f"{odd.score:.2f} of 1"
+    fails = "1 is" if len(check.failed) == 1 else f"{len(check.failed)} are"
+    name = names[odd.panel]
+    return [
+        f"{name[0].upper()}{name[1:]} fits the others least ({score}).",
+        f"{fails} below {check.least:g}, of {count}.",
+    ]
+
+
+def _try_verdict(attempt: Try) -> str:
+    """Word the verdict about a redrawn panel."""
+    if attempt.score is None:
+        return attempt.error
+    return f"{attempt.score:.2f} of 1, {'better, kept' if attempt.accepted else 'not better, left out'}"
 
 
 def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ...], tuple[Image, ...]]:
@@ -444,7 +490,10 @@ def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ..
 
     names = tuple(upload.name for upload in uploads)
     images = tuple(upload.open() for upload in uploads)
-    return panels_of(names[0], images[0], grid) if grid else (names, images)
+    if not grid:
+        return names, images
+    _, panels = panels_of(names[0], images[0], grid)
+    return tuple(f"panel {number}" for number in range(1, grid.count + 1)), panels
 
 
 def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
@@ -489,6 +538,7 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
         "base": None,
         "recipe": texts,
         "panels": _panel_texts(image.prompt) or [image.prompt.text],
+        "shared": shared_text(image.prompt.text),
         "layout": str(image.prompt.grid),
         "width": image.image.width,
         "height": image.image.height,

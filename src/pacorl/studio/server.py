@@ -7,21 +7,23 @@ history's folder, uploads stay in memory, and the page loads no content from oth
 from __future__ import annotations
 
 import hmac
+import json
 import math
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from PIL.Image import Image
 from pydantic import Field
 
 from pacorl.config.options import TEMPLATE, StudioModels
-from pacorl.core.grid import join, parse_layout
+from pacorl.core.grid import parse_layout, split
 from pacorl.generate.compose import layout_for
 from pacorl.generate.panels import write_panels
 from pacorl.io.files import safe_name
@@ -31,7 +33,7 @@ from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.studio import model_choice, models
 from pacorl.studio.characters import Characters, picture_bytes
 from pacorl.studio.history import MAX_SETS, History
-from pacorl.studio.jobs import Job, JobQueue, Work
+from pacorl.studio.jobs import CancelledError, Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
 from pacorl.studio.taste import TasteRequest, TasteRuns
@@ -299,7 +301,10 @@ class SentenceForm(Form):
 def write_set(form: SentenceForm, state: State) -> dict[str, Any]:
     """Write the theme and panels of a sentence, which a person may edit before they are generated."""
     draft = asdict(write_panels(form.text, writer=state.names.writer, model=state.names.writer_model))
-    cast = {character["name"]: character["description"] for character in state.characters.summaries()}
+    cast = {}
+    for character in state.characters.summaries():
+        for name in (character["name"], character["name"].replace("_", " ")):
+            cast[name] = character["description"]
     panels = [models.with_descriptions(text, cast) for text in draft["panels"]]
     return draft | {"theme": models.with_descriptions(draft["theme"], cast), "panels": panels}
 
@@ -463,14 +468,15 @@ def set_image(name: str, file: str, state: State) -> Response:
 
 @router.get("/sheets/{name}.png")
 def sheet_image(name: str, image: Annotated[list[str], Query(max_length=MAX_SHEET)], state: State) -> Response:
-    """Return pictures of a sheet as one image."""
+    """Return pictures of a sheet as one image, at the size of the original, which comes first."""
     pictures = []
-    for picture in image:
+    original = ["source-1"] if state.history.image(name, "source-1") else []
+    for picture in [*original, *image]:
         content = state.history.image(name, picture)
         if content is None:
             raise RefusedError("there is no such image", status=404)
         pictures.append(open_image(content, name=f"picture {picture[:20]} of sheet {name[:20]}"))
-    return _png(png_bytes(join(pictures, layout_for(len(pictures)))))
+    return _png(png_bytes(models.page_of(pictures, None)))
 
 
 @router.get("/sets/{name}/{number}.zip")
@@ -689,6 +695,11 @@ class CharacterForm(Form):
     sheet: list[Text] = Field([], max_length=MAX_SHEET)
     """Images of the set `of`, to become pictures of the character."""
     of: Text = ""
+    candidate: Annotated[int, Field(ge=0)] = 0
+    panels: list[int] = Field([], max_length=MAX_IMAGES)
+    """Panels of that candidate of the set `of`, counted from 0, to become pictures too."""
+    is_new: bool = False
+    """Whether a character of this name is refused, instead of changed."""
     captions: dict[Text, Text] = Field({}, max_length=99)
     removed: list[Text] = Field([], max_length=99)
 
@@ -696,6 +707,7 @@ class CharacterForm(Form):
 @router.post("/api/characters/{name}")
 def save_character(name: str, form: CharacterForm, state: State, browser: Browser) -> dict[str, Any]:
     """Create a character, or change its description, captions and pictures."""
+    name = state.characters.folder_name(name, is_new=form.is_new)
     # Pictures of a sheet, whose captions are their lines.
     added = []
     lines = []
@@ -706,6 +718,9 @@ def save_character(name: str, form: CharacterForm, state: State, browser: Browse
             raise RefusedError(f"there is no picture {image[:20]!r} of a sheet {form.of[:20]!r}", status=404)
         added.append(content)
         lines += [sheet["asked"]["scenes"][one["picture"]] for one in sheet["candidates"] if one["image"] == image]
+    for panel, line in _panels_of(state, form) if form.panels else ():
+        added.append(png_bytes(panel))
+        lines.append(line)
     # Uploads, written again from their pixels: no foreign file reaches the folder.
     for upload in dict.fromkeys(form.uploads):
         added.append(picture_bytes(_upload(state, upload, browser).open()))
@@ -715,6 +730,21 @@ def save_character(name: str, form: CharacterForm, state: State, browser: Browse
     for upload in form.uploads:
         state.uploads.remove(upload, owner=browser)
     return state.characters.describe(name)
+
+
+def _panels_of(state: AppState, form: CharacterForm) -> list[tuple[Image, str]]:
+    """Cut panels out of a made page, each with its line."""
+    document = state.history.read(form.of)
+    candidates = document["candidates"] if document else []
+    if form.candidate >= len(candidates):
+        raise RefusedError(f"there is no candidate {form.candidate} of a set {form.of[:20]!r}", status=404)
+
+    page = candidates[form.candidate]
+    content = state.history.image(form.of, page["image"]) or b""
+    panels = split(open_image(content, name=f"set {form.of}"), parse_layout(page["layout"]))
+    if not all(0 <= number < min(len(panels), len(page["panels"])) for number in form.panels):
+        raise RefusedError(f"set {form.of[:20]} has {len(panels)} panels", status=404)
+    return [(panels[number], page["panels"][number]) for number in form.panels]
 
 
 @router.delete("/api/characters/{name}")
@@ -886,6 +916,8 @@ def take_back(name: str, state: State, browser: Browser) -> dict[str, Any]:
 class JudgeForm(Form):
     uploads: Annotated[list[Text], Field(max_length=MAX_IMAGES)]
     theme: Text = ""
+    shared: Text = ""
+    """The theme of a made page with the words about its layout, as its ranking asked; `theme` if it is empty."""
     criteria: list[Text] = Field([], max_length=12)
     layout: Layout = ""
     symmetric: bool = False
@@ -924,6 +956,57 @@ def repair(form: RepairForm, state: State, browser: Browser) -> dict[str, Any]:
     return _check(form, state, browser, prompts=prompts, tries=form.tries)
 
 
+def _keep_repaired(
+    job: Job, form: CheckForm, state: AppState, *, uploads: Sequence[Upload], grid: Grid | None
+) -> dict[str, str]:
+    """Add a repaired page to the history, beside the page before, and return its address; none for a mere check."""
+    repaired = job.result
+    if not (isinstance(form, RepairForm) and repaired and models.PAGE in job.images):
+        return {}
+
+    # The page before, at the same layout.
+    opened = [upload.open() for upload in uploads]
+    before = opened[0] if grid else models.page_of(opened, None)
+    layout = grid or layout_for(len(uploads))
+    theme = form.theme.strip()
+    texts = [text.strip().removeprefix(f"{theme}, ") for text in form.texts]
+    recipe = {"theme": theme, "panels": json.dumps(form.texts, ensure_ascii=False), "layout": str(layout)}
+    page = open_image(job.images[models.PAGE], name="the repaired page")
+
+    candidate = {
+        "image": models.PAGE,
+        "base": None,
+        "recipe": recipe,
+        "panels": texts,
+        "shared": form.shared,
+        "layout": str(layout),
+        "width": page.width,
+        "height": page.height,
+        "rank": 1,
+        "tied": 1,
+        "seed": None,
+        "score": repaired["mean"],
+        "matrix": repaired["matrix"],
+        "error": "",
+    }
+    document = {
+        "kind": "set",
+        "theme": theme or "A repaired page",
+        "judge": repaired["judge"],
+        "model": state.names.model,
+        "adapter": "",
+        "lora_scale": 1.0,
+        "sources": ["source-1"],
+        "asked": SetForm(theme=theme, panels=texts, layout=str(layout)).model_dump(),
+        "candidates": [candidate],
+    }
+    images = {models.PAGE: png_bytes(page, recipe), "source-1": png_bytes(before)}
+    try:
+        return {"kept": state.history.add(document, images)}
+    except OSError as error:  # its image can be saved all the same
+        return {"note": f"This page is not in the history: {error.strerror or error}."}
+
+
 def _check(form: CheckForm, state: AppState, browser: str, **repair: Any) -> dict[str, Any]:
     uploads, options = _asked(form, state, browser)
     panels = options["grid"].count if options["grid"] else len(uploads)
@@ -931,7 +1014,16 @@ def _check(form: CheckForm, state: AppState, browser: str, **repair: Any) -> dic
         raise ValueError(f"{len(repair['prompts'])} lines describe {panels} images; write one line for each image")
     plain = not (options["theme"] or options["criteria"])
     least = threshold(state.calibration, form.least, panels=panels, plain=plain)
-    work = partial(state.host.check, uploads=uploads, least=least, **options, **repair)
+
+    def work(job: Job) -> Mapping[str, Any]:
+        keep = partial(_keep_repaired, job, form, state, uploads=uploads, grid=options["grid"])
+        try:
+            result = state.host.check(job, uploads=uploads, least=least, **options, **repair)
+        except CancelledError:  # a page that is better already stays
+            job.result = {**(job.result or {}), **keep()}
+            raise
+        return {**result, **keep()}
+
     return state.jobs.submit("judgement", work, owner=browser).to_dict()
 
 
@@ -954,4 +1046,5 @@ def _asked(form: JudgeForm, state: AppState, browser: str) -> tuple[list[Upload]
         if text.strip():
             criteria.append(text.strip())
 
-    return uploads, {"theme": form.theme.strip(), "criteria": criteria, "grid": grid, "symmetric": form.symmetric}
+    theme = form.shared.strip() or form.theme.strip()
+    return uploads, {"theme": theme, "criteria": criteria, "grid": grid, "symmetric": form.symmetric}

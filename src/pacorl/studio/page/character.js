@@ -12,6 +12,9 @@ let watching = false;
 let changes = 0;        // counts requests that change a character: a list from before one is out of date
 let saving = Promise.resolve(true);
 
+// A folder's name has underscores in place of spaces.
+const spaced = (name) => name.replaceAll("_", " ");
+
 const person = () => people.find((one) => one.name === who);
 
 async function listPeople() {
@@ -30,12 +33,12 @@ async function openCharacters() {
 function drawPeople() {
   const names = [...people.map((one) => one.name), ""];
   $("people").replaceChildren(...names.map((name) => {
-    const button = make("button", { type: "button", className: "quiet small", textContent: name || "New character", onclick: () => lookAtPerson(name) });
+    const button = make("button", { type: "button", className: "quiet small", textContent: spaced(name) || "New character", onclick: () => lookAtPerson(name) });
     button.setAttribute("aria-pressed", String(name === who));
     return make("li", {}, button);
   }));
   const one = person();
-  $("personName").value = one?.name ?? $("personName").value;
+  $("personName").value = one ? spaced(one.name) : $("personName").value;
   $("personName").readOnly = Boolean(one);
   if (one && $("personWords").dataset.of !== who) $("personWords").value = one.description;
   $("personWords").dataset.of = who;
@@ -83,15 +86,14 @@ function enableSaving() {
 
 async function savePerson() {
   say("personError", "");
-  const name = who || $("personName").value.trim();
+  const name = who || $("personName").value.replaceAll("/", " ").trim();
   try {
     if (!name) throw new Error("give the character a name, such as hero");
-    if (!who && people.some((one) => one.name === name)) throw new Error(`there is a character called ${name} already; give another name`);
     if (!who && !dropped.length) throw new Error("there is no picture yet; drop one or more");
-    await changePerson(name, { description: $("personWords").value, uploads: dropped.map((one) => one.id) });
+    const now = await changePerson(name, { description: $("personWords").value, is_new: !who, uploads: dropped.map((one) => one.id) });
     uploads = uploads.filter((one) => !dropped.includes(one));
     dropped = [];
-    who = name;
+    who = now.name;
     openCharacters();
   } catch (error) {
     say("personError", error.message);
@@ -102,7 +104,7 @@ async function changePerson(name, change) {
   changes += 1;
   const now = await call("POST", `/api/characters/${encodeURIComponent(name)}`, { description: person()?.description, ...change });
   changes += 1;
-  people = [...people.filter((one) => one.name !== name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
+  people = [...people.filter((one) => one.name !== now.name), now].sort((a, b) => (a.name < b.name ? -1 : 1));
   return now;
 }
 
@@ -220,13 +222,20 @@ function showSheet(result) {
 function drawSheet() {
   suggestScenes();
   say("sheetCannot", state.cannot?.edit || "");
-  $("drawSheet").disabled = Boolean(running.sheet || state.cannot?.edit);
   $("sheetPictures").replaceChildren(...(sheet ? sheet.asked.scenes.map(sheetPicture) : []));
   $("keepSheet").hidden = $("saveSheet").hidden = !sheet;
+  say("sheetNote", sheet?.candidates.every((one) => !(one.score >= 0.5)) ? "None of these kept your character. Draw 8 for each, or take another first picture." : "");
+  enableSheet();
   if (!sheet) return;
   const images = [...$("sheetPictures").querySelectorAll("input")].map((box) => `image=${box.dataset.image}`);
   $("saveSheet").href = `/sheets/${sheet.id}.png?${images.join("&")}`;
   $("saveSheet").download = `${who}-sheet.png`;
+}
+
+function enableSheet() {
+  const busy = Boolean(running.sheet || state.teaching || learns(person()?.training));
+  $("drawSheet").disabled = busy || Boolean(state.cannot?.edit);
+  for (const button of $("sheetPictures").querySelectorAll(".again")) button.disabled = busy;
 }
 
 // Lines that do not ask for what the first picture shows, as far as the words are known; a person's own lines stay.
@@ -244,7 +253,7 @@ function sheetPicture(scene, i) {
   const url = (one) => `${sheet.images}/${one.image}.png`;
   const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= 0.5, onchange: () => { ticked[i] = keep.checked; }, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
-  const again = make("button", { type: "button", className: "quiet small", textContent: "This picture again", ariaLabel: `Picture ${i + 1} again`, disabled: Boolean(running.sheet), onclick: () => drawTheSheet(i) });
+  const again = make("button", { type: "button", className: "quiet small again", textContent: "This picture again", ariaLabel: `Picture ${i + 1} again`, onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {
     const small = make("button", { type: "button", className: "thumb", ariaLabel: `Picture ${i + 1}, number ${n + 1}, score ${number(one.score)}`, onclick: () => { picked[i] = one.image; drawSheet(); } }, pixelated(make("img", { src: url(one), alt: "" })));
     small.setAttribute("aria-pressed", String(one === best));
@@ -316,6 +325,9 @@ function drawTraining(one) {
   say("trainHint", short > 0 ? `Add ${short} more picture${short === 1 ? "" : "s"}: at least ${one.least} are needed.`
     : bare ? `${bare} of ${one.pictures.length} pictures have no words under them: they are learned from “What it looks like” alone.` : "");
   $("train").disabled = alive || short > 0;
+  enableSheet();
+  const pace = training?.seconds_per_step ?? people.map((other) => other.training?.seconds_per_step).find(Boolean);
+  $("trainSteps").placeholder = one.steps ? `${one.steps}${pace ? `, about ${minutes(one.steps * pace)}` : ""}` : "usual";
   $("train").textContent = training ? "Teach it anew" : "Teach it";
   $("stopTraining").hidden = !alive;
   $("resumeTraining").hidden = !training || alive || training.status === "done";
@@ -324,38 +336,33 @@ function drawTraining(one) {
   say("trainError", training?.error || "");
   if (!training) return;
   const share = (100 * training.done) / training.steps;
-  $("trainPhase").textContent = `${LEARNING[training.status]}: step ${training.done} of ${training.steps}${alive ? timeLeft(training) : ""}`;
+  $("trainPhase").textContent = training.status === "starting" ? "Getting ready: the model loads, and draws what it knows without your character"
+    : `${LEARNING[training.status]}: step ${training.done} of ${training.steps}${alive ? timeLeft(training) : ""}`;
   const last = training.losses.at(-1), first = training.losses[0];
   $("trainLoss").textContent = last && last !== first ? `error on a picture it has not seen, lower is better: ${first[1].toFixed(3)} → ${last[1].toFixed(3)}` : "";
   $("trainBar").className = training.status === "starting" ? "unsure" : "";
   $("trainBar").style.width = training.status === "starting" ? "" : `${share}%`;
   $("trainBar").parentElement.setAttribute("aria-valuenow", Math.round(share));
   if ($("gallery").hidden) return;
-  const drawn = `${training.name} ${training.done}`;
+  const drawn = `${training.name} ${training.done}`, called = shortName(training.name);
   if ($("galleryPictures").dataset.drawn === drawn) return;
   $("galleryPictures").dataset.drawn = drawn;
-  $("galleryPictures").replaceChildren(...Array.from({ length: training.pictures }, (_, i) => make("figure", {}, ...["before", "after"].map((when) =>
-    pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when}, picture ${i + 1}` }))), make("figcaption", { textContent: "before · after" }))));
+  // The pictures with the LoRA are drawn after the last step.
+  const whens = training.status === "done" ? ["before", "after"] : ["before"];
+  $("galleryNote").textContent = training.status === "done" ? `Left without ${called}, right with ${called}: the same words and the same seed.`
+    : `Drawn without ${called}. After ${training.done} of ${training.steps} steps it is too early to see a difference: pictures with ${called} are drawn after the last step.`;
+  $("galleryPictures").replaceChildren(...training.pictures.map((text, i) => make("figure", {}, ...whens.map((when) =>
+    pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when === "before" ? "without" : "with"} ${called}: ${text}` }))), make("figcaption", { textContent: text }))));
 }
 
-// The server counts steps in strides. A stride is timed from its first step that was seen to change.
-let pace = {};
-
-function timeLeft({ name, status, done, steps }) {
-  const now = Date.now();
-  if (pace.name !== name) pace = { name, status, done };
-  if (pace.status !== status || pace.done !== done) {
-    if (pace.from === undefined) Object.assign(pace, { from: done, at: now });
-    else pace.ends = now + ((now - pace.at) / (done - pace.from)) * (steps - done);
-    Object.assign(pace, { status, done });
-  }
-  if (!(pace.ends > now)) return "";
-  const minutes = Math.ceil((pace.ends - now) / 60_000);
-  return `, about ${minutes === 1 ? "a minute" : `${minutes} minutes`} left`;
+function minutes(seconds) {
+  const count = Math.ceil(seconds / 60);
+  return count === 1 ? "a minute" : `${count} minutes`;
 }
+
+const timeLeft = ({ seconds_per_step: pace, done, steps }) => (pace && done < steps ? `, about ${minutes((steps - done) * pace)} left` : "");
 
 async function train(resume = "") {
-  pace = {};
   say("trainError", "");
   const steps = $("trainSteps").value;
   if (!await saveCaptions()) return;
@@ -390,9 +397,50 @@ async function useLora() {
 
 function fillPeople() {
   const now = $("who").value;
-  $("who").replaceChildren(make("option", { value: "", textContent: "nobody in particular" }), ...people.map((one) => make("option", { value: one.name, textContent: one.name })));
-  $("who").value = people.some((one) => one.name === now) ? now : "";
+  const kept = $("keepWho").value, has = (name) => people.some((one) => one.name === name);
+  for (const [id, none] of [["who", "nobody in particular"], ["keepWho", "a new character"]]) {
+    $(id).replaceChildren(make("option", { value: "", textContent: none }), ...people.map((one) => make("option", { value: one.name, textContent: spaced(one.name) })));
+  }
+  $("who").value = has(now) ? now : "";
+  $("keepWho").value = has(kept) ? kept : people[0]?.name || "";
+  drawKeeping();
   $("whoField").hidden = people.length === 0;
+}
+
+// Panels of a made page become pictures of a character, with their lines as captions.
+function drawPanels(one) {
+  const canKeep = Boolean(shown.id) && shown.kind !== "sheet";
+  $("keepBox").hidden = !canKeep;
+  $("texts").replaceChildren(...one.panels.map((text, i) => {
+    const keep = make("button", { type: "button", className: "quiet small", textContent: "Keep", ariaLabel: `Keep panel ${i + 1} as a picture of the character`, onclick: () => keepPanel(i, keep) });
+    return make("li", {}, make("span", { textContent: text }), ...(canKeep ? [" ", keep] : []));
+  }));
+  drawKeeping();
+}
+
+function drawKeeping() {
+  $("keepName").hidden = $("keepWho").value !== "";
+}
+
+async function keepPanel(panel, button) {
+  const name = $("keepWho").value || $("keepName").value.trim(), isNew = !$("keepWho").value;
+  if (!name) { toast("Give the new character a name first."); return $("keepName").focus(); }
+  const known = people.find((one) => one.name === name), one = shown.candidates[chosen];
+  button.disabled = true;
+  try {
+    const now = await changePerson(name, {
+      description: isNew ? one.recipe.theme || shown.theme : known.description, is_new: isNew,
+      of: shown.id, candidate: chosen, panels: [panel],
+    });
+    fillPeople();
+    $("keepWho").value = now.name;
+    drawKeeping();
+    button.textContent = "Kept";
+    toast(`Panel ${panel + 1} is picture ${now.pictures.length} of ${spaced(now.name)}.`);
+  } catch (error) {
+    button.disabled = false;
+    toast(error.message);
+  }
 }
 
 function chooseWho() {
@@ -414,6 +462,7 @@ $("resumeTraining").addEventListener("click", () => train(person().training.name
 $("stopTraining").addEventListener("click", stopTraining);
 $("useLora").addEventListener("click", useLora);
 $("who").addEventListener("change", chooseWho);
+$("keepWho").addEventListener("change", drawKeeping);
 addEventListener("beforeunload", (event) => {
   if (!unsaved().length) return;
   saveCaptions();

@@ -9,7 +9,7 @@ let started = null;     // resolves once `state` is here
 let state = null;       // models, words, limits
 let shown = null;       // the result of the last set
 let chosen = 0;         // the candidate in the viewer
-let against = "";       // what it is compared with: "base", or a candidate's index
+let against = "";       // what it is compared with: "base", a source, or a candidate's index; empty to see it whole
 let uploads = [];       // to be judged
 let arriving = 0;       // images that are still being handed in to be judged
 let sources = [];       // to start from
@@ -39,13 +39,14 @@ async function call(method, path, body, raw = false) {
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 async function follow(kind, id, { update, done, failed }) {
+  const ended = () => { running[kind] = null; showUnderWay(kind, null); };
   running[kind] = id;
   for (;;) {
     let job;
     try {
       job = await call("GET", `/api/jobs/${id}`);
     } catch (error) {
-      if (error.status) { running[kind] = null; return failed(error.message); }
+      if (error.status) { ended(); return failed(error.message); }
       update({ status: "queued", phase: "", lost: true });
       await pause(4 * POLL_MS);
       continue;
@@ -53,11 +54,12 @@ async function follow(kind, id, { update, done, failed }) {
     if (running[kind] !== id) return;
     if (job.status === "queued" || job.status === "running") {
       update(job);
+      showUnderWay(kind, job);
       await pause(POLL_MS);
       continue;
     }
-    running[kind] = null;
-    return job.status === "done" ? done(job) : failed(job.status === "cancelled" ? "" : job.error);
+    ended();
+    return job.status === "done" ? done(job) : failed(job.status === "cancelled" ? "" : job.error, job);
   }
 }
 
@@ -163,12 +165,27 @@ function drawMode() {
 
 function enableMaking() {
   $("generate").disabled = Boolean(running.set || cannot[mode()] || state?.teaching);
+  if (state) enableSheet();
   say("busy", state?.teaching ? `${state.teaching} is being taught, and has the machine. Stop it to draw; it can go on later.` : "");
 }
 
 function ready(text, look = "") {
   $("ready").textContent = text;
-  $("ready").className = `ready ${look}`;
+  $("ready").className = `ready ${look}${Object.values(under).some(Boolean) ? " unseen" : ""}`;
+}
+
+// The header is always on the screen. Its bar is for eyes: the tab's own bar is read aloud.
+const under = {};       // kind → the job that is under way
+
+function showUnderWay(kind, job) {
+  under[kind] = job;
+  const now = Object.values(under).find(Boolean), share = now?.total ? Math.min(100, Math.round((100 * now.done) / now.total)) : null;
+  $("underWay").hidden = !now;
+  $("ready").classList.toggle("unseen", Boolean(now));
+  if (!now) return;
+  $("underWayText").textContent = phaseOf(now) + (share === null ? "" : `, ${share} %`);
+  $("underWayBar").className = share === null ? "unsure" : "";
+  $("underWayBar").style.width = share === null ? "" : `${share}%`;
 }
 
 function showWords() {
@@ -362,7 +379,7 @@ function showSet(job, again = false) {
   const first = shown === null;
   shown = job.result;
   if (!again) chosen = 0;
-  against = compared(chosen);
+  against = "";
   $("empty").hidden = true;
   $("made").hidden = false;
   $("rankTitle").textContent = TITLES[shown.kind];
@@ -385,7 +402,7 @@ function summary(job) {
   const own = known((one) => one.score), base = known((one) => one.base?.score);
   const told = [`Judged by ${shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
   if (tie(shown.candidates[0])) told.push(`The first ${shown.candidates[0].tied} are a tie: the judge does not tell such near scores apart.`);
-  if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} with the base, ${mean(own)} with the adapter.`);
+  if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} without the LoRA, ${mean(own)} with it.`);
   if (shown.adapter && shown.lora_scale !== 1) told.push(`LoRA strength ${shown.lora_scale}.`);
   return told.join(" ");
 }
@@ -395,13 +412,15 @@ const tie = (one) => (!["storyboard", "sheet"].includes(shown.kind) && one.tied 
 function card(one, index) {
   const image = make("img", { src: file(one.image), alt: "", className: look(one), loading: "lazy" });
   const under = make("div", { className: "under" },
-    make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}${tie(one)}` })),
+    make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `${seedOf(one)}${tie(one)}` })),
     matrixOf(one.matrix, { mini: true }));
   const made = make("button", { className: "card", type: "button", onclick: () => pick(index) }, image, make("span", { className: "place", textContent: placeOf(one) }), under);
   made.setAttribute("role", "option");
   made.setAttribute("aria-label", `${unit()} ${placeOf(one)}, ${one.error || `score ${number(one.score)}${tie(one)}`}`);
   return made;
 }
+
+const seedOf = (one) => (one.seed === null ? "repaired" : `seed ${one.seed}`);
 
 const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixels" : "");
 
@@ -414,7 +433,7 @@ function pick(index) {
   if (!shown || index < 0 || index >= shown.candidates.length) return;
   const inList = $("ranks").contains(document.activeElement);
   chosen = index;
-  if (against === String(index)) against = compared(index);
+  if (against === String(index) || (against === "base" && !shown.candidates[index].base)) against = "";
   view();
   $("ranks").children[chosen].scrollIntoView({ block: "nearest" });
   if (inList) $("ranks").children[chosen].focus();
@@ -429,24 +448,24 @@ function compared(index) {
 
 function view() {
   const one = shown.candidates[chosen];
-  const other = against === "base" ? one.base : shown.sources.includes(against) ? { ...one, image: against } : shown.candidates[against];
+  const other = against === "" ? null : against === "base" ? one.base : shown.sources.includes(against) ? { ...one, image: against } : shown.candidates[against];
   const alone = !other || other === one;
   $("compareBox").classList.toggle("alone", alone);
   for (const [id, side] of [["left", alone ? one : other], ["right", one]]) {
     $(id).src = file(side.image);
     $(id).className = look(side);
-    $(id).alt = id === "right" ? `${unit()} ${placeOf(one)}` : `compared with: ${nameOf(against)}`;
+    $(id).alt = id === "right" || alone ? `${unit()} ${placeOf(one)}` : `compared with: ${nameOf(against)}`;
   }
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
-  $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
+  $("rightTag").textContent = `${shown.adapter ? "with LoRA, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
   $("scoreWords").textContent = one.error || (["edit", "sheet"].includes(shown.kind) ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
-  $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
-  $("seedLine").textContent = `Seed ${one.seed}, ${one.width} × ${one.height} px`;
+  drawPanels(one);
+  $("seedLine").textContent = `${one.seed === null ? "Repaired" : `Seed ${one.seed}`}, ${one.width} × ${one.height} px`;
   $("download").href = file(one.image);
-  $("download").download = `pacorl-seed-${one.seed}.png`;
+  $("download").download = `pacorl-${seedOf(one).replace(" ", "-")}.png`;
   $("export").hidden = !shown.id;
   $("checkMade").hidden = panelsOf(one).length < 2;
   $("export").href = `/sets/${shown.id}/${chosen}.zip`;
@@ -459,15 +478,15 @@ function view() {
 }
 
 function nameOf(what) {
-  if (what === "base") return "base";
-  if (shown.sources.includes(what)) return shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
+  if (what === "base") return "without LoRA";
+  if (shown.sources.includes(what)) return shown.kind === "set" ? "before the repair" : shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
   return `${unit()} ${placeOf(shown.candidates[Number(what)])}`;
 }
 
 function drawChooser(one) {
   const choices = [...(one.base ? ["base"] : []), ...shown.sources, ...shown.candidates.map((_, i) => String(i)).filter((i) => Number(i) !== chosen)];
   $("chooser").hidden = choices.length === 0;
-  $("against").replaceChildren(...choices.map((what) => make("option", { value: what, textContent: what === "base" ? "the base, same seed" : nameOf(what) })));
+  $("against").replaceChildren(...["", ...choices].map((what) => make("option", { value: what, textContent: what === "" ? "nothing" : what === "base" ? "without LoRA, same seed" : nameOf(what) })));
   $("against").value = against;
 }
 
@@ -530,7 +549,7 @@ async function takeBack(id) {
 }
 
 async function imageFile(one) {
-  return new File([await (await fetch(file(one.image))).blob()], `seed-${one.seed}.png`);
+  return new File([await (await fetch(file(one.image))).blob()], `${seedOf(one).replace(" ", "-")}.png`);
 }
 
 async function startFrom() {
@@ -548,6 +567,9 @@ async function checkMade() {
   await handIn([content]);
   $("judgeLayout").value = one.layout;
   $("judgeTexts").value = panelsOf(one).join("\n");
+  $("judgeTheme").value = one.recipe.theme || "";
+  $("judgeTheme").dataset.theme = $("judgeTheme").value;
+  $("judgeTheme").dataset.shared = one.shared || "";
   judge("/api/checks", gate());
 }
 
@@ -561,8 +583,15 @@ function panelsOf(one) {
 const lines = (id) => $(id).value.split("\n").filter((line) => line.trim());
 
 function gate() {
-  const least = $("least").value;
-  return { least: least === "" ? (state.calibrated ? null : 0.5) : Number(least) };
+  const least = $("least").value, plain = !$("judgeTheme").value.trim() && !lines("criteria").length;
+  // A calibration's threshold is of the plain question.
+  return { least: least === "" ? (state.calibrated && plain ? null : 0.5) : Number(least) };
+}
+
+// The question of the ranking in Make, as long as the shared words and the layout are those of the made page.
+function sharedWords() {
+  const { theme, shared } = $("judgeTheme").dataset;
+  return shared && $("judgeTheme").value === theme && $("judgeLayout").value.trim() ? shared : "";
 }
 
 const repairing = () => ({ ...gate(), texts: lines("judgeTexts"), tries: Number($("tries").value || 4) });
@@ -574,6 +603,7 @@ async function judge(path = "/api/judgements", more = {}) {
     const job = await call("POST", path, {
       uploads: uploads.map((one) => one.id),
       theme: $("judgeTheme").value,
+      shared: sharedWords(),
       criteria: lines("criteria"),
       layout: $("judgeLayout").value.trim(),
       symmetric: $("symmetric").checked,
@@ -600,7 +630,7 @@ function watchJudgement(id) {
       if (job.result.verdict) showCheck(job);
       else showJudgement(job);
     },
-    failed(message) { ended(); say("judgeError", message); $("judgeEmpty").hidden = !($("judged").hidden && $("checked").hidden); },
+    failed(message, job) { ended(); if (job?.result) showCheck(job); say("judgeError", message); $("judgeEmpty").hidden = !($("judged").hidden && $("checked").hidden); },
   });
 }
 
@@ -628,8 +658,9 @@ function showJudgement(job) {
 }
 
 function figure(src, head, name, verdict, isOdd, ...more) {
+  const title = name === `panel ${head}` ? [`Panel ${head} `, ""] : [`${head} `, name];
   return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src, alt: name }),
-    make("figcaption", {}, make("b", { textContent: `${head} ` }), name, make("i", { textContent: verdict }), ...more));
+    make("figcaption", {}, make("b", { textContent: title[0] }), title[1], make("i", { textContent: verdict }), ...more));
 }
 
 let drawnCheck = "";         // the job and the number of tries on the page: a running repair is drawn again after each try
@@ -642,17 +673,24 @@ function showCheck(job) {
   $("judgeEmpty").hidden = $("judged").hidden = true;
   $("checked").hidden = false;
   $("checkVerdict").textContent = result.verdict[0];
-  $("checkWords").textContent = [...result.verdict.slice(1), result.note].join(" ");
+  $("checkWords").textContent = [...result.verdict.slice(1), result.calibrated ? "Calibrated." : "Uncalibrated.", result.note].join(" ");
   $("checkStrip").replaceChildren(...result.panels.map((panel, i) => {
-    const isOdd = result.odd === i, share = `P(same) ${number(panel.score)}, ${result.calibrated ? "calibrated" : "uncalibrated"}`;
-    const verdict = panel.passed ? ` belongs: ${share}` : ` does not belong${isOdd ? ", the odd one out" : ""}: ${share}, lowest for “${panel.lowest_question}”`;
+    const isOdd = result.odd === i, several = Object.keys(result.questions).length > 1;
+    const verdict = panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : "does not belong"}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
     const save = result.images[i].startsWith("try-") ? [make("a", { href: url(result.images[i]), download: `panel-${i + 1}.png`, textContent: " Save the new image" })] : [];
     return figure(url(result.images[i]), i + 1, panel.image, verdict, isOdd, ...save);
   }));
+  const better = tries.some((one) => one.accepted);
+  $("repairedLinks").hidden = !better;
+  $("saveRepaired").href = better ? url("page") : "";
+  $("lookAtRepaired").hidden = !result.kept;
+  $("lookAtRepaired").href = `#set-${result.kept}`;
+  $("exportRepaired").hidden = !result.kept;
+  $("exportRepaired").href = `/sets/${result.kept}/0.zip`;
   $("tryBox").hidden = tries.length === 0;
-  $("tryStrip").replaceChildren(...tries.map((one) => figure(url(one.image), `Try ${one.try}`, `image ${one.panel}`, `: ${one.verdict}`, false)));
+  $("tryStrip").replaceChildren(...tries.map((one) => figure(url(one.image), `Try ${one.try}`, result.panels[one.panel - 1].image, `: ${one.verdict}`, false)));
   const last = tries[tries.length - 1];
-  $("said").textContent = job.status === "running" && last ? `Try ${last.try}, image ${last.panel}: ${last.verdict}` : result.verdict[0];
+  $("said").textContent = job.status === "running" && last ? `Try ${last.try}, ${result.panels[last.panel - 1].image}: ${last.verdict}` : result.verdict[0];
 }
 
 function pairTable(result) {
@@ -745,7 +783,7 @@ const MAKING_KEYS = {
   ".": () => pick(chosen + 1),
   e: another,
   f: () => { if (shown?.id) $("favourite").click(); },
-  b: () => { if (shown) { against = compared(chosen); view(); } },
+  b: () => { if (shown) { against = against ? "" : compared(chosen); view(); } },
 };
 
 const FIELD = "select, textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])";
