@@ -18,6 +18,7 @@ from tools.claims.claim import read_claims
 
 import pacorl
 from pacorl.io.processor import load_processor
+from pacorl.judge.local import LocalJudge
 from pacorl.records.comparisons import load_comparisons
 from pacorl.types import Comparison
 
@@ -128,6 +129,28 @@ def test_an_epoch_is_judged_by_its_count_and_not_by_its_seconds(monkeypatch: pyt
     assert "own        0.9050 of the FLOPs  (limit 0.910)  8.5 of the CPU time" in epoch.table(result)
     assert epoch.exceeded(epoch.summary(flops | {"node": 540}, slow)) == ["node"]
     assert epoch.summary(flops, {name: [] for name in flops})["cpu_seconds"]["bare"] is None
+
+
+@pytest.mark.slow
+def test_a_query_of_the_set_judge_sees_only_its_two_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = benchmark("set_judge", monkeypatch)
+    judge = LocalJudge.from_pretrained("tiny")
+    feature_TSPND = torch.randn(2, 2, 4, 4, 128, generator=torch.Generator().manual_seed(0))
+    other = feature_TSPND.clone()
+    other[:, :, 3] += 1  # the last panel, which no other panel sees
+    themes = ["red round hero, crown, night", "2x2 grid layout of blue tall hero, cap, day."]
+    without_it = [pair for pair, panels in enumerate(module.PAIRS) if 3 not in panels]
+    with_it = [pair for pair, panels in enumerate(module.PAIRS) if 3 in panels]
+    for query, hidden in {"masked": True, "named": False}.items():
+        student = module.SetJudge(judge, query=query)
+        with torch.no_grad():
+            logit_TS6, changed_TS6 = student(themes, feature_TSPND), student(themes, other)
+            alone_6 = student(themes[:1], feature_TSPND[:1, 1:])[0, 0]
+        change_6 = (logit_TS6 - changed_TS6).abs().amax((0, 1))
+        assert change_6[with_it].min() > 1e-3
+        assert (change_6[without_it].max() < 1e-4) == hidden
+        # Another question in the batch, and another set beside it, change nothing.
+        assert (logit_TS6[0, 1] - alone_6).abs().max() < 1e-4
 
 
 # --- when a run has learned ------------------------------------------------------------------------------------
