@@ -335,7 +335,7 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     playwright.expect(captions.nth(0)).to_contain_text("belongs: 0.")
     playwright.expect(captions.nth(3)).to_contain_text("fits least: 0.")
     playwright.expect(page.locator("#checkVerdict")).to_contain_text("4.png fits the others least (0.")
-    playwright.expect(page.locator("#checkWords")).to_contain_text("1 is below 0.5, of 4. Uncalibrated.")
+    playwright.expect(page.locator("#checkWords")).to_contain_text("1 of 4 is below 0.5. Uncalibrated.")
     playwright.expect(page.locator("#tryBox")).to_be_hidden()
     playwright.expect(page.locator("#repairedLinks")).to_be_hidden()
 

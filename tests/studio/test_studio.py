@@ -248,7 +248,7 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     assert (checked["odd"], checked["calibrated"], checked["tries"]) == (3, False, [])
     assert checked["panels"][3]["lowest_question"] == "consistent"
     score = checked["panels"][3]["score"]
-    assert checked["verdict"] == [f"4.png fits the others least ({score:.2f} of 1).", "1 is below 0.5, of 4."]
+    assert checked["verdict"] == [f"4.png fits the others least ({score:.2f} of 1).", "1 of 4 is below 0.5."]
     assert checked["note"].endswith("Choose another judge under Models.")
 
     job = Job("2", "judgement")

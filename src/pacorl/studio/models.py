@@ -469,11 +469,11 @@ def _verdict(check: Check) -> list[str]:
         return [f"All {count} belong together.", f"Each reaches {check.least:g} of 1 with the others."]
     odd = check.failed[0]
     score = "no score" if odd.score is None else f"{odd.score:.2f} of 1"
-    fails = "1 is" if len(check.failed) == 1 else f"{len(check.failed)} are"
+    failed = len(check.failed)
     name = names[odd.panel]
     return [
         f"{name[0].upper()}{name[1:]} fits the others least ({score}).",
-        f"{fails} below {check.least:g}, of {count}.",
+        f"{failed} of {count} {'is' if failed == 1 else 'are'} below {check.least:g}.",
     ]
 
 

@@ -344,7 +344,7 @@ function drawTraining(one) {
   $("trainBar").style.width = training.status === "starting" ? "" : `${share}%`;
   $("trainBar").parentElement.setAttribute("aria-valuenow", Math.round(share));
   if ($("gallery").hidden) return;
-  const drawn = `${training.name} ${training.done}`, called = shortName(training.name);
+  const drawn = `${training.name} ${training.done}`, called = spaced(training.name);
   if ($("galleryPictures").dataset.drawn === drawn) return;
   $("galleryPictures").dataset.drawn = drawn;
   // The pictures with the LoRA are drawn after the last step.
