@@ -11,6 +11,8 @@ HELD_OUT = "held_out/"
 ALARM = "alarm/"
 SECONDS = "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
+PROMPT_SHARE = "samples/prompts"
+"""Share of the training prompts that an epoch draws."""
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import ALARM, ALIKE, EPOCH_MEANINGS, WHOLE_SETS
+from pacorl.core.metric_names import ALARM, ALIKE, EPOCH_MEANINGS, PROMPT_SHARE, WHOLE_SETS
 from pacorl.core.sampler import Sampler
 from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
@@ -74,6 +74,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
             epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
+            metrics[PROMPT_SHARE] = len({row.prompt.id for row in rows}) / len(run.train_prompts)
             check_missing(run, metrics, scoring)
             metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
