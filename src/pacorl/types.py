@@ -8,7 +8,7 @@ Legend for the letters that end a tensor's name, here and everywhere:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,10 @@ class Grid:
     def count(self) -> int:
         """Number of panels."""
         return self.rows * self.cols
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield rows and columns, for `rows, cols = grid`."""
+        return iter((self.rows, self.cols))
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.cols}"

@@ -129,3 +129,8 @@ def test_a_layout_in_many_digits_is_looked_for_in_a_moment() -> None:
 )
 def test_the_subject_of_a_shared_text_is_without_its_layout(shared, subject):
     assert subject_text(shared) == subject
+
+
+def test_a_grid_unpacks_into_rows_and_columns() -> None:
+    rows, cols = Grid(2, 3)
+    assert (rows, cols) == (2, 3)

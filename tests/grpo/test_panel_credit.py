@@ -212,8 +212,11 @@ def test_a_run_whose_rewards_have_no_parts_warns_once(
     named = ", ".join(f"{{name: {name}}}" for name in rewards)
     settings = ["judge=none", f"rewards=[{named}]", "epochs=2", PANEL, "best_by=''"]
     with toy_world(), caplog.at_level("WARNING"):
-        PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards=rewards).train()
-    assert caplog.text.count("no reward's scores have parts") == warnings
+        result = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards=rewards).train()
+    assert caplog.text.count("no reward has panel_scores") == warnings
+    page = result.page.read_text("utf-8")
+    assert ("no reward has panel_scores" in page) == bool(warnings)
+    assert ("default objective.clip_range (1e-4 for grpo_clip)" in page) == bool(warnings)
 
 
 @pytest.mark.slow

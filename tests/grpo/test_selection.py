@@ -55,6 +55,7 @@ def test_a_step_without_groups_is_skipped_counted_and_said_once(
     assert [line["groups/alike"] for line in epochs] == [1, 1]
     assert [line["updates/empty"] for line in epochs] == [1, 1]
     assert [line["samples/used"] for line in epochs] == [0.5, 0.5]
+    assert [line["samples/prompts"] for line in epochs] == [1.0, 1.0]
     assert trainer.step == 2, "one step an epoch in place of two"
     assert all(line["grad_norm"] > 0 and line["ratio_deviation/1"] == 0 for line in epochs)
     assert caplog.text.count("1 of 2 optimizer steps were skipped, since selection.min_std 0.01 dropped all") == 1

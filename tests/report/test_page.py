@@ -441,6 +441,13 @@ def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
     assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_rewards_of_different_prompts_are_said_to_be_that(tmp_path: Path, share: float) -> None:
+    lines = [{"kind": "epoch", "epoch": n, "samples/prompts": share, "reward/fit/mean": n / 10} for n in (1, 2)]
+    page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
+    assert ("Epochs draw different prompts" in page) == (share < 1)
+
+
 @pytest.mark.parametrize("count", [7, 8])
 def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
     run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch, "step": epoch} for epoch in (0, 2)))

@@ -14,9 +14,9 @@ from pacorl.config.reward_section import RewardConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.lab.plan.plan import plan_policy
 from pacorl.rewards import build_rewards, check_rewards, reward_spec
-from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels
+from pacorl.rewards.reward import PanelScores, RewardError, ScoresPanels, panel_scores_of
 from pacorl.rewards.spec import parsed_spec
-from pacorl.types import Prompt
+from pacorl.types import Grid, Prompt
 
 MINE = """
 import dataclasses, pathlib
@@ -133,6 +133,21 @@ def test_a_file_s_reward_keeps_its_parts(tmp_path: Path) -> None:
 
 
 PARTED = ("Halves", "whole")
+
+
+def test_the_reward_of_the_page_scores_panels(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
+    block = page.partition('```python title="mine.py"\n')[2].partition("```")[0]
+    (tmp_path / "mine.py").write_text(block)
+    image = Image.new("RGB", (8, 4))
+    image.paste((255, 0, 0), (0, 0, 4, 4))
+
+    prompts = [Prompt(0, "x", grid=Grid(1, 2))]
+    whole = reward_spec(f"{tmp_path}/mine.py:redness").build({"gain": 3}, judge=None, device="cpu")
+    assert whole(prompts, [image]) == [pytest.approx(1.0)]
+    parted = reward_spec(f"{tmp_path}/mine.py:PanelRedness").build({}, judge=None, device="cpu")
+    (scores,) = panel_scores_of("mine", parted, prompts, [image])
+    assert scores == PanelScores(pytest.approx(1 / 3), [pytest.approx(1 / 3), 0.0])
 
 
 def test_a_file_may_hold_a_function_of_trl_s_signature(tmp_path: Path) -> None:

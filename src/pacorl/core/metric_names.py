@@ -11,6 +11,8 @@ HELD_OUT = "held_out/"
 ALARM = "alarm/"
 SECONDS = "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
+PROMPT_SHARE = "samples/prompts"
+"""Share of the training prompts that an epoch draws."""
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 
@@ -25,7 +27,14 @@ SIGN_MEANINGS: Mapping[str, str] = {
 }
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""
-ALIKE_MEANING = "every reward gives all images of a prompt the same score, so there is nothing to learn"
+WHOLE_SETS = "whole_sets"
+"""Sign of panel credit without a reward whose scores have parts."""
+EPOCH_MEANINGS: Mapping[str, str] = {
+    ALIKE: "every reward gives all images of a prompt the same score, so there is nothing to learn",
+    WHOLE_SETS: "no reward has panel_scores, so all panels of a set learn the same; take advantages.credit set and the "
+    "default objective.clip_range (1e-4 for grpo_clip)",
+}
+"""Signs of an epoch that the monitor does not measure."""
 HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
 
 
@@ -48,6 +57,4 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign_meaning(sign: str) -> str:
     """Explain a sign beyond its limit; all held-out rewards share one text."""
-    if sign == ALIKE:
-        return ALIKE_MEANING
-    return SIGN_MEANINGS.get(sign, HELD_OUT_MEANING)
+    return {**EPOCH_MEANINGS, **SIGN_MEANINGS}.get(sign, HELD_OUT_MEANING)

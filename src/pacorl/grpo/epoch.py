@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import ALARM, ALIKE
+from pacorl.core.metric_names import ALARM, ALIKE, EPOCH_MEANINGS, PROMPT_SHARE, WHOLE_SETS
 from pacorl.core.sampler import Sampler
 from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
@@ -74,8 +74,9 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             # 3. Compare: scale, weigh and normalise within groups. A missing score is not trained on.
             epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
+            metrics[PROMPT_SHARE] = len({row.prompt.id for row in rows}) / len(run.train_prompts)
             check_missing(run, metrics, scoring)
-            metrics |= check_alike(run, metrics)
+            metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
         run.note_samples(samples, scores, epoch_advantages, parts)
         metrics |= check_suffix(
@@ -186,6 +187,15 @@ def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
         "score; print what it returns for images that differ",
     )
     return {f"{ALARM}{ALIKE}": 1.0}
+
+
+def check_parts(run: Run, parts: Mapping[int, Parts] | None) -> dict[str, float]:
+    """Warn, and return an alarm, if panel credit finds no parts of scores; `parts` is None without panel credit."""
+    if parts is None or parts:
+        return {}
+    credit = run.config.advantages.credit
+    run.warn_once(WHOLE_SETS, f"epoch {run.epoch + 1}: advantages.credit is {credit}, but {EPOCH_MEANINGS[WHOLE_SETS]}")
+    return {f"{ALARM}{WHOLE_SETS}": 1.0}
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:

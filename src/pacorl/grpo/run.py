@@ -478,14 +478,7 @@ class Run(LoraRun):
         if not self.by_panel:
             return scores, None
 
-        parts = self.runtime.gather_rows(lambda: scorer.parts)
-        if not parts:
-            self.warn_once(
-                "parts",
-                f"epoch {self.epoch + 1}: advantages.credit {self.config.advantages.credit}, but no reward's scores "
-                "have parts, so that all panels of a set learn the same; take credit: set, or a reward with parts",
-            )
-        return scores, parts
+        return scores, self.runtime.gather_rows(lambda: scorer.parts)
 
     def sampling_policy(self) -> AbstractContextManager[None]:
         """Swap in the sampling policy, if it differs from the trained policy."""

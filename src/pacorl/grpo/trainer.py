@@ -22,7 +22,9 @@ from pacorl.grpo.monitor import HackingSuspectedError
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.run import ExtraMetrics, Run
 from pacorl.grpo.start import Resume
+from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.report.publish import push, write_card
+from pacorl.runtime.stopping import Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def train_policy(
         The run's folder.
     """
     trainer = PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics)
-    return trainer.train().folder
+    return trainer.train_to_end().folder
 
 
 class PolicyTrainer(Run):
@@ -117,14 +119,16 @@ class PolicyTrainer(Run):
             settings=settings | {"model": model_init_kwargs or {}},
             resume=resume,
         )
-        super().__init__(
-            inputs.config,
-            resume=resume,
-            allow_changes=allow_changes,
-            rewards=inputs.functions,
-            extra_metrics=extra_metrics,
-            pipeline=inputs.pipeline,
-        )
+        quiet_loading()
+        with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
+            super().__init__(
+                inputs.config,
+                resume=resume,
+                allow_changes=allow_changes,
+                rewards=inputs.functions,
+                extra_metrics=extra_metrics,
+                pipeline=inputs.pipeline,
+            )
 
     def train(self) -> TrainResult:
         """Train to the end.
@@ -133,6 +137,15 @@ class PolicyTrainer(Run):
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
+        try:
+            return self.train_to_end()
+        except Interrupted as stop:
+            # A script that was stopped shows one line of its own, and no frame of the epoch.
+            stopped = Interrupted(str(stop).replace("--resume auto", 'resume="auto"'))
+        raise stopped
+
+    def train_to_end(self) -> TrainResult:
+        """Train as `train` does; the message of a stop names the command's option."""
         if self.runtime.is_main:
             # Once, not on every rank.
             for change in configs.described(self.changes):

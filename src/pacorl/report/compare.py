@@ -16,7 +16,7 @@ from pacorl.report.curves import Chart, charts
 from pacorl.report.figures import changes_svg, label, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
 from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, render, spread
-from pacorl.report.results import Result, alarms, compared, facts, results
+from pacorl.report.results import Result, alarms, compared, draws_differ, facts, results
 
 NOT_COMPARED = {"out"}
 """Keys that differ between any two runs."""
@@ -79,6 +79,7 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
         "changes_plot": changes_svg(changes, links_to(pairs, sets)),
         "alone": alone,
         "charts": drawn(charts_of_both(first, second, names)),
+        "draws_differ": draws_differ(first) or draws_differ(second),
         "same_objective": objective_of(first) == objective_of(second),
         "differences": differing_keys(first.config, second.config),
         "alarms": [alarms(run) for run in (first, second)],

@@ -14,7 +14,7 @@ from itertools import chain
 
 from markupsafe import Markup
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, SUFFIX_CORRELATION
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, SUFFIX_CORRELATION
 from pacorl.report.figures import MEANINGS, MINUS, Scale, amount, label, padded, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
 
@@ -52,7 +52,7 @@ BUCKETS = 200
 """A series is thinned to the extremes of so many buckets, so that a long run keeps its spikes and loses its weight."""
 
 RATIO = "reward/ratio"
-NOT_CHARTED = {"kind", "epoch", "step"}
+NOT_CHARTED = {"kind", "epoch", "step", PROMPT_SHARE}
 
 CORRELATION = "correlation/"
 TRAINED = "trained/"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, sign_meaning
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
 from pacorl.report.figures import MEANINGS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
@@ -205,6 +205,11 @@ def alarms(run: RunFolder) -> list[RaisedAlarm]:
             name += ", held out"
         raised.append(RaisedAlarm(name, sign_meaning(sign), where, epochs[0], epochs[-1], len(epochs)))
     return sorted(raised, key=attrgetter("first"))
+
+
+def draws_differ(run: RunFolder) -> bool:
+    """Whether an epoch draws a part of the training prompts, so that epochs have different ones."""
+    return any((number(line.get(PROMPT_SHARE)) or 1.0) < 1 for line in run.epochs)
 
 
 def is_monitored(run: RunFolder) -> bool:

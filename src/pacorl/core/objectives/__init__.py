@@ -49,6 +49,7 @@ class ObjectiveOptions(Section):
     """The settings that every objective has; an objective adds its own."""
 
     name: str
+    """Name of the objective, a `Literal` in each."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the divergence from the base; its forward is made only above 0."""
     inner_epochs: Positive = 1
@@ -115,6 +116,7 @@ class ObjectiveSpec:
     """An objective: its options, its loss and the loss's inputs."""
 
     options: type[ObjectiveOptions]
+    """Class of the options."""
     loss: Callable[[Any, Any], Loss]
     """Function of a `Step` (path) or an `Endpoint`, and the options."""
     needs: Literal["path", "endpoint"]

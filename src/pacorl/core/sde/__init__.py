@@ -22,7 +22,9 @@ class Transition(NamedTuple):
     """The Gaussian that x' is drawn from."""
 
     mean_BNC: Tensor
+    """Mean of x', one per latent token and channel."""
     std: float
+    """Standard deviation of every dimension."""
 
 
 class TransitionOf(Protocol):
