@@ -2,9 +2,11 @@
 # needs its driver and the container toolkit):
 #
 #   docker build -t pacorl:cpu .
-#   docker run --rm -v "$PWD/runs:/work/runs" pacorl:cpu quickstart
+#   mkdir -p runs
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD/runs:/work/runs" pacorl:cpu quickstart
 #   docker build -t pacorl:cuda --build-arg BUILD=cuda .
-#   docker run --rm --gpus all -p 127.0.0.1:8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
+#   mkdir -p ~/.cache/huggingface
+#   docker run --rm --user "$(id -u):$(id -g)" --gpus all -p 127.0.0.1:8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
 #
 # A tag can be moved to another image, a digest cannot: to pin the base, look its digest up and name it:
 #
@@ -38,6 +40,12 @@ RUN grep -v '^torch==' /constraints.txt > /tmp/constraints.txt \
     && wheel=$(echo /tmp/*.whl) \
     && pip install --no-cache-dir --only-binary=:all: -c /tmp/constraints.txt "$wheel[serve,data]" \
     && rm /tmp/*.whl /tmp/constraints.txt && useradd --create-home --home-dir /work pacorl
+# A new named volume has the owner and mode of the folder under it, and a missing folder would be root's. Every user may
+# write here, since `docker run --user` names one that the image does not know; USER stands in for its missing name.
+RUN mkdir -p /work/.cache/huggingface /work/runs \
+    && chown -R pacorl:pacorl /work/.cache /work/runs \
+    && chmod 1777 /work /work/.cache /work/.cache/huggingface /work/runs
+ENV HOME=/work USER=pacorl
 USER pacorl
 WORKDIR /work
 EXPOSE 8000 8765 8767

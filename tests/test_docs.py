@@ -67,6 +67,7 @@ OTHERS_OPTIONS = {
     "--slice",
     "--minutes",
     "--build-arg",
+    "--user",
 }
 """Of accelerate, torchrun, hf, mypy, vLLM, pip, docker and `benchmarks.gpu_day`."""
 FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
@@ -126,6 +127,41 @@ def test_a_container_reads_the_hub_s_cache_of_its_host(page: Path) -> None:
     assert home
     (line,) = re.findall(r"docker run .*--gpus all.*", page.read_text("utf-8"))
     assert f"-v ~/.cache/huggingface:{home[1]}/.cache/huggingface" in line
+
+
+def test_every_mount_is_on_a_folder_that_all_users_of_the_image_may_write_to() -> None:
+    """Docker makes a missing folder, and a new volume on it, as root's."""
+    recipe = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+    (made,) = re.findall(r"^RUN mkdir -p (.*?) *&&", recipe, flags=re.MULTILINE)
+    (open_to_all,) = re.findall(r"chmod 1777 (.*)$", recipe, flags=re.MULTILINE)
+    home = re.search(r"^ENV HOME=(\S+) USER=\w+$", recipe, flags=re.MULTILINE)
+    assert home
+    assert set(open_to_all.split()) >= {home[1], *made.split()}
+
+    (service,) = yaml.safe_load((ROOT / "examples" / "compose.yaml").read_text("utf-8"))["services"].values()
+    pages = recipe + (ROOT / "docs" / "install.md").read_text("utf-8")
+    targets = re.findall(r"-v \S+?:(/[\w./-]+)", pages) + [volume.partition(":")[2] for volume in service["volumes"]]
+    assert len(targets) == 5
+    assert [target for target in targets if target not in open_to_all.split()] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "install.md", ROOT / "Dockerfile"], ids=name_of)
+def test_a_container_writes_into_folders_of_its_caller(page: Path) -> None:
+    text = page.read_text("utf-8")
+    runs = list(re.finditer(r"docker run (.*) -v (?:\"\$PWD/)?(\S+?):", text))
+    assert len(runs) == 2
+    for run in runs:
+        assert '--user "$(id -u):$(id -g)"' in run[1]
+        made = " ".join(re.findall(r"mkdir -p (.*)", text[: run.start()]))
+        assert run[2] in made.split()
+
+
+def test_the_image_is_built_from_all_that_the_wheel_holds() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    sources = {Path(path).parts[0] for path in [*targets["packages"], *targets["force-include"]]}
+    kept = (ROOT / ".dockerignore").read_text("utf-8").split()
+    assert kept[0] == "*"
+    assert {f"!{source}" for source in sources} <= set(kept)
 
 
 @pytest.mark.parametrize("page", [ROOT / "docs" / "security.md", ROOT / "docs" / "reference.md"], ids=name_of)
@@ -475,10 +511,11 @@ def test_the_page_on_the_judge_shows_the_workflow() -> None:
     page = (ROOT / "docs" / "judge.md").read_text("utf-8")
     workflow = (ROOT / "examples" / "check-panels.yml").read_text("utf-8")
     assert f'```yaml title=".github/workflows/check-panels.yml"\n{workflow}```' in page
-    (command,) = (
-        step["run"] for step in yaml.safe_load(workflow)["jobs"]["check"]["steps"] if "check" in step.get("run", "")
-    )
+    install, command = (step["run"] for step in yaml.safe_load(workflow)["jobs"]["check"]["steps"] if "run" in step)
     assert list(faults_of(shlex.split(command)[1:])) == []
+    # A pull request must not download CUDA, nor other versions than those that are tested.
+    assert "-c vendor/constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu" in install
+    assert f"vendor/pacorl-{pacorl.__version__}-py3-none-any.whl" in install
 
 
 def test_the_compose_file_starts_a_confined_judge_by_a_command_that_exists() -> None:
@@ -487,6 +524,7 @@ def test_the_compose_file_starts_a_confined_judge_by_a_command_that_exists() -> 
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
+    assert "judge" in service["environment"]["PACORL_HOSTS"].split(",")
 
 
 @pytest.mark.parametrize("example", ["reinforce.py", "contrast.py"])

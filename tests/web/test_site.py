@@ -163,13 +163,14 @@ def test_who_leaves_is_signed_out_and_may_come_back(client):
     ],
 )
 def test_a_name_that_was_rebound_to_this_machine_is_refused(client, host, status):
-    assert client.get("/health", headers={"Host": host}).status_code == status
+    assert client.get("/join", headers={"Host": host}).status_code == status
+    assert client.get("/health", headers={"Host": host}).status_code == 200
 
 
 def test_further_names_are_taken_from_the_environment(client, monkeypatch):
     monkeypatch.setenv(HOSTS_VARIABLE, "rank.example, other.example")
-    assert client.get("/health", headers={"Host": "rank.example"}).status_code == 200
-    assert HOSTS_VARIABLE in client.get("/health", headers={"Host": "evil.example"}).json()["error"]
+    assert client.get("/join", headers={"Host": "rank.example"}).status_code == 200
+    assert HOSTS_VARIABLE in client.get("/join", headers={"Host": "evil.example"}).json()["error"]
 
 
 @pytest.mark.parametrize(

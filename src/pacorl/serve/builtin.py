@@ -48,7 +48,7 @@ from pacorl.serve.served_judge import Continuation, DeclinedError, ServedModel, 
 from pacorl.types import Size
 from pacorl.web.connections import run
 from pacorl.web.forms import JsonRoute, validation_message
-from pacorl.web.guard import OTHERS, BodyLimit, Guard, RefusedError
+from pacorl.web.guard import HEALTH, OTHERS, BodyLimit, Guard, RefusedError
 from pacorl.web.site import HEADERS, listening, with_headers
 
 if TYPE_CHECKING:
@@ -244,8 +244,8 @@ async def version() -> dict[str, str]:
     return {"version": f"pacorl {__version__}"}
 
 
-@public.get("/health")
-@public.head("/health", include_in_schema=False)
+@public.get(HEALTH)
+@public.head(HEALTH, include_in_schema=False)
 async def health() -> dict[str, str]:
     """Answer without a key, for a load balancer."""
     return {"status": "ok"}
@@ -331,7 +331,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     async def check_key(request: Request) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         # Not by `request.url`, which begins with the Host header: a client may write /health there.
-        is_health = request.scope["path"] == "/health"
+        is_health = request.scope["path"] == HEALTH
         # Compared in constant time, or the time of an answer would show how much of a key is right.
         if not api_key or is_health:
             return

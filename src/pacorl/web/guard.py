@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS_VARIABLE = "PACORL_HOSTS"
 """Further names of a server, separated by commas, for instance behind a proxy."""
+HEALTH = "/health"
+"""Path that answers under any name: a load balancer may have another than callers, and the answer is no secret."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 OTHERS = "*"
 """Key of a table of limits for all other routes."""
@@ -71,7 +73,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            check_host(scope)
+            if scope["path"] != HEALTH:
+                check_host(scope)
             check_origin(scope)
             await self.admit(Request(scope))
             body = await self._read(scope, receive)

@@ -30,7 +30,7 @@ from starlette.concurrency import run_in_threadpool
 
 from pacorl.io.documents import read_text
 from pacorl.web.forms import Form, JsonRoute, Text, validation_message
-from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
+from pacorl.web.guard import FORM, HEALTH, OTHERS, READING, BodyLimit, Guard, RefusedError
 
 SHARED_FILES = Path(__file__).parent / "page"
 OPEN = ("/join", "/leave")
@@ -91,7 +91,7 @@ class Site:
         app.get("/join")(self._join_page)
         app.post("/join")(self._join)
         app.post("/leave")(self._leave)
-        app.get("/health")(lambda: {"status": "ok"})
+        app.get(HEALTH)(lambda: {"status": "ok"})
         app.include_router(router)
         return app
 
