@@ -22,7 +22,9 @@ def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset)
     shown = read_instances(folder / "instances.jsonl")
     assert [len(instance.panels) for instance in shown] == [3, 3, 3]
     answers = [
-        Answer.to(instance, instance.candidates[::-1], annotator=name) for instance in shown for name in ("ann", "ben")
+        Answer.to(instance, [[best] for best in instance.candidates[::-1]], annotator=name)
+        for instance in shown
+        for name in ("ann", "ben")
     ]
     answers[-1] = replace(answers[-1], candidates=answers[-1].candidates[::-1], panels=answers[-1].panels[::-1])
     write_records(folder / "rankings.jsonl", answers)

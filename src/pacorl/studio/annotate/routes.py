@@ -352,8 +352,8 @@ class Submission(Form):
 
 class RankingForm(Submission):
     instance: Text
-    order: Annotated[list[int], Field(max_length=64)]
-    """Slots on the page, best first."""
+    order: Annotated[list[int | Annotated[list[int], Field(max_length=64)]], Field(max_length=64)]
+    """Slots on the page, best first; a list within it is a tie."""
     seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
