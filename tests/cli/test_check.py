@@ -149,7 +149,9 @@ def test_a_calibration_on_the_judges_own_training_data_says_so_and_counts_the_he
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"data": {"train": ["tiny:dev:60"]}}))
     result = run("calibrate", judge, "tiny:dev:60", "--test", "tiny:dev:40", "--out", tmp_path / "c.json")
     assert result.exit_code == 0, result.output
-    assert "tiny:dev:60 is this judge's training data" in result.stdout
+    count = re.search(r"(\d+) of (\d+) pairs were trained on", result.stdout)
+    assert count
+    assert count[1] == count[2]
     assert re.search(r"ECE, held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)
 
 

@@ -78,6 +78,18 @@ def test_folders_of_own_images_are_sets(tmp_path: Path):
         pair_images(folder, tmp_path / "mine/fox/a", sets=True)
 
 
+def test_a_folder_with_rankings_of_the_other_kind_is_refused(dataset):
+    folder = dataset(prompts=2, grids=2)
+    shown = read_instances(folder / "instances.jsonl")
+    answers = [Answer.to(instance, [[name] for name in instance.candidates], annotator="ann") for instance in shown[:3]]
+    write_records(folder / "rankings.jsonl", answers)
+    before = (folder / "instances.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="has 3 rankings of another kind, with a reference; use a folder of its own"):
+        pair(folder, sets=True)
+    assert (folder / "instances.jsonl").read_bytes() == before
+    pair(folder)
+
+
 @pytest.mark.parametrize("panels", [(), (("a", "b"),), (("a", "b"), ("c",))])
 def test_a_set_lists_its_images(panels):
     with pytest.raises(ValueError, match="lists two images or more of each candidate"):

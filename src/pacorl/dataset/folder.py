@@ -247,6 +247,16 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
     return answers
 
 
+def check_kind(folder: Path, *, sets: bool) -> None:
+    """Raise ValueError if the folder has rankings of the other kind of question: of whole sets, or with a reference."""
+    others = [answer for answer in collect_answers(folder, dry_run=True) if bool(answer.reference) == sets]
+    if others:
+        kind = "with a reference" if sets else "of whole sets"
+        raise ValueError(
+            f"{folder} has {len(others)} rankings of another kind, {kind}; use a folder of its own for these questions"
+        )
+
+
 def connect(
     database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
 ) -> sqlite3.Connection:

@@ -600,6 +600,33 @@ def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     assert content.decode() == (running.folder / "rankings.jsonl").read_text()
 
 
+def test_a_rehearsal_is_refused_where_people_have_ranked_and_is_named_at_the_next_start(running, capsys):
+    ann, ben = (Client(running.url, running.tokens[name]) for name in ("ann", "ben"))
+    ben.rehearse()
+    ben.rank(ben.task()["task"]["instance"], [0, 1, 2])
+    assert running.store.simulated() == ["ben"]
+    ann.rehearse()
+    running.store._db.execute("UPDATE meta SET value = '[]' WHERE key = 'simulated'")
+    before = running.store.answers()
+    with pytest.raises(ValueError, match=r"people have answered here \(ben 1\); rehearse in a folder of its own"):
+        simulate(running.url, {"ann": running.tokens["ann"]})
+    assert (running.store.answers(), running.store.simulated()) == (before, [])
+
+
+def test_a_second_start_says_that_links_are_unchanged_and_who_is_simulated(dataset, monkeypatch):
+    folder = dataset(prompts=2, grids=2)
+    monkeypatch.setattr(routes, "run", lambda app, sockets: None)
+    said = []
+    for _ in range(2):
+        serve(folder, ["ann"], sharing=NO_OVERLAP, port=0, announce=said.append)
+    assert [line.partition(chr(9))[0] for line in said if chr(9) in line] == ["admin", "ann"]
+    assert [line for line in said if "unchanged" in line] == ["links are unchanged; --renew NAME makes a new one"]
+    with Store(folder / "annotations.db") as store:
+        store.rehearse(ANN)
+    serve(folder, ["ann"], port=0, announce=said.append)
+    assert said[-2] == "answers of ann are simulated; let people rank in a folder of its own"
+
+
 @pytest.mark.slow
 def test_nothing_tells_control_questions_apart(running):
     client, names = Client(running.url, running.tokens["ann"]), set()
