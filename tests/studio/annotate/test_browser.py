@@ -460,7 +460,11 @@ def test_finish_and_export(served, browser):
 
     admin = browser.new_context().new_page()
     admin.goto(links["admin"])
-    playwright.expect(admin.locator("#ranked")).to_have_text("49")
+    with Store(folder / "annotations.db") as store:
+        controls = len(store.answers(controls=True))
+    playwright.expect(admin.locator("#ranked")).to_have_text(str(49 - controls))
+    playwright.expect(admin.locator("#controlsRanked")).to_have_text(str(controls))
+    playwright.expect(admin.locator("#of")).to_have_text("of too few shared questions: 0 of 30")
     shot(admin, "admin")
     with admin.expect_download() as download:
         admin.locator("#export").click()
