@@ -19,10 +19,12 @@ from pacorl.cli.check import _labelled, _verdict
 from pacorl.cli.repair import RepairOptions
 from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
+from pacorl.core.questions import consistent
 from pacorl.core.ranking import Interval
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.local import TINY_JUDGE
+from pacorl.records.comparisons import comparisons_from, save_comparisons
 from pacorl.tiny.characters import draw, set_of, with_another
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -111,6 +113,19 @@ def test_a_threshold_comes_from_the_calibration_or_must_be_given(folder: Path, t
 
 
 @pytest.mark.slow
+def test_a_curve_of_other_questions_is_said(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    images = [folder / "1.png", folder / "2.png"]
+    for text, words in (("Is it red?", "calibrated by the curve of other questions"), (consistent(), "calibrated")):
+        Calibration("tiny", {"": Curve(), text: Curve(2.0)}).save(path)
+        result = run("check", *images, "--min", 0.1, "--calibration", path)
+        assert result.exit_code == 0, result.output
+        assert f"({words})" in result.stdout
+        result = run("score", *images, "--calibration", path)
+        assert ("by the curve of other questions" in result.stdout) == (text != consistent())
+
+
+@pytest.mark.slow
 def test_a_calibration_is_written_from_pairs(tmp_path: Path) -> None:
     out, page = tmp_path / "c.json", tmp_path / "c.html"
     result = run("calibrate", "tiny", "tiny:dev:60", "--out", out, "--report", page)
@@ -149,8 +164,19 @@ def test_a_calibration_on_the_judges_own_training_data_says_so_and_counts_the_he
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"data": {"train": ["tiny:dev:60"]}}))
     result = run("calibrate", judge, "tiny:dev:60", "--test", "tiny:dev:40", "--out", tmp_path / "c.json")
     assert result.exit_code == 0, result.output
-    assert "tiny:dev:60 is this judge's training data" in result.stdout
+    count = re.search(r"(\d+) of (\d+) pairs were trained on", result.stdout)
+    assert count
+    assert count[1] == count[2]
     assert re.search(r"ECE, held out, \d+ pairs: [\d.]+ \([\d.]+ to [\d.]+\) before, [\d.]+ \(", result.stdout)
+
+    # The same images under other paths, beside pairs that are new to the judge.
+    pairs = comparisons_from("tiny:dev:60", scratch=tmp_path / "drawn")
+    new = comparisons_from("tiny:test:40", scratch=tmp_path / "drawn")
+    for name, kept in (("some", [*pairs[:25], *new]), ("none", new)):
+        save_comparisons(kept, tmp_path / "drawn" / f"{name}.jsonl")
+        result = run("calibrate", judge, tmp_path / "drawn" / f"{name}.jsonl", "--out", tmp_path / "c.json")
+        assert result.exit_code == 0, result.output
+        assert (f"25 of {25 + len(new)} pairs were trained on" in result.stdout) == (name == "some")
 
 
 @pytest.mark.parametrize(

@@ -385,7 +385,9 @@ def test_panels_may_be_generated_as_separate_images(tmp_path):
     write_jsonl(tmp_path / "diverse.jsonl", records)
     words = ["generate", str(tmp_path), "--checkpoint", str(tmp_path / "klein"), "--grids", "2", "--batch", "1"]
     words += ["--steps", "1", "--size", "32x48", "--dtype", "float32", "--separate"]
-    CliRunner().invoke(app, words, catch_exceptions=False)
+    made = CliRunner().invoke(app, words, catch_exceptions=False)
+    lines = [line for line in made.stderr.splitlines() if line.startswith("generating")]
+    assert lines == ["generating: 1 of 2", "generating: 2 of 2"]
     pair(tmp_path)
     seed = read_jsonl(tmp_path / "grids.jsonl")[1]["seed"]
     alone = Prompt(0, "red hero. tree")

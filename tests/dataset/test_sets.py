@@ -22,7 +22,9 @@ def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset)
     shown = read_instances(folder / "instances.jsonl")
     assert [len(instance.panels) for instance in shown] == [3, 3, 3]
     answers = [
-        Answer.to(instance, instance.candidates[::-1], annotator=name) for instance in shown for name in ("ann", "ben")
+        Answer.to(instance, [[best] for best in instance.candidates[::-1]], annotator=name)
+        for instance in shown
+        for name in ("ann", "ben")
     ]
     answers[-1] = replace(answers[-1], candidates=answers[-1].candidates[::-1], panels=answers[-1].panels[::-1])
     write_records(folder / "rankings.jsonl", answers)
@@ -74,6 +76,18 @@ def test_folders_of_own_images_are_sets(tmp_path: Path):
         pair_images(folder, tmp_path / "mine", sets=True)
     with pytest.raises(ValueError, match="there are no themes"):
         pair_images(folder, tmp_path / "mine/fox/a", sets=True)
+
+
+def test_a_folder_with_rankings_of_the_other_kind_is_refused(dataset):
+    folder = dataset(prompts=2, grids=2)
+    shown = read_instances(folder / "instances.jsonl")
+    answers = [Answer.to(instance, [[name] for name in instance.candidates], annotator="ann") for instance in shown[:3]]
+    write_records(folder / "rankings.jsonl", answers)
+    before = (folder / "instances.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="has 3 rankings of another kind, with a reference; use a folder of its own"):
+        pair(folder, sets=True)
+    assert (folder / "instances.jsonl").read_bytes() == before
+    pair(folder)
 
 
 @pytest.mark.parametrize("panels", [(), (("a", "b"),), (("a", "b"), ("c",))])

@@ -404,7 +404,9 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     summary = json.loads((config.out / "summary.json").read_text())
     assert summary["before"]["auc"] == first["auc"]
     assert summary["after"]["step"] == 1
-    assert summary["held_out_pairs"] == len(data.read_text().splitlines())
+    labels = [json.loads(line)["consistent"] for line in data.read_text().splitlines()]
+    assert summary["held_out_pairs"] == len(labels)
+    assert summary["commoner_label"] == max(sum(labels), len(labels) - sum(labels)) / len(labels)
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -249,6 +250,7 @@ def calibrate(
         test_pairs = _labelled(options.test, options.limit, Path(scratch)) if options.test else []
         check_folds(pairs)
         check_readable(chain(*(pair.images for pair in [*pairs, *test_pairs])))
+        trained = _trained_on(judge, pairs, Path(scratch))
         with PacoReward.from_pretrained(judge, **access, decline=False) as reward:
             name = reward.name
             answers = ask_comparisons(reward.judge, pairs)
@@ -274,8 +276,10 @@ def calibrate(
         counted = f"{kind}, {len(held_out.p_N)} pairs" if held_out and kind == "held out" else kind
         lines.append(f"ECE, {counted}: {_interval(before)} before, {_interval(fitted)} after")
     lines.append(_verdict(*measured[kind]))
-    if _trained_on(judge, data):
-        lines.append(f"{data} is this judge's training data, on which it is surer than elsewhere; fit on other pairs")
+    if trained:
+        lines.append(
+            f"{trained} of {len(pairs)} pairs were trained on; there the judge is surer than elsewhere: fit on others"
+        )
     echo("\n".join([*lines, f"calibration: {options.out}"]))
     if options.report:
         from pacorl.report.figures import reliability_svg
@@ -298,16 +302,34 @@ def _verdict(before: Interval, after: Interval) -> str:
     return f"the calibration lowers the error{sure}"
 
 
-def _trained_on(judge: str, data: str) -> bool:
-    """Whether the config of the run that a judge's folder belongs to names this file as training data."""
-    from pacorl.io.documents import read_yaml
+def _trained_on(judge: str, pairs: Sequence[Comparison], scratch: Path) -> int:
+    """Count the pairs with the images of a training pair of the run that a judge's folder belongs to.
 
-    for folder in (Path(judge), Path(judge).parent):
-        if (folder / "config.yaml").is_file():
-            config = read_yaml(folder / "config.yaml")
-            sources = config.get("data", {}).get("train", []) if isinstance(config, dict) else []
-            return Path(data).resolve() in [Path(source).resolve() for source in sources]
-    return False
+    Images are compared by content: another export has them under other paths. Sources that are gone count nothing.
+    """
+    from pacorl.io.documents import read_yaml
+    from pacorl.io.files import digest
+    from pacorl.records.comparisons import comparisons_from
+
+    configs = [folder / "config.yaml" for folder in (Path(judge), Path(judge).parent)]
+    path = next(filter(Path.is_file, configs), None)
+    config = read_yaml(path) if path else None
+    trained: list[Comparison] = []
+    for source in config.get("data", {}).get("train", []) if isinstance(config, dict) else []:
+        with suppress(ValueError, OSError):
+            trained += comparisons_from(source, scratch=scratch)
+
+    # Few images are read: of the training data only such as are as large as an image of the pairs.
+    sizes = {image.stat().st_size for image in chain(*(pair.images for pair in pairs))}
+    digest_of = cache(digest)
+
+    def content(pair: Comparison) -> frozenset[str]:
+        if not all(image.is_file() and image.stat().st_size in sizes for image in pair.images):
+            return frozenset()
+        return frozenset(map(digest_of, pair.images))
+
+    known = set(map(content, trained)) - {frozenset()}
+    return sum(content(pair) in known for pair in pairs)
 
 
 def _labelled(source: str, limit: int | None, scratch: Path) -> list[Comparison]:

@@ -59,9 +59,11 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
-    def perform(self, activity: str, step: Callable[..., JsonObject], *inputs: Any, **options: Any) -> None:
-        """Run a step under a progress bar and print its counts."""
-        with progress(activity) as advance:
+    def perform(
+        self, activity: str, step: Callable[..., JsonObject], *inputs: Any, lines: bool = False, **options: Any
+    ) -> None:
+        """Run a step under a progress bar (or `lines` of it) and print its counts."""
+        with progress(activity, lines=lines) as advance:
             counts = step(*inputs, **options, dry_run=self.dry_run, progress=advance)
         self.print(counts)
 
@@ -215,7 +217,7 @@ def diversify(
     from pacorl.dataset.selections import Goal
 
     goal = Goal(number=number, distance=distance)
-    choice = {"method": method, "embed": embed, "per_category": per_category}
+    choice: dict[str, Any] = {"method": method, "embed": embed, "per_category": per_category}
     step.perform("selecting", select, folder, goal=goal, **choice, seed=seed)
 
 
@@ -265,8 +267,8 @@ def generate(
     # None is the checkpoint's own default.
     options = vars(generator).copy()
     source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
-    shares = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
-    step.perform("generating", module.generate, folder, source, **shares)
+    shares: dict[str, Any] = {"grids": grids, "prompts": prompts, "shard": Shard.parse(shard)}
+    step.perform("generating", module.generate, folder, source, lines=True, **shares)
 
 
 @app.command()

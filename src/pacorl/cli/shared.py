@@ -190,15 +190,23 @@ def _names(field: Field[Any]) -> list[str]:
 
 
 @contextmanager
-def progress(activity: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None."""
+def progress(activity: str, *, shown: bool = True, lines: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on the error stream, so that `--json` stays clean; yields (done, total) → None.
+
+    `lines` prints a line for each call in place of the bar if the stream is no terminal.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from pacorl.io.console import PlainConsole
 
+    console = PlainConsole(stderr=True)
+    if lines and not console.is_terminal:
+        yield lambda done, total: echo_errors(f"{activity}: {done} of {total}")
+        return
+
     # Transient below: only the results stay on a terminal.
     columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=PlainConsole(stderr=True), disable=not shown, transient=True) as bar:
+    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
         task = bar.add_task(activity, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

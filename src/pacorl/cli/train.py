@@ -406,6 +406,8 @@ def judge_lines(folder: Path) -> list[str]:
         changes.append(f"{name} {', '.join(figures)}")
     pairs = summary["held_out_pairs"]
     lines = [f"{summary['steps']} steps; on {pairs} held-out pairs: {'; '.join(changes)}"]
+    if "commoner_label" in summary:  # not in summaries of earlier versions
+        lines.append(f"accuracy of always giving the commoner label: {summary['commoner_label']:.3f}")
     if pairs < FEWEST:
         lines.append(f"fewer than {FEWEST} held-out pairs are too few for a conclusion")
     return lines

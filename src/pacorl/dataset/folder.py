@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from pacorl.io.documents import JsonObject, blamed_on, faults_of, parse_json, re
 from pacorl.io.files import PRIVATE, SHARED, safe_name
 from pacorl.io.net import MALFORMED
 from pacorl.records.prompts import load_prompts
-from pacorl.records.rankings import Criteria
+from pacorl.records.rankings import Criteria, ranks_of
 from pacorl.types import Prompt
 
 Record = TypeVar("Record")
@@ -51,6 +51,9 @@ class PromptRecord(NamedTuple):
     prompt: Prompt
     row: JsonObject
 
+
+Order = Sequence[int | Sequence[int]]
+"""Candidates or slots, best first; a nested sequence is a tie."""
 
 Panels = tuple[tuple[str, ...], ...]
 """Images of each candidate, if the candidates are whole sets."""
@@ -133,9 +136,10 @@ class Answer:
 
     @classmethod
     def to(
-        cls, question: Instance, best_first: tuple[str, ...], *, annotator: str, adjudicated: bool = False
+        cls, question: Instance, tiers: Sequence[Sequence[str]], *, annotator: str, adjudicated: bool = False
     ) -> Answer:
-        """Ranking of a question by one person."""
+        """Ranking of a question by one person; the candidates of one tier are tied."""
+        best_first = tuple(chain.from_iterable(tiers))
         return cls(
             question.id,
             annotator,
@@ -144,6 +148,7 @@ class Answer:
             best_first,
             question.theme,
             question.category,
+            ranks_of(tiers),
             criteria=question.criteria or {},
             adjudicated=adjudicated,
             panels=tuple(question.panels[question.candidates.index(name)] for name in best_first if question.panels),
@@ -242,6 +247,16 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
     return answers
 
 
+def check_kind(folder: Path, *, sets: bool) -> None:
+    """Raise ValueError if the folder has rankings of the other kind of question: of whole sets, or with a reference."""
+    others = [answer for answer in collect_answers(folder, dry_run=True) if bool(answer.reference) == sets]
+    if others:
+        kind = "with a reference" if sets else "of whole sets"
+        raise ValueError(
+            f"{folder} has {len(others)} rankings of another kind, {kind}; use a folder of its own for these questions"
+        )
+
+
 def connect(
     database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
 ) -> sqlite3.Connection:
@@ -295,14 +310,15 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
     )
     # Many people rank one instance, and orders repeat: parsing 40,000 answers anew took 1.6 s of a start.
     instance_of = cache(stored_instance)
-    order_of = cache(parse_json)
+    parse_cached = cache(parse_json)
 
     answers = []
     for person, ranking, content, role in rows:
         shown = instance_of(content)
-        order = stored_ranking(ranking, shown, read=order_of)
-        candidates = tuple(shown.candidates[index] for index in order)
-        answers.append(Answer.to(shown, candidates, annotator=person, adjudicated=role == ADJUDICATOR))
+        tiers = []
+        for tier in stored_ranking(ranking, shown, read=parse_cached):
+            tiers.append([shown.candidates[index] for index in tier])
+        answers.append(Answer.to(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR))
     return answers
 
 
@@ -317,9 +333,23 @@ def stored_instance(content: str) -> Instance:
     return typed(parse_json(content), Instance)
 
 
-def stored_ranking(text: str, instance: Instance, *, read: Callable[[str], Any] = parse_json) -> list[int]:
-    """Indices of the candidates of a stored ranking, best first."""
-    order = read(text)
-    if sorted(order) != list(range(len(instance.candidates))):
+def stored_ranking(text: str, instance: Instance, *, read: Callable[[str], Any] = parse_json) -> list[list[int]]:
+    """Tiers of the candidates' indices in a stored ranking, best first."""
+    tiers = tiers_of(read(text))
+    if not all(tiers) or sorted(chain.from_iterable(tiers)) != list(range(len(instance.candidates))):
         raise ValueError(f"a ranking of {instance.id} is {text[:60]}")
-    return list(order)
+    return tiers
+
+
+def tiers_of(order: Order) -> list[list[int]]:
+    """Turn an order into tiers: [2, [0, 3], 1] has three, the second with a tie."""
+    return [list(entry) if isinstance(entry, Sequence) else [entry] for entry in order]
+
+
+def order_of(tiers: Sequence[Sequence[int]], new: Sequence[int]) -> tuple[int | tuple[int, ...], ...]:
+    """Turn tiers into an order, with `new[index]` in the place of each index."""
+    order: list[int | tuple[int, ...]] = []
+    for tier in tiers:
+        renamed = tuple(new[index] for index in tier)
+        order.append(renamed if len(tier) > 1 else renamed[0])
+    return tuple(order)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pacorl.config.options import packed_form
 from pacorl.core.grid import shared_text, split
-from pacorl.dataset.folder import Instance, PromptRecord, read_prompts, write_records
+from pacorl.dataset.folder import Instance, PromptRecord, check_kind, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.generate.image_queue import (
     GenerateImages,
@@ -245,6 +245,7 @@ def pair(
     Raises:
         ValueError: a prompt has no grids, or a grid is missing, changed, no image, or too small to cut.
     """
+    check_kind(folder, sets=sets)
     # Read the grids of all prompts.
     records = read_prompts(folder / prompts)
     grids = grids_of(folder)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from pacorl.dataset.folder import Instance, write_records
+from pacorl.dataset.folder import Instance, check_kind, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.files import flush_all, read_bytes, write_atomic
 from pacorl.io.images import IMAGE_TYPES, check_readable, open_image, png_bytes
@@ -48,6 +48,7 @@ def pair_images(
     Raises:
         ValueError: a group has too few images, an image cannot be used, or there is none at all.
     """
+    check_kind(folder, sets=sets)
     # Plan the copies and the instances.
     groups, other_files = sets_of(images) if sets else groups_of(images)
     pairs: list[tuple[Path, Path]] = []

@@ -19,7 +19,9 @@ from pacorl.io.files import text_digest
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
-    """Label the best tier Yes and the worst tier No; the tiers between stay unlabelled."""
+    """Label the best tier Yes and the worst tier No; the tiers between, or a single one, stay unlabelled."""
+    if len(tiers) < 2:
+        return []
     return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 

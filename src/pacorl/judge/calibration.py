@@ -59,6 +59,10 @@ class Calibration:
         """Return a question's curve."""
         return self.curves.get(without_theme(text)) or self.curves[""]
 
+    def covers(self, text: str) -> bool:
+        """Whether a question has a curve of its own, or no question has."""
+        return len(self.curves) == 1 or without_theme(text) in self.curves
+
     def save(self, path: Path) -> None:
         """Write the file."""
         write_json(path, asdict(self), indent=1)
@@ -202,8 +206,8 @@ def folds_of(groups: Sequence[str]) -> NDArray[np.int64]:
     names = sorted(set(groups))
     if len(names) < FOLDS:
         raise ValueError(
-            f"{len(names)} groups of pairs are too few for {FOLDS} folds; give pairs of {FOLDS} prompts or more, in an "
-            "export by a larger --test-share"
+            f"{len(names)} groups of pairs are too few for {FOLDS} folds; give pairs of {FOLDS} prompts or more that "
+            "the judge was not trained on (of an export, by a larger --test-share before the training)"
         )
     shuffled = np.random.default_rng(0).permutation(len(names))
     fold_of = {}

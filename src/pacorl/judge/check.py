@@ -326,7 +326,7 @@ def verdict_lines(check: Check) -> list[str]:
     # The threshold means something only beside its comparison.
     side = "the references" if check.references else "the other panels"
     count = len(check.panels)
-    limit = f"{check.least:g} with {side} ({'calibrated' if check.scores.calibrated else 'uncalibrated'})"
+    limit = f"{check.least:g} with {side} ({check.scores.calibration})"
     lines = [f"Passed: all {count} panels have P(same) of at least {limit}."]
     if check.failed:
         odd = check.failed[0]

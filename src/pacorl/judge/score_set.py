@@ -20,6 +20,7 @@ from pacorl.types import Grid, Question
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.judge.calibration import Calibration
     from pacorl.judge.judge import Judge
 
 
@@ -222,5 +223,6 @@ def score_set(
             score = replace(score, reasons="\n".join(lines))
         scored.append(score)
 
-    calibrated = getattr(judge, "calibration", None) is not None
-    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibrated)
+    calibration: Calibration | None = getattr(judge, "calibration", None)
+    borrowed = calibration is not None and not all(calibration.covers(spec.text) for spec in specs)
+    return Scores(names, tuple(images), specs, tuple(scored), ranking, calibration is not None, borrowed)

@@ -14,6 +14,7 @@ import logging
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -221,7 +222,9 @@ class JudgeTrainer:
                 evaluations.append(line)
 
         if evaluations:
+            labels = Counter(pair.consistent for pair in data.evaluation)
             summary |= {"held_out_pairs": len(data.evaluation), "before": evaluations[0], "after": evaluations[-1]}
+            summary["commoner_label"] = max(labels.values()) / len(data.evaluation)
         write_json(config.out / "summary.json", summary)
 
 

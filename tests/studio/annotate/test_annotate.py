@@ -61,8 +61,17 @@ def instances(count: int, *, candidates: int = 4) -> list[Instance]:
 def test_kendall_w_by_hand():
     assert kendall_w([[1, 2, 3], [1, 2, 3]]) == 1
     assert kendall_w([[1, 2], [2, 1]]) == 0
-    # Sums 6, 7, 10, 7 around 7.5: S = 9; 12·9 / (9·60)
-    assert kendall_w([[1, 2, 3, 4], [1, 2, 4, 3], [4, 3, 3, 0]]) == pytest.approx(12 * 9 / 540)
+    # Sums 6, 7, 9, 8 around 7.5: S = 5; 12·5 / (9·60)
+    assert kendall_w([[1, 2, 3, 4], [1, 2, 4, 3], [4, 3, 2, 1]]) == pytest.approx(12 * 5 / 540)
+
+
+def test_kendall_w_of_ties_by_hand():
+    """Ranks 1, 2.5, 2.5 and 1, 2, 3: S = 6.5, T = 2³ − 2 = 6, W = 12·6.5 / (4·24 − 2·6)."""
+    sums = np.array([2, 4.5, 5.5])
+    assert ((sums - 4) ** 2).sum() == 6.5
+    assert kendall_w([[1, 2.5, 2.5], [1, 2, 3]]) == pytest.approx(12 * 6.5 / (4 * 24 - 2 * 6))
+    assert kendall_w([[1, 2.5, 2.5], [1, 2.5, 2.5]]) == pytest.approx(1)
+    assert kendall_w([[2, 2, 2], [2, 2, 2]]) is None
 
 
 def test_krippendorff_published_example():
@@ -194,6 +203,52 @@ def test_a_ranking_is_stored_as_it_was_shown(store):
     assert store.progress("ann") == {"total": 6, "ranked": 1, "skipped": 0}
 
 
+def test_a_tie_is_stored_undone_and_counted_as_one_rank(store):
+    task = store.next_tasks("ann")[0]
+    store.rank(ANN, public_key(task.instance.id), [2, [0, 3], 1], request="request-1")
+    (answer,) = store.answers()
+    shown = [task.instance.candidates[slot] for slot in task.slots]
+    assert answer.tiers == ((shown[2],), (shown[0], shown[3]), (shown[1],))
+    assert answer.ranks == (1, 2, 2, 4)
+    assert store.audit()[0]["order"] == [shown[2], [shown[0], shown[3]], shown[1]]
+    store.undo(ANN, request="request-2")
+    assert store.next_tasks("ann")[0].previous == (2, (0, 3), 1)
+
+
+def test_candidates_that_are_all_tied_agree_and_label_nothing(store):
+    store.rank(ANN, key(store), [[0, 1, 2, 3]], request="request-1")
+    (answer,) = store.answers()
+    pairs, counts = label_pairs([answer])
+    assert (pairs, counts["votes"]) == ([], 0)
+    both = [answer, replace(answer, annotator="ben")]
+    assert agreement(both) == {
+        "instances": 1, "kendall_w": None, "kendall_chance": None, "krippendorff_alpha": None
+    }  # fmt: skip
+    assert not disagrees(both)
+
+
+def test_three_that_are_equal_and_a_bad_one(store):
+    store.rank(ANN, key(store), [[3, 1, 0], 2], request="request-1")
+    _, counts = label_pairs(store.answers())
+    assert (counts["yes"], counts["no"], counts["tied"]) == (3, 1, 0)
+
+
+def test_a_foreign_image_tied_with_the_others_fails_its_control(tmp_path):
+    control = replace(instances(1)[0], id="c", must=((0, 3), (1, 3), (2, 3)))
+    with Store(tmp_path / "annotations.db") as store:
+        for name in ("ann", "ben"):
+            store.add_person(name)
+        store.share([*instances(2), control], replace(NO_OVERLAP, control_every=1))
+        for name, last in (("ann", False), ("ben", True)):
+            slots = shown_order(name, control)
+            foreign = slots.index(3)
+            own = [slot for slot in range(4) if slot != foreign]
+            order = [own, foreign] if last else [own[:2], [own[2], foreign]]
+            person = Person(name, is_admin=False, expires=0)
+            store.rank(person, public_key("c"), order, request=f"request-{name}")
+        assert store.controls_passed() == {"ann": (0, 1), "ben": (1, 1)}
+
+
 def test_sent_again_it_is_counted_once(store):
     first = key(store)
     for _ in range(3):
@@ -238,7 +293,7 @@ def test_undo_shows_the_last_again_as_it_was(store):
         store.undo(ANN, request="request-5")
 
 
-@pytest.mark.parametrize("slots", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], []])
+@pytest.mark.parametrize("slots", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], [0, [1, 1], 2], [0, [], [1, 2, 3]], []])
 def test_what_is_no_ranking_is_refused(store, slots):
     with pytest.raises(RefusedError, match="each of the 4 candidates once"):
         store.rank(ANN, key(store), slots, request="request-1")
@@ -545,6 +600,33 @@ def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     assert content.decode() == (running.folder / "rankings.jsonl").read_text()
 
 
+def test_a_rehearsal_is_refused_where_people_have_ranked_and_is_named_at_the_next_start(running, capsys):
+    ann, ben = (Client(running.url, running.tokens[name]) for name in ("ann", "ben"))
+    ben.rehearse()
+    ben.rank(ben.task()["task"]["instance"], [0, 1, 2])
+    assert running.store.simulated() == ["ben"]
+    ann.rehearse()
+    running.store._db.execute("UPDATE meta SET value = '[]' WHERE key = 'simulated'")
+    before = running.store.answers()
+    with pytest.raises(ValueError, match=r"people have answered here \(ben 1\); rehearse in a folder of its own"):
+        simulate(running.url, {"ann": running.tokens["ann"]})
+    assert (running.store.answers(), running.store.simulated()) == (before, [])
+
+
+def test_a_second_start_says_that_links_are_unchanged_and_who_is_simulated(dataset, monkeypatch):
+    folder = dataset(prompts=2, grids=2)
+    monkeypatch.setattr(routes, "run", lambda app, sockets: None)
+    said = []
+    for _ in range(2):
+        serve(folder, ["ann"], sharing=NO_OVERLAP, port=0, announce=said.append)
+    assert [line.partition(chr(9))[0] for line in said if chr(9) in line] == ["admin", "ann"]
+    assert [line for line in said if "unchanged" in line] == ["links are unchanged; --renew NAME makes a new one"]
+    with Store(folder / "annotations.db") as store:
+        store.rehearse(ANN)
+    serve(folder, ["ann"], port=0, announce=said.append)
+    assert said[-2] == "answers of ann are simulated; let people rank in a folder of its own"
+
+
 @pytest.mark.slow
 def test_nothing_tells_control_questions_apart(running):
     client, names = Client(running.url, running.tokens["ann"]), set()
@@ -794,6 +876,19 @@ def test_scores_are_the_peak_of_the_posterior():
     score = fit_scores([Answer("i", "ann", "g", "r", ("a", "b"))])
     gap = score[frozenset("ra")] - score[frozenset("rb")]
     assert 1 / (1 + math.exp(gap)) == pytest.approx(gap / 8, rel=1e-3)
+
+
+def test_tied_candidates_have_equal_scores():
+    tied = Answer("i", "ann", "g", "r", ("a", "b", "c"), ranks=(1, 1, 3))
+    plain = Answer("i", "ben", "g", "r", ("a", "b", "c"))
+    scores = fit_scores([tied])
+    first, second, last = (scores[frozenset(("r", name))] for name in "abc")
+    assert first == pytest.approx(second, abs=1e-5)
+    assert first > last + 0.5
+    # A tie beside a ranking leaves that ranking's weight: only the order that it speaks for gets nearer.
+    scores = fit_scores([tied, plain])
+    first, second, last = (scores[frozenset(("r", name))] for name in "abc")
+    assert first > second > last
 
 
 def test_the_probability_of_the_most_likely_ranking():

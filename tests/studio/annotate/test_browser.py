@@ -210,6 +210,55 @@ def test_who_types_every_letter_saves_that_order(dataset, browser):
     assert [request.post_data_json["order"] for request in sent] == [[0, 1, 2, 3], [3, 2, 1, 0]]
 
 
+def test_ties_by_the_key_and_by_the_button(dataset, browser):
+    folder, port = dataset(prompts=2, grids=4), free_port()
+    with AnnotationServer(folder, "--annotators", "ann", "--controls", "0", "--overlap", "0", port=port) as links:
+        page, sent = browser.new_context(viewport={"width": 375, "height": 800}, has_touch=True).new_page(), []
+        page.on("request", lambda request: sent.append(request) if request.url.endswith("/api/rankings") else None)
+        page.goto(links["ann"])
+        count(page, 0, 96)
+        playwright.expect(page.locator("#asked")).to_contain_text("the image may differ")
+        playwright.expect(page.locator("#tie")).to_be_disabled()
+
+        # A = B, then C; D is placed by itself.
+        places = page.locator("#slots .place")
+        for key in ("a", "=", "b", "c"):
+            page.keyboard.press(key)
+        assert places.all_text_contents() == ["1st", "= 1st", "3rd", "4th"]
+        playwright.expect(page.locator("#news")).to_have_text("Candidate C is 3rd. 0 left.")
+        page.keyboard.press("Enter")
+        count(page, 1, 96)
+
+        # Undo shows the tie again; a key on the ranked image unties it, and the last is tied.
+        page.keyboard.press("Control+z")
+        count(page, 0, 96)
+        assert places.all_text_contents() == ["1st", "= 1st", "3rd", "4th"]
+        page.locator("#slots .pick").nth(1).focus()
+        page.keyboard.press("=")
+        assert focused(page) == "Candidate B, 2nd of 4"
+        page.locator("#submit").focus()
+        page.keyboard.press("=")
+        assert places.all_text_contents() == ["1st", "2nd", "3rd", "= 3rd"]
+        page.keyboard.press("Enter")
+        count(page, 1, 96)
+
+        # By touch: all are equal. Taking one back ends its ties.
+        for slot in (3, 2, 1):
+            page.locator(f".card[data-slot='{slot}']").tap()
+            page.locator("#tie").tap()
+        assert places.all_text_contents() == ["1st", "= 1st", "= 1st", "= 1st"]
+        shot(page, "ties")
+        page.locator(".card[data-slot='2']").tap()
+        assert places.all_text_contents() == ["1st", "2nd", "3rd", "= 3rd"]
+        page.locator("#tie").tap()
+        page.locator(".card[data-slot='2']").tap()
+        page.locator("#submit").tap()
+        count(page, 2, 96)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    orders = [request.post_data_json["order"] for request in sent]
+    assert orders == [[[0, 1], 2, 3], [0, 1, [2, 3]], [[3, 2], [1, 0]]]
+
+
 def test_whole_sets_are_ranked_without_a_reference(dataset, browser):
     folder = dataset(prompts=2, grids=3, paired=False)
     pair(folder, sets=True)
@@ -411,7 +460,11 @@ def test_finish_and_export(served, browser):
 
     admin = browser.new_context().new_page()
     admin.goto(links["admin"])
-    playwright.expect(admin.locator("#ranked")).to_have_text("49")
+    with Store(folder / "annotations.db") as store:
+        controls = len(store.answers(controls=True))
+    playwright.expect(admin.locator("#ranked")).to_have_text(str(49 - controls))
+    playwright.expect(admin.locator("#controlsRanked")).to_have_text(str(controls))
+    playwright.expect(admin.locator("#of")).to_have_text("of too few shared questions: 0 of 30")
     shot(admin, "admin")
     with admin.expect_download() as download:
         admin.locator("#export").click()

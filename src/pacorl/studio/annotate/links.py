@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pacorl.dataset.folder import Answer, Instance
+from pacorl.dataset.rules import mean_ranks
 from pacorl.io.files import text_digest
 
 ORDERS = ("shuffled", "uncertain")
@@ -149,20 +150,27 @@ def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0
 # --- agreement ---------------------------------------------------------------------------------------------------
 
 
-def kendall_w(rank_MN: Sequence[Sequence[float]]) -> float:
-    """Compute the coefficient of concordance of M rankings of N items without ties: 0 for none, 1 for full.
+def kendall_w(rank_MN: Sequence[Sequence[float]]) -> float | None:
+    """Compute the coefficient of concordance of M rankings of N items: 0 for none, 1 for full.
 
-    W = 12·S / (M²(N³ − N)), S the sum of squared deviations of the items' rank sums (Kendall & Babington Smith 1939).
+    W = 12·S / (M²(N³ − N) − M·ΣT), S the sum of squared deviations of the items' rank sums, and T the sum of t³ − t
+    over the ties of a ranking (Kendall, Rank Correlation Methods, 1948). Tied items share the mean of their ranks. None
+    if everybody ties all items.
     """
     rank = np.asarray(rank_MN, dtype=float)
     if rank.ndim != 2 or min(rank.shape) < 2:
         raise ValueError(f"Kendall's W needs at least two people and two items, got {rank.shape}")
     people, items = rank.shape
     sums = rank.sum(0)
-    return float(12 * ((sums - sums.mean()) ** 2).sum() / (people**2 * (items**3 - items)))
+    ties = 0
+    for rank_N in rank:
+        _, count = np.unique(rank_N, return_counts=True)
+        ties += int((count**3 - count).sum())
+    most = people**2 * (items**3 - items) - people * ties
+    return float(12 * ((sums - sums.mean()) ** 2).sum() / most) if most else None
 
 
-def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
+def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
     """Compute ordinal α: 1 for perfect agreement, 0 for chance, below 0 for disagreement; None without variation.
 
     Args:
@@ -203,24 +211,30 @@ def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
 
     Returns:
         Their number, mean W, the mean W of random orders (1/M for M people), and ordinal α over (instance, candidate).
+        Tied candidates share the mean of their ranks.
     """
     by_instance: dict[str, list[Answer]] = {}
     for answer in answers:
         if not answer.adjudicated:  # a decision is no second opinion
             by_instance.setdefault(answer.instance, []).append(answer)
-    units: list[tuple[int, ...]] = []
-    concordance = []
+    units: list[tuple[float, ...]] = []
+    concordance: list[float] = []
     chance = []
+    shared = 0
     for group in by_instance.values():
         if len(group) > 1:
+            shared += 1
             rank_MN = []
             for answer in group:
-                rank_MN.append([answer.candidates.index(name) + 1 for name in group[0].candidates])
-            concordance.append(kendall_w(rank_MN))
-            chance.append(1 / len(group))
+                ranks = mean_ranks(answer.tiers)
+                rank_MN.append([ranks[name] for name in group[0].candidates])
+            w = kendall_w(rank_MN)
+            if w is not None:
+                concordance.append(w)
+                chance.append(1 / len(group))
             units += list(zip(*rank_MN, strict=True))
     return {
-        "instances": len(concordance),
+        "instances": shared,
         "kendall_w": float(np.mean(concordance)) if concordance else None,
         "kendall_chance": float(np.mean(chance)) if chance else None,
         "krippendorff_alpha": krippendorff_alpha(units),

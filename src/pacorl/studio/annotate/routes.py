@@ -75,6 +75,10 @@ def serve(
         links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew, adjudicators=adjudicators)
         for name, link in links.items():
             announce(f"{name}\t{public_url.rstrip('/') or url}{link}")
+        if not links:
+            announce("links are unchanged; --renew NAME makes a new one")
+        if simulated := store.simulated():
+            announce(f"answers of {', '.join(simulated)} are simulated; let people rank in a folder of its own")
         announce(f"serving {folder} at {url}")
         run(make_app(folder, store), sockets=[listener])
 
@@ -352,8 +356,8 @@ class Submission(Form):
 
 class RankingForm(Submission):
     instance: Text
-    order: Annotated[list[int], Field(max_length=64)]
-    """Slots on the page, best first."""
+    order: Annotated[list[int | Annotated[list[int], Field(max_length=64)]], Field(max_length=64)]
+    """Slots on the page, best first; a list within it is a tie."""
     seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
@@ -381,6 +385,17 @@ def undo(form: Submission, state: State, person: Someone) -> dict[str, Any]:
     """Undo this person's last ranking or skip, and return its task."""
     state.store.undo(person, request=form.request)
     return task(state, person)
+
+
+class RehearsalForm(Form):
+    """No fields."""
+
+
+@router.post("/api/rehearsal")
+def rehearse(form: RehearsalForm, state: State, person: Someone) -> dict[str, list[str]]:
+    """Mark this person as simulated, unless people have ranked here."""
+    state.store.rehearse(person)
+    return {"simulated": state.store.simulated()}
 
 
 @router.get("/api/admin")

@@ -40,6 +40,10 @@ class Client:
         """Send a ranking, and return the next state once the server has it on its disk."""
         return self._change("/api/rankings", {"instance": instance, "order": list(order)})
 
+    def rehearse(self) -> None:
+        """Mark this annotator as simulated. Raises ValueError if people have ranked."""
+        self._retrying("/api/rehearsal", {})
+
     def skip(self, instance: str, reason: str) -> dict[str, Any]:
         return self._change("/api/skips", {"instance": instance, "reason": reason})
 
@@ -87,7 +91,14 @@ ORACLE = Oracle()
 def simulate(
     url: str, tokens: Mapping[str, str], *, noise: float = 0.5, attend: Sequence[str] = KEPT
 ) -> dict[str, int]:
-    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings."""
+    """Let all people rank at the same time until all tasks are done; returns each person's number of rankings.
+
+    Raises:
+        ValueError: People have ranked there.
+    """
+    # All before the first ranks, so that a refusal leaves no half of a rehearsal.
+    for token in tokens.values():
+        Client(url, token).rehearse()
 
     def work(name: str) -> int:
         return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))

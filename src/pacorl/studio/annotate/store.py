@@ -21,11 +21,23 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pacorl.dataset import folder
-from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
+from pacorl.dataset.folder import (
+    ADJUDICATOR,
+    ADMINISTRATOR,
+    Answer,
+    Instance,
+    Order,
+    order_of,
+    stored_answers,
+    stored_instance,
+    stored_ranking,
+    tiers_of,
+)
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
 from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder, text_digest
 from pacorl.studio.annotate.links import Sharing, share_out
@@ -60,7 +72,7 @@ class Task(NamedTuple):
     instance: Instance
     slots: tuple[int, ...]
     """The candidates in a per-annotator order, so that no position is favoured."""
-    previous: tuple[int, ...] | None = None
+    previous: Order | None = None
     """The undone ranking, as slots."""
 
 
@@ -244,8 +256,10 @@ class Store:
         last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
         events = self._all(last, person, instance.id)
         # An undone skip has no ranking to be shown again.
-        undone = parse_json(events[0][1]) if events and events[0][0] == "undo" and events[0][1] else None
-        previous = None if undone is None else tuple(slots.index(candidate) for candidate in undone)
+        previous = None
+        if events and events[0][0] == "undo" and events[0][1]:
+            slot_of = [slots.index(candidate) for candidate in range(len(slots))]
+            previous = order_of(stored_ranking(events[0][1], instance), slot_of)
         return Task(instance, slots, previous)
 
     def undone(self, person: str) -> list[str]:
@@ -268,8 +282,9 @@ class Store:
             moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
             row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
             if kind != "skip" and content:
-                candidates = stored_instance(stored).candidates
-                row["order"] = [candidates[index] for index in parse_json(content)]
+                shown = stored_instance(stored)
+                tiers = [[shown.candidates[index] for index in tier] for tier in stored_ranking(content, shown)]
+                row["order"] = [tier if len(tier) > 1 else tier[0] for tier in tiers]
             elif content:
                 row["reason"] = content
             rows.append(row)
@@ -290,21 +305,20 @@ class Store:
             raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
         return stored_instance(rows[0][0])
 
-    def rank(
-        self, person: Person, key: str, slots: Sequence[int], *, request: str, seconds: float | None = None
-    ) -> None:
+    def rank(self, person: Person, key: str, slots: Order, *, request: str, seconds: float | None = None) -> None:
         """Store a ranking, and return when it is on the disk.
 
         Args:
-            slots: slots on the page, best first.
+            slots: slots on the page, best first; a list within it is a tie.
             request: the client's own id of this submission; sent again, it counts once.
         """
         instance = self.instance_for(person, key, to_answer=True)
         count = len(instance.candidates)
-        if sorted(slots) != list(range(count)):
+        tiers = tiers_of(slots)
+        if not all(tiers) or sorted(chain.from_iterable(tiers)) != list(range(count)):
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
         shown = shown_order(person.name, instance)
-        ranking = json.dumps([shown[slot] for slot in slots])
+        ranking = json.dumps(order_of(tiers, shown))
         kind = "decide" if person.adjudicates else "rank"
         self._answer(person.name, kind=kind, instance=instance.id, content=ranking, request=request, seconds=seconds)
 
@@ -334,6 +348,25 @@ class Store:
             )
             db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
+
+    def rehearse(self, person: Person) -> None:
+        """Mark this person as simulated. Raises RefusedError if people have ranked: the rows would look alike."""
+        with self._transaction() as db:
+            simulated = self.simulated()
+            ranked = []
+            for name, count in db.execute("SELECT person, COUNT(*) FROM answers GROUP BY person ORDER BY person"):
+                if name not in simulated:
+                    ranked.append(f"{name} {count}")
+            if ranked:
+                fault = f"people have answered here ({', '.join(ranked)}); rehearse in a folder of its own"
+                raise RefusedError(fault, status=409)
+            names = json.dumps(sorted({*simulated, person.name}))
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('simulated', ?)", (names,))
+
+    def simulated(self) -> list[str]:
+        """List the people whose answers are simulated."""
+        rows = self._all("SELECT value FROM meta WHERE key = 'simulated'")
+        return list(parse_json(rows[0][0])) if rows else []
 
     def undo(self, person: Person, *, request: str) -> None:
         """Take this person's last answer back, so that its instance is the next task."""
@@ -378,9 +411,11 @@ class Store:
         )
         answered = []
         for person, ranking, content in self._all(sql):
-            order = parse_json(ranking)
             control = stored_instance(content)
-            holds = all(order.index(better) < order.index(worse) for better, worse in control.must)
+            rank_of = {}
+            for rank, tier in enumerate(stored_ranking(ranking, control)):
+                rank_of.update(dict.fromkeys(tier, rank))
+            holds = all(rank_of[better] < rank_of[worse] for better, worse in control.must)
             answered.append((person, control.reference, holds))
         return answered
 

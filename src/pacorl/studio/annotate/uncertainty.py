@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import choix
@@ -30,10 +30,13 @@ def fit_scores(rankings: Sequence[Answer]) -> dict[Pair, float]:
     """Fit the Plackett–Luce score of every pair that the rankings of one group order."""
     index: dict[Pair, int] = {}
     orders: list[tuple[int, ...]] = []
-    for answer in rankings:
-        pairs = [frozenset((answer.reference, name)) for name in answer.candidates]
+    # The model has no ties: a tied ranking counts half in either order, and then every ranking counts as two halves.
+    steps = (1, -1) if any(answer.ranks for answer in rankings) else (1,)
+    for answer, step in product(rankings, steps):
+        names = chain.from_iterable(tier[::step] for tier in answer.tiers)
+        pairs = [frozenset((answer.reference, name)) for name in names]
         orders.append(tuple(index.setdefault(pair, len(index)) for pair in pairs))
-    scores = choix.opt_rankings(len(index), orders, alpha=PENALTY)
+    scores = choix.opt_rankings(len(index), orders, alpha=PENALTY * len(steps))
     return dict(zip(index, scores.tolist(), strict=True))
 
 
@@ -49,7 +52,7 @@ def log_probability(score_M: NDArray[np.float64]) -> float:
 def disagrees(rankings: Sequence[Answer]) -> bool:
     """Check whether the best or the worst candidate of a question has no majority: labels are made of these two."""
     for end in (0, -1):
-        tally = Counter([answer.candidates[end] for answer in rankings])
+        tally = Counter(chain.from_iterable(answer.tiers[end] for answer in rankings))
         if 2 * max(tally.values()) <= len(rankings):
             return True
     return False
@@ -103,12 +106,15 @@ class LiveScores:
         opinions: list[dict[str, Any]] = []
         for answer in self._rankings.get(instance.group, []):
             if answer.instance == instance.id:
-                order = [slot_of[candidate] for candidate in answer.candidates]
+                order = []
+                for tier in answer.tiers:
+                    slots = [slot_of[candidate] for candidate in tier]
+                    order.append(slots if len(slots) > 1 else slots[0])
                 opinions.append({"name": f"Person {len(opinions) + 1}", "order": order})
 
         best_first = np.argsort(-self._scores_of(instance), kind="stable")
-        order = [slot_of[instance.candidates[index]] for index in best_first]
-        return [*opinions, {"name": "All rankings together", "order": order}]
+        together = [slot_of[instance.candidates[index]] for index in best_first]
+        return [*opinions, {"name": "All rankings together", "order": together}]
 
     def _refresh(self) -> None:
         with self._lock:

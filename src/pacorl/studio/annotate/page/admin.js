@@ -4,6 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
 
+const FEWEST = 30;      // shared questions; below it α says little
 const LOW_SHARE = 0.8;  // of control questions passed; below it a person's rankings deserve a look
 
 async function call(path, body) {
@@ -40,7 +41,10 @@ function show({ people, adjudicators, agreement, skips, skipped, failed, command
   meter.setAttribute("aria-valuenow", done);
   meter.setAttribute("aria-valuemax", sum("total"));
   $("count").textContent = `${done} of ${sum("total")}`;
-  $("ranked").textContent = sum("ranked");
+  $("ranked").textContent = sum("ranked") - sum("controls_answered");
+  $("controlsRanked").textContent = sum("controls_answered");
+  $("of").textContent = agreement.instances < FEWEST ? `of too few shared questions: ${agreement.instances} of ${FEWEST}` : `of ${agreement.instances} shared questions`;
+  $("of").className = $("alpha").className = agreement.instances < FEWEST ? "few" : "";
   $("shared").textContent = agreement.instances;
   $("kendall").textContent = agreement.kendall_w?.toFixed(3) ?? "–";
   $("alpha").textContent = agreement.krippendorff_alpha?.toFixed(3) ?? "–";

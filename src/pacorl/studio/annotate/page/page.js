@@ -10,6 +10,7 @@ const OF_A_REFERENCE = $("question").textContent;
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
+let tied = [];        // by place: whether its image is as good as the one before
 let filledIn = -1;    // the slot that the page placed by itself, as the last one left; its key does not take it back
 let cards = [];       // a candidate's box, by slot
 let shownAt = 0;
@@ -110,8 +111,7 @@ function show(state) {
   }
   $("message").hidden = true;
   $("work").hidden = false;
-  order = task.previous ? [...task.previous] : task.candidates.map(() => null);
-  filledIn = -1;
+  setOrder(task.previous ?? task.candidates.map(() => null));
   cards = task.candidates.map(card);
   shownAt = performance.now();
   showTheme(task.theme);
@@ -122,6 +122,18 @@ function show(state) {
   draw(nextStop());
   for (const address of state.ahead) new Image().src = address;
 }
+
+// An order as the server has it: a list within it is a tie.
+function setOrder(ranking) {
+  order = ranking.flat();
+  tied = ranking.flatMap((tier) => [tier].flat().map((_, index) => index > 0));
+  filledIn = -1;
+}
+
+const ranking = () => order.reduce((tiers, slot, place) => {
+  if (tied[place]) tiers.push([tiers.pop(), slot].flat()); else tiers.push(slot);
+  return tiers;
+}, []);
 
 // Whole sets are ranked without a reference.
 function showReference() {
@@ -138,13 +150,12 @@ function showOpinions(opinions) {
   $("opinions").hidden = $("dispute").hidden = opinions.length === 0;
   $("opinions").querySelector("ul").replaceChildren(...opinions.map((opinion) => {
     const item = document.createElement("li"), take = document.createElement("button");
-    const letters = opinion.order.map(letter).join(" ");
+    const letters = opinion.order.map((tier) => [tier].flat().map(letter).join(" = ")).join(" ");
     take.className = "quiet";
     take.textContent = letters;
     take.setAttribute("aria-label", `${opinion.name}: ${letters}. Take this order`);
     take.onclick = () => {
-      order = [...opinion.order];
-      filledIn = -1;
+      setOrder(opinion.order);
       tell(`The order is ${letters}`);
       draw(nextStop());
       nextStop().focus();  // so that Enter saves, after a click too
@@ -156,6 +167,7 @@ function showOpinions(opinions) {
 
 function showTheme(text) {
   $("theme").textContent = text;
+  $("asked").hidden = !text || !task.reference;
   $("theme").classList.remove("whole");
   $("more").setAttribute("aria-expanded", false);
   $("more").textContent = "Show all of it";
@@ -180,6 +192,9 @@ function ordinal(place) {
   return number + (teen ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th");
 }
 
+// The rank of a place, as people read it: tied images share the first of their places.
+const rank = (place, equal = "equal") => (tied[place] ? `${equal} ${ordinal(tied.lastIndexOf(false, place))}` : ordinal(place));
+
 // Puts every card where it belongs. The cards are moved and never made again, since a new node has no focus.
 function draw(focus = document.activeElement) {
   $("slots").replaceChildren(...order.map((slot, place) => {
@@ -187,7 +202,7 @@ function draw(focus = document.activeElement) {
     box.className = slot === null ? "slot" : "slot filled";
     box.dataset.place = place;
     label.className = "place";
-    label.textContent = ordinal(place);
+    label.textContent = rank(place, "=");
     box.append(label);
     if (slot !== null) box.append(cards[slot]);
     return box;
@@ -198,8 +213,10 @@ function draw(focus = document.activeElement) {
   $("submit").disabled = busy || order.includes(null) || Boolean(task.broken);
   for (const [slot, box] of cards.entries()) {
     const place = order.indexOf(slot);
-    box.firstElementChild.setAttribute("aria-label", `Candidate ${letter(slot)}, ${place < 0 ? "not ranked" : `${ordinal(place)} of ${order.length}`}`);
+    box.firstElementChild.setAttribute("aria-label", `Candidate ${letter(slot)}, ${place < 0 ? "not ranked" : `${rank(place)} of ${order.length}`}`);
   }
+  $("tie").disabled = tiePlace() < 1;
+  $("tie").setAttribute("aria-pressed", Boolean(tied[tiePlace()]));
   if (keys) (focus?.disabled || !focus?.isConnected || focus === document.body ? nextStop() : focus)?.focus({ preventScroll: focus === nextStop() });
 }
 
@@ -252,7 +269,7 @@ function place(slot) {
   if (free < 0 || order.includes(slot)) return;
   order[free] = slot;
   finishIfOneIsLeft();
-  tell(`Candidate ${letter(slot)} is ${ordinal(free)}`);
+  tell(`Candidate ${letter(slot)} is ${rank(free)}`);
   draw();
   if (keys) nextStop(slot).focus();
 }
@@ -264,7 +281,19 @@ function finishIfOneIsLeft() {
   order[order.indexOf(null)] = filledIn;
 }
 
+// The place that a tie is about: the next one to be filled, or the last once all are.
+const tiePlace = () => (order.includes(null) ? order.indexOf(null) : order.length - 1);
+
+function tie(place = tiePlace()) {
+  if (place < 1) return;
+  tied[place] = !tied[place];
+  tell(`${order[place] === null ? "The next candidate" : `Candidate ${letter(order[place])}`} is ${rank(place)}`);
+  draw();
+}
+
 function takeBack(slot) {
+  const left = order.indexOf(slot);
+  tied = tied.map((is, place) => is && place !== left && place !== left + 1);
   order = order.map((other) => (other === slot ? null : other));
   if (slot === filledIn) filledIn = -1;
   tell(`Candidate ${letter(slot)} is taken back`);
@@ -284,7 +313,7 @@ function dropOn(slot, target) {
   if (before >= 0) order[before] = there;   // two places swap
   order[target] = slot;
   if (before < 0) finishIfOneIsLeft();
-  tell(`Candidate ${letter(slot)} is ${ordinal(target)}`);
+  tell(`Candidate ${letter(slot)} is ${rank(target)}`);
   draw();
 }
 
@@ -297,7 +326,7 @@ function arrow(slot, step) {
 
 function submit() {
   if (!task || $("submit").disabled) return;
-  change("/api/rankings", { instance: task.instance, order, seconds: Math.round(performance.now() - shownAt) / 1000 });
+  change("/api/rankings", { instance: task.instance, order: ranking(), seconds: Math.round(performance.now() - shownAt) / 1000 });
 }
 
 const undo = () => change("/api/undo", {});
@@ -371,6 +400,7 @@ document.addEventListener("keydown", (event) => {
   else if (!task) return;
   else if (named >= 0) { if (named !== filledIn) toggle(named); }  // who types all letters confirms the last one
   else if (event.key === "Backspace") takeLastBack();
+  else if (event.key === "=") tie(focused && order.includes(Number(focused.dataset.slot)) ? order.indexOf(Number(focused.dataset.slot)) : tiePlace());
   else if (event.key === "Enter" && document.activeElement === document.body) submit();
   else if (/^Arrow(Left|Right)$/.test(event.key) && focused) arrow(Number(focused.dataset.slot), event.key === "ArrowLeft" ? -1 : 1);
   else if (event.key.toLowerCase() === "s") openSkip();
@@ -445,7 +475,8 @@ $("submit").onclick = submit;
 $("undo").onclick = $("back").onclick = undo;
 $("skip").onclick = openSkip;
 $("skipNow").onclick = skipNow;
-$("clear").onclick = () => { order = order.map(() => null); filledIn = -1; draw(); };
+$("clear").onclick = () => { setOrder(order.map(() => null)); draw(); };
+$("tie").onclick = () => tie();
 $("help").onclick = () => $("keys").showModal();
 $("reason").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); skipNow(); } };
 for (const button of document.querySelectorAll(".reason")) button.onclick = () => choose(button);
