@@ -88,6 +88,7 @@ class SetSize(Size):
 
     @property
     def panel(self) -> Size:
+        """Size of a panel, by integer division."""
         return Size(self.height // self.grid.rows, self.width // self.grid.cols)
 
 
