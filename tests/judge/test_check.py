@@ -40,6 +40,17 @@ def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
     assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
 
 
+def test_three_panels_are_too_few_for_a_median_and_the_result_says_so() -> None:
+    advice = "Of three panels one can fail all"
+    result = check_set(Grey(), grey(20, 20, 120), least=0.6)
+    assert len(result.failed) == 3
+    assert any(line.startswith(advice) for line in check_lines(result))
+    with_character = check_set(Grey(), grey(20, 20, 120), least=0.6, characters=[("hero", grey(20))])
+    for other in (with_character, check_set(Grey(), grey(20, 20, 20, 120), least=0.6)):
+        assert len(other.failed) == 1
+        assert advice not in "".join(check_lines(other))
+
+
 def test_references_cost_one_question_per_panel() -> None:
     judge = Grey()
     result = check_set(judge, grey(*[20] * 7, 90), least=0.5, characters=[("hero", grey(20))])
