@@ -84,22 +84,11 @@ def test_a_wrong_word_is_one_line(
         ),
     ],
 )
-def test_a_program_reads_the_fault_and_its_kind(
-    words: tuple[str, ...],
-    code: int,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_program_reads_the_fault_and_its_kind(words: tuple[str, ...], code: int, line: str, tmp_path: Path) -> None:
     Image.new("RGB", (64, 64)).save(tmp_path / "1.png")
-    filled = [word.format(image=tmp_path / "1.png") for word in words]
-    monkeypatch.setattr(sys, "argv", ["pacorl", *filled, "--json"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    printed = capsys.readouterr()
-    assert (ended.value.code, json.loads(printed.out)) == (code, {"error": line})
-    assert printed.err == f"pacorl: {line}\n"
+    ended = run(*(word.format(image=tmp_path / "1.png") for word in words), "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (code, {"error": line})
+    assert ended.stderr == f"pacorl: {line}\n"
 
 
 @pytest.mark.parametrize("words", [(), ("dataset",)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -127,6 +128,8 @@ def test_the_page_is_whole() -> None:
     page = check_page(result, judge="grey")
     assert "Odd one out: d" in page
     assert "a&lt;b" in page
+    marked = re.findall(r'<figure class="failed">.*?</figure>', page, flags=re.DOTALL)
+    assert [re.findall(r'alt="(.*?)"', figure) for figure in marked] == [["d"]]
     assert "uncalibrated" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
 
