@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors import SafetensorError
 
 import pacorl
@@ -64,6 +67,28 @@ def test_a_wrong_word_is_one_line(
     said = capsys.readouterr().err
     assert (ended.value.code, said.count("\n")) == (2, 1)
     assert said.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (("check", "a.png", "b.png", "--judge", ""), 2, "--judge is empty; is the variable set?"),
+        (("score", "a.png", "b.png", "--criteria", ""), 2, "--criteria is empty; is the variable set?"),
+        (("check", "a.png", "--no-such-option"), 2, "No such option: --no-such-option; see pacorl check --help"),
+        (("check", "{image}", "{image}"), 2, "no threshold: give --min, or a calibration that has thresholds"),
+        (("score", "{image}", "none.png"), 1, "none.png: No such file or directory"),
+        (
+            ("check", "{image}", "{image}", "--min", "0.5", "--judge", "http://127.0.0.1:9/v1", "--model", "m"),
+            75,
+            "no judge at http://127.0.0.1:9/v1: no connection: Connection refused",
+        ),
+    ],
+)
+def test_a_program_reads_the_fault_and_its_kind(words: tuple[str, ...], code: int, line: str, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "1.png")
+    ended = run(*(word.format(image=tmp_path / "1.png") for word in words), "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (code, {"error": line})
+    assert ended.stderr == f"pacorl: {line}\n"
 
 
 @pytest.mark.parametrize("words", [(), ("dataset",)])

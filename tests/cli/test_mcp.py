@@ -102,7 +102,10 @@ async def _use_tools(root: Path) -> None:
         assert "leads out of" in await fault("check", images=IMAGES, least=0.5, criteria=["../secret.json"])
         assert "leads out of" in await fault("repair", images=IMAGES, least=0.5, out="../out")
         assert "name a new folder with out" in await fault("repair", images=IMAGES, least=0.5, out="repaired")
-        assert "2 validation errors" in await fault("check", images="1.png", least="many")
+        wrong = await fault("check", images="1.png", least="many")
+        assert wrong.startswith("Error executing tool check: images: 'str' instances are not allowed")
+        assert "; least: Input should be a valid number" in wrong
+        assert "http" not in wrong
         assert "300 entries; give at most 256" in await fault("odd_one_out", images=["1.png"] * 300)
         assert "tries=10000; give at most 100" in await fault(
             "repair", images=IMAGES, least=0.5, out="new", tries=10_000

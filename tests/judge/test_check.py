@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -38,6 +39,17 @@ def test_one_wrong_panel_fails_at_every_size(count: int) -> None:
     assert not result.passed
     assert [panel.panel for panel in result.failed] == [count - 1]
     assert check_set(Grey(), grey(*[20] * count), least=0.5).passed
+
+
+def test_three_panels_are_too_few_for_a_median_and_the_result_says_so() -> None:
+    advice = "Of three panels one can fail all"
+    result = check_set(Grey(), grey(20, 20, 120), least=0.6)
+    assert len(result.failed) == 3
+    assert any(line.startswith(advice) for line in check_lines(result))
+    with_character = check_set(Grey(), grey(20, 20, 120), least=0.6, characters=[("hero", grey(20))])
+    for other in (with_character, check_set(Grey(), grey(20, 20, 20, 120), least=0.6)):
+        assert len(other.failed) == 1
+        assert advice not in "".join(check_lines(other))
 
 
 def test_references_cost_one_question_per_panel() -> None:
@@ -116,6 +128,8 @@ def test_the_page_is_whole() -> None:
     page = check_page(result, judge="grey")
     assert "Odd one out: d" in page
     assert "a&lt;b" in page
+    marked = re.findall(r'<figure class="failed">.*?</figure>', page, flags=re.DOTALL)
+    assert [re.findall(r'alt="(.*?)"', figure) for figure in marked] == [["d"]]
     assert "uncalibrated" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
 

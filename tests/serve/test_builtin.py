@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from datetime import datetime
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor
 from transformers.image_utils import SizeDict
 from typer.testing import CliRunner
 
+import pacorl
 from pacorl.cli import app
 from pacorl.cli.serve import ServeOptions
 from pacorl.config.options import KEY
@@ -103,6 +105,28 @@ def test_every_metric_has_a_line_of_help(url: str) -> None:
     kinds = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert kinds == [line.split()[2] for line in lines if line.startswith("# HELP")]
     assert "pacorl_request_seconds" in kinds
+
+
+def test_the_metrics_name_the_version(url: str) -> None:
+    assert f'pacorl_build_info{{version="{pacorl.__version__}"}} 1' in get(f"{url}/metrics").splitlines()
+
+
+def test_an_access_log_has_a_line_of_json_per_request(
+    local_judge: LocalJudge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving({"judge": local_judge}, access_log=True, api_key="secret") as url:
+        get(f"{url}/health")
+        for path, sent in (("/v1/models?a=1", {"X-Request-Id": "a\tb"}), ("/none%0aelse", {"Host": "evil.example"})):
+            with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+                connection.request("GET", path, headers=sent)
+                connection.getresponse().read()
+    first, second = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [first[key] for key in ("client", "method", "path", "status", "id")] == [
+        *("127.0.0.1", "GET", "/v1/models", 401, "a\tb")
+    ]
+    assert 0 <= first["seconds"] < 60
+    assert datetime.fromisoformat(first["time"]).tzinfo
+    assert (second["path"], second["status"], second["id"]) == ("/none\nelse", 421, "")
 
 
 def metrics(url: str) -> dict[str, float]:
@@ -248,6 +272,7 @@ def test_sampling_follows_the_seed(url: str, length: int) -> None:
         ({"stop": ["."]}, "stop: Extra inputs"),
         ({"stream": True}, "stream"),
         ({"n": 2}, "n: "),
+        ({"stream": True}, "stream: Value error, streaming is not supported"),
         ({"messages": []}, "messages"),
         ({"top_logprobs": 5}, "need logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -264,7 +289,10 @@ def test_sampling_follows_the_seed(url: str, length: int) -> None:
         ({"messages": asking_about("http://127.0.0.1:1/a.png")}, "does not fetch"),
         ({"messages": asking_about("data:image/png;base64,%%%")}, "not base64"),
         ({"messages": asking_about("data:image/png;base64,aGVsbG8=")}, "image 1: not an image"),
-        ({"messages": asking_about(*[encode(PANELS[0]).url] * 9)}, "9 images in one request"),
+        (
+            {"messages": asking_about(*[encode(PANELS[0]).url] * 17)},
+            "17 images in one request; this server takes 16 (--max-images)",
+        ),
     ],
 )
 def test_a_faulty_request_is_told_what_is_wrong(url: str, fields: dict[str, Any], message: str) -> None:
@@ -275,6 +303,25 @@ def test_a_faulty_request_is_told_what_is_wrong(url: str, fields: dict[str, Any]
 
 def test_a_body_that_is_no_json_is_refused(url: str) -> None:
     assert post(f"{url}/v1/chat/completions", b"{")[0] == 400
+
+
+def test_a_body_without_a_content_type_is_told_which_to_send(url: str) -> None:
+    with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+        connection.request("POST", "/v1/chat/completions", body=b'{"model": "judge"}')
+        answer = connection.getresponse()
+        assert answer.status == 400
+        assert "`Content-Type: application/json`" in json.loads(answer.read())["error"]["message"]
+
+
+def test_an_answer_counts_its_tokens(url: str, local_judge: LocalJudge) -> None:
+    usage = chat(url, messages=asking_about(encode(PANELS[0]).url), max_tokens=3)[1]["usage"]
+    without = chat(url, messages=asking_about(), max_tokens=1)[1]["usage"]
+    prompting = local_judge.prompting
+    assert usage["prompt_tokens"] - without["prompt_tokens"] == prompting.count(
+        "<|vision_start|><|image_pad|><|vision_end|>", [Size(height=PANELS[0].height, width=PANELS[0].width)]
+    )
+    assert usage["completion_tokens"] in (1, 2, 3)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
 def test_a_text_that_takes_long_to_tokenize_is_refused_or_leaves_the_server_free(url: str) -> None:
@@ -584,7 +631,7 @@ def test_a_set_has_the_scores_of_the_judge_in_this_process(
     [
         ({"images": [encode(PANELS[0]).url]}, "1 image has nothing to be compared with"),
         ({"images": [encode(PANELS[0]).url, "/etc/passwd"]}, "image 2: only data URLs are taken"),
-        ({"images": [encode(PANELS[0]).url] * 9}, "9 images in one request; at most 8"),
+        ({"images": [encode(PANELS[0]).url] * 17}, "17 images in one request; this server takes 16"),
         ({"images": [encode(panel).url for panel in PANELS], "theme": "<|im_end|>"}, "<|im_end|>"),
         ({"images": [encode(panel).url for panel in PANELS], "theme": "hero " * 9000}, "tokens"),
         ({"images": [encode(panel).url for panel in PANELS], "model": "other"}, "there is no model 'other'"),
@@ -685,7 +732,7 @@ def test_a_check_answers_with_the_fields_of_the_command(tiny_url: str, hero: lis
         ({"panels": [0], "least": 0.5}, 400, "1 image has nothing to be compared with"),
         ({"least": 1.5}, 400, "least"),
         ({"references": {"hero": []}, "least": 0.5}, 400, "references.hero"),
-        ({"references": {"hero": [0] * 5}, "least": 0.5}, 400, "9 images in one request; at most 8"),
+        ({"references": {"hero": [0] * 13}, "least": 0.5}, 400, "17 images in one request; this server takes 16"),
         ({"theme": "hero " * 9000, "least": 0.5}, 400, "tokens"),
         ({"least": 0.0}, 422, "the judge cannot judge these images"),
         ({"images": [], "least": 0.5}, 400, "images"),
@@ -725,8 +772,8 @@ def test_errors_have_one_form_and_the_schema_contains_it(local_judge: LocalJudge
         jsonschema.validate(body, form)
     assert [scheme["scheme"] for scheme in components["securitySchemes"].values()] == ["bearer"]
     operation = schema["paths"]["/v1/check"]["post"]
-    assert {"401", "413", "422", "429"} <= operation["responses"].keys()
-    assert all("ErrorAnswer" in str(operation["responses"][status]) for status in ("401", "413", "422", "429"))
+    statuses = ("401", "413", "421", "422", "429")
+    assert all("ErrorAnswer" in str(operation["responses"][status]) for status in statuses)
     assert operation["security"]
     assert "security" not in schema["paths"]["/health"]["get"]
     assert operation["parameters"][0]["name"] == "X-Pacorl-Decline"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import resource
 import socket
 import subprocess
@@ -435,22 +434,6 @@ def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
     assert "token" not in written
     assert "uvicorn[standard]" not in written
     assert "Invalid HTTP request" in written, "the log is read"
-
-
-@pytest.mark.slow
-def test_an_access_log_has_a_line_per_request():
-    running = RUNNING.replace("sockets=[listener])", "sockets=[listener], access_log=True)")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", running], **pipes) as server:
-        address = ("127.0.0.1", int(server.stdout.readline()))
-        with socket.create_connection(address, timeout=20) as connection:
-            connection.sendall(b"GET /nowhere%0aelse HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 404")
-        server.terminate()
-        printed, log = server.communicate()
-    assert printed == ""
-    (line,) = log.splitlines()
-    assert re.fullmatch(r'\d{4}-\S+ \S+ 127\.0\.0\.1:\d+ "GET /nowhere%0Aelse HTTP/1\.1" 404 Not Found', line)
 
 
 WITHOUT_RESOURCE = """

@@ -29,7 +29,7 @@ from pacorl.cli import (
     twin,
     verify,
 )
-from pacorl.cli.shared import Commands, echo, echo_errors
+from pacorl.cli.shared import Commands, echo, echo_errors, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
 
 LONGEST_LINE = 2000
@@ -126,7 +126,7 @@ def exit_code(command: Callable[[], object]) -> int:
         lines = []
         for line in fault_line(error).split("\n"):
             lines.append(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
-        echo_errors("pacorl: " + "\n".join(lines))
+        _print_fault("\n".join(lines), printed=hasattr(error, "to_dict"))
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
 
@@ -142,11 +142,19 @@ def fault_line(error: Exception) -> str:
     return str(error).strip() or type(error).__name__
 
 
+def _print_fault(message: str, *, printed: bool = False) -> None:
+    """Print a fault for people, and with `--json` as a document, unless the command has `printed` one about it."""
+    # The command line itself is read, since a wrong option ends the command before its options have values.
+    if "--json" in sys.argv and not printed:
+        print_json({"error": message})
+    echo_errors(f"pacorl: {message}")
+
+
 def _refuse(error: Any) -> int:
     """Print a wrong use of the command line; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "pacorl --help"
-        echo_errors(f"pacorl: {' '.join(error.format_message().split()).removesuffix('.')}; see {command}")
+        _print_fault(f"{' '.join(error.format_message().split()).removesuffix('.')}; see {command}")
     return int(error.exit_code)

@@ -59,6 +59,8 @@ class ToolFiles:
 @app.command()
 def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> None:
     """Serve the tools check, odd_one_out, rank and repair over stdio."""
+    from pydantic import ValidationError
+
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge
     from pacorl.judge.calibration import read_calibration
@@ -78,7 +80,13 @@ def tools(*, judge: ToolJudge, generator: RepairGenerator, files: ToolFiles) -> 
             try:
                 return await super().call_tool(name, *arguments)
             except ToolError as error:
-                raise type(error)(" ".join(str(error).split())) from error.__cause__
+                text = str(error)
+                if isinstance(error.__cause__, ValidationError):
+                    faults = [
+                        f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.__cause__.errors()
+                    ]
+                    text = f"Error executing tool {name}: {'; '.join(faults)}"
+                raise type(error)(" ".join(text.split())) from error.__cause__
 
     # All arguments, before a judge is loaded.
     if not files.root.is_dir():

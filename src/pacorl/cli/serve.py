@@ -35,9 +35,9 @@ class ServeOptions:
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str | None = option(None, "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
-    access_log: bool = option(False, "builtin: write a line per request to standard error.")
+    access_log: bool = option(False, "builtin: write a line of JSON per request to standard error.")
     max_body_mib: int = option(64, "builtin: largest request with images.", least=1, most=LARGEST)
-    max_images: int = option(8, "Most images of one request.", least=1, most=256)
+    max_images: int = option(16, "Most images of one request.", least=1, most=256)
     max_pixels: int = option(64_000_000, "builtin: most pixels of one request's images.", least=1, most=10**9)
 
 

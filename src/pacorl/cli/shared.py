@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
-from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
+from pacorl.config.options import KEY, JudgeOptions, Option, UsageError, inherited, option
 from pacorl.io.terminal import printable, printable_json
 
 INCOMPLETE = 3
@@ -145,6 +145,9 @@ def _options_of(group: type) -> list[Field[Any]]:
 
 def _parsed(field: Field[Any], value: Any) -> Any:
     setting: Option = field.metadata[KEY]
+    # A variable that a script takes for set; options that may be empty have that default.
+    if (value == "" and field.default) or (isinstance(value, list) and "" in value):
+        raise UsageError(f"{_names(field)[0]} is empty; is the variable set?")
     if setting.parse is None:
         return value
     if not value:

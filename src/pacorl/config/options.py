@@ -28,6 +28,15 @@ SEEDS = 2**53
 """Largest seed: integers that JSON readers represent exactly."""
 STRONGEST = 1000
 """A guidance scale, a strength, a temperature or the like at most."""
+
+
+class UsageError(ValueError):
+    """A wrong use of a command."""
+
+    exit_code = 2
+    """Exit code of a command that ends with it."""
+
+
 MEMORY: Mapping[str, Mapping[str, Any]] = {
     "normal": {"quantize": "none", "stream": False},
     "low": {"quantize": "int8", "stream": False},

@@ -35,7 +35,7 @@ ANNOUNCED_SECONDS = 1.0
 
 
 class UnreachableError(ConnectionError):
-    """A service was silent for longer than the permitted outage."""
+    """A service is silent, or was for longer than the permitted outage."""
 
     exit_code = 75
     """Exit code of the command: EX_TEMPFAIL of sysexits.h, at which a scheduler starts it again."""

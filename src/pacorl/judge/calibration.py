@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.config.options import UsageError
 from pacorl.core.batches import in_batches
 from pacorl.core.calibration import Curve, Floats, calibration_error, fit_curve
 from pacorl.core.questions import without_theme
@@ -97,15 +98,15 @@ def threshold(
         name: Name of the threshold where it is given, for errors.
 
     Raises:
-        ValueError: There is neither, or the calibration's thresholds are not for this case.
+        UsageError: There is neither, or the calibration's thresholds are not for this case.
     """
     if least is not None:
         return least
     by_size = calibration.thresholds.get("references" if references else "panels") if calibration else None
     if not by_size:
-        raise ValueError(f"no threshold: give {name}, or a calibration that has thresholds")
+        raise UsageError(f"no threshold: give {name}, or a calibration that has thresholds")
     if not plain or sum(references) > 1:
-        raise ValueError(
+        raise UsageError(
             "the calibration's thresholds are for one character, one reference image and the plain question; give "
             f"{name}"
         )

@@ -334,6 +334,11 @@ def verdict_lines(check: Check) -> list[str]:
             f"Failed: {len(check.failed)} of {count} panels are below {limit}.",
             f"Odd one out: {check.scores.names[odd.panel]}, {p_yes_text(odd.score)}{_reason(check, odd)}.",
         ]
+        if count == 3 and not check.references:
+            lines.append(
+                "Of three panels one can fail all, since the median of two values is their mean; check four or more, "
+                "or compare with a character."
+            )
     return [*lines, f"{check.asked} questions, all {len(check.controls)} controls passed."]
 
 

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pacorl.config.options import UsageError
 from pacorl.core import questions as wordings
 from pacorl.core.grid import parse_layout, split
 from pacorl.io.documents import read_json
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
     from pacorl.judge.calibration import Calibration
     from pacorl.judge.judge import Judge
-
-
-class WholeSetError(ValueError):
-    """A grid image stands where a panel is compared, a wrong use of the command."""
-
-    exit_code = 2
-    """Exit code of a command that ends with it."""
 
 
 def read_criteria(values: Sequence[str]) -> dict[str, str]:
@@ -110,14 +104,14 @@ def open_panels(
         Names, images, skipped sources, and the advice of `whole_set`.
 
     Raises:
-        WholeSetError: The only image is a whole set, or one of several is and `whole_sets` is off.
+        UsageError: The only image is a whole set, or one of several is and `whole_sets` is off.
         ValueError: The grid has several images to cut.
     """
     names, images, refused = open_images(sources, keep_going=keep_going)
     if not grid:
         advice = whole_set(sources)
         if advice and (len(images) == 1 or not whole_sets):
-            raise WholeSetError(advice)
+            raise UsageError(advice)
         return names, images, refused, advice
     if len(images) != 1:
         raise ValueError(f"--grid cuts one image, {len(images)} are given")

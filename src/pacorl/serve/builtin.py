@@ -7,13 +7,16 @@ callers are batched together. Sets are scored and longer answers generated one a
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import sys
 import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Security
@@ -77,9 +80,19 @@ class AppState:
 
 
 def create_app(
-    judges: Mapping[str, LocalJudge], *, limits: Limits | None = None, api_key: str = "", allow_urls: bool = False
+    judges: Mapping[str, LocalJudge],
+    *,
+    limits: Limits | None = None,
+    api_key: str = "",
+    allow_urls: bool = False,
+    access_log: bool = False,
 ) -> FastAPI:
-    """Build the server's application, a model per name. `allow_urls`: fetch http images, not data URLs only."""
+    """Build the server's application, a model per name.
+
+    Args:
+        allow_urls: fetch http images, not data URLs only.
+        access_log: write a line of JSON per request to standard error; /health, which is polled, is left out.
+    """
     limits = limits or Limits()
     models = {}
     for name, judge in judges.items():
@@ -99,6 +112,8 @@ def create_app(
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics())
     _add_guards(app, limits, api_key)
+    # Outside of the guards, whose refusals count too.
+    _add_records(app, access_log=access_log)
     # The schema alone: the guard checks the key before a body is read.
     scheme = [Security(HTTPBearer(auto_error=False))] if api_key else []
     app.include_router(router, dependencies=scheme, responses=ERRORS)
@@ -135,10 +150,10 @@ def run_builtin(
     allow_urls: bool = False,
     access_log: bool = False,
 ) -> None:
-    """Serve until a signal ends it. `access_log`: write a line per request to standard error."""
-    app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls)
+    """Serve until a signal ends it; the arguments are those of `create_app`."""
+    app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls, access_log=access_log)
     with listening(host, port) as (listener, _):
-        run(app, sockets=[listener], grace_seconds=10, access_log=access_log)
+        run(app, sockets=[listener], grace_seconds=10)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------------
@@ -151,6 +166,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorAnswer, "description": "The key is missing or wrong."},
     404: {"model": ErrorAnswer, "description": "There is no such model or path."},
     413: {"model": ErrorAnswer, "description": "The body is too large."},
+    421: {"model": ErrorAnswer, "description": "The server has another name; `PACORL_HOSTS` adds this one."},
     422: {"model": ErrorAnswer, "description": "The judge declines the images, or fails a control."},
     429: {"model": ErrorAnswer, "description": "Too many questions wait; `Retry-After` has the seconds."},
 }
@@ -185,7 +201,9 @@ async def chat(request: ChatRequest, state: State, caller: Caller, decline: Decl
         received = await state.images.receive(request.image_urls)
         sizes = [image.size for image in received]
         with _callers_faults():
-            text = await asyncio.to_thread(model.text, request.messages, sizes, most_tokens=limits.prompt_tokens)
+            text, tokens = await asyncio.to_thread(
+                model.text, request.messages, sizes, most_tokens=limits.prompt_tokens
+            )
 
         # Decode and answer.
         async with state.images.decoded(received, resized=model.judge.prompting.resized, caller=caller) as images:
@@ -194,7 +212,7 @@ async def chat(request: ChatRequest, state: State, caller: Caller, decline: Decl
                 await model.check_domain(prompt)
             continuation = await model.answer(request, prompt)
         state.metrics.images += len(images)
-        return JSONResponse(completion(request, continuation, model.tokenizer))
+        return JSONResponse(completion(request, continuation, model.tokenizer, prompt_tokens=tokens))
 
 
 @router.post("/v1/consistency", response_model=None, responses={200: {"model": ScoresAnswer}})
@@ -289,7 +307,9 @@ def _check_length(model: ServedModel, request: SetRequest, sizes: Sequence[Size]
         model.text([asking(question.text, images=2)], largest, most_tokens=most_tokens)
 
 
-def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any) -> dict[str, Any]:
+def completion(
+    request: ChatRequest, continuation: Continuation, tokenizer: Any, *, prompt_tokens: int
+) -> dict[str, Any]:
     """Write the API's answer to a request."""
 
     def entry(token: int, row: Tensor) -> dict[str, Any]:
@@ -321,6 +341,11 @@ def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any)
         "created": int(time.time()),
         "model": request.model,
         "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(continuation.ids),
+            "total_tokens": prompt_tokens + len(continuation.ids),
+        },
     }
 
 
@@ -345,21 +370,45 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     app.add_middleware(Guard, answer=_error, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
     app.middleware("http")(with_headers)
 
+    for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, lambda request, fault: _error(fault))
+
+
+def _add_records(app: FastAPI, *, access_log: bool) -> None:
     @app.middleware("http")
-    async def echo_id(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        responses = app.state.shared.metrics.responses
+    async def count(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Count and log every response, and echo the request's id, which connects them across proxies."""
+        start = time.perf_counter()
+        sent = request.headers.get(REQUEST_ID, "")[:200]
+
+        def record(status: int) -> None:
+            app.state.shared.metrics.responses[status] += 1
+            if access_log and request.scope["path"] != HEALTH:
+                _log(request, status, time.perf_counter() - start, sent)
+
         try:
             response = await proceed(request)
         except Exception:
-            responses[500] += 1  # the answer is made outside of all middleware
+            record(500)  # the answer is made outside of all middleware
             raise
-        responses[response.status_code] += 1
-        if sent := request.headers.get(REQUEST_ID):
-            response.headers[REQUEST_ID] = sent[:200]  # it connects answer and question across proxies
+        record(response.status_code)
+        if sent:
+            response.headers[REQUEST_ID] = sent
         return response
 
-    for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, lambda request, fault: _error(fault))
+
+def _log(request: Request, status: int, seconds: float, sent: str) -> None:
+    """Write a request to standard error; JSON escapes what a caller could have a terminal do."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "client": request.client.host if request.client else "",
+        "method": request.method,
+        "path": request.scope["path"],
+        "status": status,
+        "seconds": round(seconds, 3),
+        "id": sent,
+    }
+    print(json.dumps(line), file=sys.stderr, flush=True)
 
 
 def _error(fault: Exception) -> JSONResponse:
@@ -426,8 +475,11 @@ class Metrics:
         # Label values may contain quotes and line breaks, which the format escapes.
         escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
+        lines = _head("build_info", "gauge", "Version of the server.")
+        lines.append(f'pacorl_build_info{{version="{__version__}"}} 1')
+
         # Requests by model and outcome.
-        lines = _head("request_seconds", "histogram", "Time of a request, by model and outcome.")
+        lines += _head("request_seconds", "histogram", "Time of a request, by model and outcome.")
         for (model, outcome), row in sorted(self._seconds.items()):
             labels = f'model="{model.translate(escapes)}",outcome="{outcome}"'
             for bound, count in zip((*BUCKETS, "+Inf"), row, strict=False):

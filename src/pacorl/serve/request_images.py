@@ -55,7 +55,9 @@ class RequestImages:
             ImageError: if there are too many, or one cannot be read; the message names it.
         """
         if len(urls) > self._limits.images:
-            raise ImageError(f"{len(urls)} images in one request; at most {self._limits.images} are taken")
+            raise ImageError(
+                f"{len(urls)} images in one request; this server takes {self._limits.images} (--max-images)"
+            )
         received = []
         # Downloads count like bodies: all images of a request share the limit.
         spare = self._limits.body_bytes

@@ -40,7 +40,8 @@ class Limits:
 
     body_bytes: int = 64 * 2**20
     """Limit of a route with images; other routes have BodyLimit's."""
-    images: int = 8
+    images: int = 16
+    """Limit of one request; its pixels have a limit of their own."""
     pixels: int = MAX_PIXELS
     """Limit for all images of one request."""
     held_pixels: int = 2 * MAX_PIXELS
@@ -59,6 +60,12 @@ def _not_tiny(temperature: float) -> float:
     if 0 < temperature < 1e-3:
         raise ValueError("0, or at least 0.001")
     return temperature
+
+
+def _whole(stream: bool) -> bool:
+    if stream:
+        raise ValueError("streaming is not supported")
+    return stream
 
 
 def _ascii(url: str) -> str:
@@ -139,7 +146,7 @@ class ChatRequest(Form):
     """Whether tokens are named `token_id:N`, since two tokens may share a text."""
     chat_template_kwargs: TemplateOptions = TemplateOptions()
     n: Literal[1] = 1
-    stream: Literal[False] = False
+    stream: Annotated[bool, AfterValidator(_whole)] = False
     user: Name = ""
 
     @model_validator(mode="after")

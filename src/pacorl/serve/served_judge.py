@@ -174,8 +174,8 @@ class ServedModel:
         if beyond := [i for i in request.logprob_token_ids if i >= self.vocabulary]:
             raise RefusedError(f"logprob_token_ids {beyond} are beyond the {self.vocabulary} tokens")
 
-    def text(self, messages: Sequence[Message], sizes: Sequence[Size], *, most_tokens: int) -> str:
-        """Write a conversation by the model's chat template.
+    def text(self, messages: Sequence[Message], sizes: Sequence[Size], *, most_tokens: int) -> tuple[str, int]:
+        """Write a conversation by the model's chat template, and count its tokens, those of images included.
 
         Args:
             messages: the turns.
@@ -205,7 +205,7 @@ class ServedModel:
         tokens = self.judge.prompting.count(text, sizes)
         if tokens > most_tokens:
             raise ValueError(f"the request is {tokens:,} tokens long; at most {most_tokens:,} are taken")
-        return text
+        return text, tokens
 
     @staticmethod
     def prompt(text: str, images: Sequence[Image]) -> ChatPrompt:

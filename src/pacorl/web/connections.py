@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections import deque
 from contextlib import suppress
-from copy import deepcopy
 from operator import attrgetter
 from typing import Any
 
@@ -160,20 +158,9 @@ def most_connections() -> int:
     return max(8, files - SPARE_FILES)
 
 
-def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3, access_log: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`.
-
-    Args:
-        access_log: write time, caller, request line and status of each request to standard error.
-    """
-    log = deepcopy(uvicorn.config.LOGGING_CONFIG)
-    log["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    log["formatters"]["access"]["fmt"] = '%(asctime)s %(client_addr)s "%(request_line)s" %(status_code)s'
-    options: dict[str, Any] = {"log_level": "warning", "access_log": access_log, "http": Connection, "ws": "none"}
-    config = uvicorn.Config(
-        app, timeout_graceful_shutdown=grace_seconds, backlog=ACCEPTED_TOGETHER, log_config=log, **options
-    )
-    # `log_level` is that of the server's own messages too.
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:
+    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": Connection, "ws": "none"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, backlog=ACCEPTED_TOGETHER, **options)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         Server(config).run(sockets=sockets)

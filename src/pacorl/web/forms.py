@@ -94,6 +94,9 @@ class JsonRequest(Request):
 def validation_message(error: RequestValidationError) -> str:
     """List the first faults of a request on one line, and the number of further faults."""
     faults = error.errors()
+    # The body of a request without JSON's content type stays bytes.
+    if any(isinstance(fault.get("input"), bytes) for fault in faults):
+        return "the body is not read as JSON; send the header `Content-Type: application/json`"
     shown = []
     for fault in faults[:SHOWN_FAULTS]:
         field = ".".join([str(name) for name in fault["loc"][1:]])

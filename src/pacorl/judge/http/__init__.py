@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive
 from pacorl.io.net import is_url, service_url
-from pacorl.io.outage import OUTAGE_SECONDS
+from pacorl.io.outage import OUTAGE_SECONDS, UnreachableError
 from pacorl.judge.calibration import read_calibration
 from pacorl.judge.http.endpoints import address_of, listens, load_endpoints
 from pacorl.judge.http.http_judge import HttpJudge
@@ -118,10 +118,13 @@ def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge
 def from_source(
     source: str, *, adapter: str = "", quantize: str = "", stream: bool = False, **options: Any
 ) -> tuple[HttpJudge, str]:
-    """Open a judge by its address, after its handshake."""
+    """Open a judge by its address, after its handshake. Raises UnreachableError if no server answers."""
     if adapter:
         raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
-    judge = connected(source, **options)
+    try:
+        judge = connected(source, **options)
+    except ConnectionError as fault:
+        raise UnreachableError(str(fault)) from None
     return judge, judge.model
 
 
