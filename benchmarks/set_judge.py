@@ -405,9 +405,25 @@ def agreement(logit_S6: Tensor, sets: Sets) -> dict[str, dict[str, float]]:
             for key, both in {"panel_advantages": True, "of_consistency_alone": False}.items():
                 mine_by = credit(found, sets.text_SP[mine], sets.group_S[mine], both=both)
                 pair_by = credit(expected, sets.text_SP[mine], sets.group_S[mine], both=both)
-                row[key] = float(torch.corrcoef(torch.stack([mine_by.flatten(), pair_by.flatten()]))[0, 1])
+                row[key] = pearson(mine_by, pair_by)
+                row[f"{key}_low"], row[f"{key}_high"] = interval(mine_by, pair_by, sets.group_S[mine])
         result[name] = {key: round(value, 4) for key, value in row.items()}
     return result
+
+
+def pearson(first_SP: Tensor, second_SP: Tensor) -> float:
+    """Correlation over all panels."""
+    return float(torch.corrcoef(torch.stack([first_SP.flatten(), second_SP.flatten()]))[0, 1])
+
+
+def interval(first_SP: Tensor, second_SP: Tensor, group_S: Tensor, draws: int = 1000) -> list[float]:
+    """95 % bootstrap interval of the correlation, over groups."""
+    rows = [(group_S == group).nonzero()[:, 0] for group in group_S.unique()]
+    drawn = []
+    for number in torch.randint(len(rows), (draws, len(rows)), generator=torch.Generator().manual_seed(0)):
+        chosen = torch.cat([rows[group] for group in number])
+        drawn.append(pearson(first_SP[chosen], second_SP[chosen]))
+    return torch.tensor(drawn).quantile(torch.tensor([0.025, 0.975])).tolist()
 
 
 def credit(pair_S6: Tensor, text_SP: Tensor, group_S: Tensor, *, both: bool) -> Tensor:
@@ -468,14 +484,17 @@ def table(result: dict[str, Any]) -> str:
     ]
     for judge in ("set judge", "other order"):
         for policy, row in result[judge].items():
-            correlations = [
-                f"{row[key]:.3f}" if key in row else "" for key in ("panel_advantages", "of_consistency_alone")
-            ]
+            correlations = [told(row, key) for key in ("panel_advantages", "of_consistency_alone")]
             right = [f"{row[key]:.3f}" for key in ("accuracy", "pair_judge_accuracy")]
             lines.append(f"| {judge} | {policy} | {' | '.join(correlations + right)} |")
     for judge, spent in result["cost"].items():
         lines.append(f"{judge}: {spent['gflop']:.2f} GFLOP and {1000 * spent['cpu_seconds']:.0f} ms about 12 sets")
     return "\n".join(lines)
+
+
+def told(row: dict[str, float], key: str) -> str:
+    """Render a correlation with its interval, if it has one."""
+    return f"{row[key]:.3f} ({row[f'{key}_low']:.3f} to {row[f'{key}_high']:.3f})" if key in row else ""
 
 
 if __name__ == "__main__":
