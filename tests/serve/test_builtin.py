@@ -111,16 +111,15 @@ def test_the_metrics_name_the_version(url: str) -> None:
     assert f'pacorl_build_info{{version="{pacorl.__version__}"}} 1' in get(f"{url}/metrics").splitlines()
 
 
-def test_an_access_log_has_a_line_of_json_per_request(
-    local_judge: LocalJudge, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving({"judge": local_judge}, access_log=True, api_key="secret") as url:
+def test_an_access_log_has_a_line_of_json_per_request(local_judge: LocalJudge) -> None:
+    lines: list[str] = []
+    with serving({"judge": local_judge}, access_log=lines.append, api_key="secret") as url:
         get(f"{url}/health")
         for path, sent in (("/v1/models?a=1", {"X-Request-Id": "a\tb"}), ("/none%0aelse", {"Host": "evil.example"})):
             with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
                 connection.request("GET", path, headers=sent)
                 connection.getresponse().read()
-    first, second = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    first, second = [json.loads(line) for line in lines]
     assert [first[key] for key in ("client", "method", "path", "status", "id")] == [
         *("127.0.0.1", "GET", "/v1/models", 401, "a\tb")
     ]

@@ -151,7 +151,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         limits=limits,
         api_key=key,
         allow_urls=options.allow_urls,
-        access_log=options.access_log,
+        access_log=echo_errors if options.access_log else None,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import sys
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -85,13 +84,13 @@ def create_app(
     limits: Limits | None = None,
     api_key: str = "",
     allow_urls: bool = False,
-    access_log: bool = False,
+    access_log: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """Build the server's application, a model per name.
 
     Args:
         allow_urls: fetch http images, not data URLs only.
-        access_log: write a line of JSON per request to standard error; /health, which is polled, is left out.
+        access_log: called with a line of JSON per request; /health, which is polled, is left out.
     """
     limits = limits or Limits()
     models = {}
@@ -148,7 +147,7 @@ def run_builtin(
     limits: Limits | None = None,
     api_key: str = "",
     allow_urls: bool = False,
-    access_log: bool = False,
+    access_log: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal ends it; the arguments are those of `create_app`."""
     app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls, access_log=access_log)
@@ -374,7 +373,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
         app.add_exception_handler(kind, lambda request, fault: _error(fault))
 
 
-def _add_records(app: FastAPI, *, access_log: bool) -> None:
+def _add_records(app: FastAPI, *, access_log: Callable[[str], None] | None) -> None:
     @app.middleware("http")
     async def count(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         """Count and log every response, and echo the request's id, which connects them across proxies."""
@@ -384,7 +383,7 @@ def _add_records(app: FastAPI, *, access_log: bool) -> None:
         def record(status: int) -> None:
             app.state.shared.metrics.responses[status] += 1
             if access_log and request.scope["path"] != HEALTH:
-                _log(request, status, time.perf_counter() - start, sent)
+                access_log(_log_line(request, status, time.perf_counter() - start, sent))
 
         try:
             response = await proceed(request)
@@ -397,8 +396,8 @@ def _add_records(app: FastAPI, *, access_log: bool) -> None:
         return response
 
 
-def _log(request: Request, status: int, seconds: float, sent: str) -> None:
-    """Write a request to standard error; JSON escapes what a caller could have a terminal do."""
+def _log_line(request: Request, status: int, seconds: float, sent: str) -> str:
+    """Describe a request as a line of JSON, which escapes line breaks."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "client": request.client.host if request.client else "",
@@ -408,7 +407,7 @@ def _log(request: Request, status: int, seconds: float, sent: str) -> None:
         "seconds": round(seconds, 3),
         "id": sent,
     }
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    return json.dumps(line)
 
 
 def _error(fault: Exception) -> JSONResponse:
