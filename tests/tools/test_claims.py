@@ -200,8 +200,8 @@ def test_arms_are_paired_by_seed() -> None:
         for atom, score in scores.items()
     }
     ratio = claim.predictions[0].model_copy(update={"figure": "ratio"})
-    assert page.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0), 2)
-    assert page.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0), 2)
+    assert page.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0, groups=2), 2)
+    assert page.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0, groups=2), 2)
 
 
 @pytest.mark.parametrize(
