@@ -1,7 +1,8 @@
 """Every generator in small, as set, as edit and with references: `make matrix` writes the table of docs/policies.md.
 
-Each cell has three measurements on a twin with random weights. Its latents are compared with those of its diffusers
-pipeline. An adapter that PEFT made is written in every form of the zoo and read again. One epoch is trained, whose
+Each cell has four measurements on a twin with random weights. Its latents are compared with those of its diffusers
+pipeline. Two images with one prefix, of kinds that compute text and images once per prompt, are compared with the same
+images alone. An adapter that PEFT made is written in every form of the zoo and read again. One epoch is trained, whose
 importance ratio must be exactly 1 before the update.
 """
 
@@ -41,8 +42,8 @@ from pacorl.types import Prompt, Size
 
 PAGE = Path("docs/policies.md")
 BEGIN, END = "<!-- matrix: `make matrix` writes this table -->\n\n", "\n<!-- end of the matrix -->\n"
-HEAD = """| Generator | Of | Latents, from the pipeline's | Adapters, largest of 8 forms | Ratio − 1 | Trained |
-|---|---|---|---|---|---|
+HEAD = """| Generator | Of | Latents, from the pipeline's | Prefix shared | Adapters, 8 forms | Ratio − 1 | Trained |
+|---|---|---|---|---|---|---|
 """
 SIZE = Size(96, 96)
 RANK, ALPHA = 4, 8
@@ -84,6 +85,8 @@ class Row:
     cell: Cell
     latents: float
     """Largest difference from the pipeline's latents."""
+    prefix: float | None
+    """Largest difference of a velocity with a shared prefix; None for kinds without one."""
     adapters: float
     """Largest difference of a velocity, over the forms of an adapter."""
     ratio: float
@@ -94,13 +97,16 @@ class Row:
 
     @property
     def fine(self) -> bool:
-        """Whether all three are as they should be."""
-        return self.latents <= 1e-5 and self.adapters == 0.0 and self.ratio == 0.0 and self.trained
+        """Whether all measurements are as they should be."""
+        if max(self.latents, self.prefix or 0.0) > 1e-5:
+            return False
+        return self.adapters == 0.0 and self.ratio == 0.0 and self.trained
 
     def line(self) -> str:
         """Return the row of the table."""
         trained = "yes" if self.trained else "no"
-        figures = f"{self.latents:.0e} | {self.adapters:.0e} | {self.ratio:.0e}".replace("0e+00", "0")
+        prefix = "none" if self.prefix is None else f"{self.prefix:.0e}"
+        figures = f"{self.latents:.0e} | {prefix} | {self.adapters:.0e} | {self.ratio:.0e}".replace("0e+00", "0")
         return f"| `{self.cell.kind}` | {self.cell.form} | {figures} | {trained} |\n"
 
 
@@ -119,9 +125,10 @@ def measure(cell: Cell) -> Row:
     with TemporaryDirectory() as folder:
         prompt = cell.prompt(Path(folder))
         latents = pipeline_difference(twin(cell.kind), prompt)
+        prefix = prefix_difference(twin(cell.kind), prompt)
         adapters = adapter_difference(twin(cell.kind), prompt, Path(folder))
         ratio, trained = one_epoch(cell, Path(folder))
-    return Row(cell, latents, adapters, ratio, trained, time.monotonic() - since)
+    return Row(cell, latents, prefix, adapters, ratio, trained, time.monotonic() - since)
 
 
 @cache
@@ -138,6 +145,25 @@ def pipeline_difference(policy: PipelinePolicy, prompt: Prompt) -> float:
     """Return the largest difference between the latents of a generator and of its pipeline."""
     expected, _ = run_pipeline(policy, prompt, SIZE, output_type="latent")
     return float((endpoints(policy, [prompt], SIZE) - expected).abs().max())
+
+
+@torch.no_grad()
+def prefix_difference(policy: PipelinePolicy, prompt: Prompt) -> float | None:
+    """Return the largest difference between velocities of two images with one prefix, and of each image alone."""
+    size = policy.size_of(prompt, SIZE)
+    noise = policy.noise([0, 1], size)
+    both = policy.collate_alike(policy.encode([prompt, prompt], size))
+    shared = policy.with_prefix(both, size)
+    if shared is both:
+        return None
+
+    together = policy.velocity(noise, torch.tensor([0.6, 0.6]), shared, size)
+    alone = policy.collate(policy.encode([prompt], size))
+    differences = []
+    for row in range(2):
+        velocity = policy.velocity(noise[row : row + 1], torch.tensor([0.6]), alone, size)
+        differences.append(float((together[row] - velocity[0]).abs().max()))
+    return max(differences)
 
 
 @torch.no_grad()
