@@ -182,8 +182,9 @@ class AnnotationServer:
         links = {}
         while "serving" not in (line := self.process.stdout.readline()):
             assert line, "the server ended before it served"
-            name, _, link = line.strip().partition("\t")
-            links[name] = link
+            name, tab, link = line.strip().partition("\t")
+            if tab:
+                links[name] = link
         deadline = time.monotonic() + 120
         while True:
             try:

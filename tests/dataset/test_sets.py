@@ -43,7 +43,10 @@ def test_the_best_sets_images_belong_together_and_the_worst_ones_do_not(dataset)
         assert first[1] != second[1]
     with pytest.raises(ValueError, match="whole sets"):
         write_tasks(folder, folder / "tasks")
-    # The questions of sets take the place of those about references, and the other way round.
+    # Rankings belong to one kind of question. Without them, questions of sets take the place of those about references.
+    with pytest.raises(ValueError, match="6 rankings of another kind, of whole sets"):
+        pair(folder)
+    (folder / "rankings.jsonl").unlink()
     assert pair(folder) == {"prompts": 3, "panels": 36, "instances": 108}
     assert pair(folder, sets=True)["instances"] == 3
 

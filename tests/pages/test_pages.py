@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from page_blocks import ROOT, Block, blocks, run_page
 from tiny_runs import SMALL_QUICKSTART, tiny_run
 
@@ -126,10 +125,3 @@ def test_a_job_script_is_bash_and_trains(page: Path, block: Block) -> None:
 
 def test_there_are_job_scripts_for_one_machine_and_for_several() -> None:
     assert {page.stem for page, _ in SCRIPTS} == {"train", "scaling"}
-
-
-def test_the_action_runs_the_gate() -> None:
-    (block,) = [block for block in blocks(ROOT / "docs" / "serve.md", "yaml") if block.title]
-    steps = yaml.safe_load(block.text)["jobs"]["score"]["steps"]
-    (gate,) = [step["run"] for step in steps if "--min" in step.get("run", "")]
-    assert gate.startswith("pacorl score ")
