@@ -96,6 +96,7 @@ def page(browser, link):
 
 def shot(page, name: str) -> None:
     if SCREENSHOTS:
+        page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=f"{SCREENSHOTS}/{name}.png")
 
 
