@@ -77,7 +77,6 @@ def run_quickstart(config: PolicyConfig, *, say: Callable[[str], None] | None = 
     # The oracle's grades are metrics of each evaluation, and never rewards.
     oracle = Oracle()
 
-    # Evaluations are graded by the oracle, which is never a reward.
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
         grades = []
         for prompt, image in zip(prompts, images, strict=True):

@@ -27,7 +27,7 @@ from pacorl.bench.image_sources import PANEL, described, image_source
 from pacorl.bench.items import Dataset, ImageCache, faded, named_texts, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.suite import PaperTable, Row, Table, Texts, grouped, paper_table
-from pacorl.config.options import STRONGEST, inherited, option
+from pacorl.config.options import STRONGEST, check_previous, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -92,8 +92,7 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.previous and not self.separate:
-            raise ValueError("--previous gives a panel the image before it; it goes with --separate")
+        check_previous(separate=self.separate, previous=self.previous)
 
     @property
     def panels(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pacorl.config.options import (
     GeneratorOptions,
     JudgeOptions,
     WriterOptions,
+    check_previous,
     inherited,
     one_of,
     option,
@@ -65,8 +66,7 @@ class RequestOptions(WriterOptions):
     previous: bool = option(False, "With --separate: give each panel the image before it as a reference.")
 
     def __post_init__(self) -> None:
-        if self.previous and not self.separate:
-            raise ValueError("--previous gives a panel the image before it; it goes with --separate")
+        check_previous(separate=self.separate, previous=self.previous)
 
     @property
     def sources(self) -> list[str]:

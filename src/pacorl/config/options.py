@@ -37,6 +37,12 @@ class UsageError(ValueError):
     """Exit code of a command that ends with it."""
 
 
+def check_previous(*, separate: bool, previous: bool) -> None:
+    """Raise ValueError if panels that are not separate are to have the panel before as a reference."""
+    if previous and not separate:
+        raise ValueError("--previous gives a panel the image before it; it goes with --separate")
+
+
 MEMORY: Mapping[str, Mapping[str, Any]] = {
     "normal": {"quantize": "none", "stream": False},
     "low": {"quantize": "int8", "stream": False},

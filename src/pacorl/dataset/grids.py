@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pacorl.config.options import packed_form
+from pacorl.config.options import check_previous, packed_form
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.folder import Instance, PromptRecord, check_kind, read_prompts, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
@@ -141,8 +141,7 @@ def image_source(
     """
     from pacorl.models.lora.formats import adapter_file
 
-    if previous and not separate:
-        raise ValueError("--previous gives a panel the image before it; it goes with --separate")
+    check_previous(separate=separate, previous=previous)
 
     # Resolve the defaults of the kind.
     kind = kind or kind_of(checkpoint)
