@@ -113,14 +113,43 @@ def _repeatable(
     return Operation(tuple((r.shape, r.stride(), r.dtype) for r in results), is_sequence, in_place, flops)
 
 
+def _attention_flops(query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *_: Any, **__: Any) -> float:
+    """FLOPs of attention; several heads of the query may share a head of key and value, which torch counts from 2.13
+    on."""
+    widths = query_BHSD.shape[-1] + value_BHSD.shape[-1]
+    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+
+
+def _attention_backward_flops(
+    _: Tensor, query_BHSD: Tensor, key_BHSD: Tensor, value_BHSD: Tensor, *__: Any, **___: Any
+) -> float:
+    """FLOPs of attention's gradients: the scores once more, and two products each for query, key and value."""
+    widths = 3 * query_BHSD.shape[-1] + 2 * value_BHSD.shape[-1]
+    return _scores(query_BHSD, key_BHSD) * 2.0 * widths
+
+
+def _scores(query_BHSD: Tensor, key_BHSD: Tensor) -> int:
+    return query_BHSD.shape[:-1].numel() * key_BHSD.shape[-2]
+
+
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+)
+ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten._scaled_dot_product_efficient_attention_backward,
+    aten._scaled_dot_product_cudnn_attention_backward,
+)
 FLOPS: Mapping[Any, Callable[..., float]] = {
     **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
+    **dict.fromkeys(ATTENTION, _attention_flops),
+    **dict.fromkeys(ATTENTION_BACKWARD, _attention_backward_flops),
 }
-"""torch's formulas, also for the attention in `fused_attention`."""
+"""torch's formulas, and those of the attention in `fused_attention`."""
 
 
 class MemoryLedger(TorchDispatchMode):
