@@ -13,7 +13,7 @@ SHELL := /bin/bash
 VENV := .venv
 DEEPSPEED := .venv-deepspeed
 VERSIONS := .venv-versions
-VERSION_TESTS := tests/core tests/config tests/io tests/models/lora tests/models/quantize tests/runtime tests/report/test_page.py \
+VERSION_TESTS := tests/core tests/lab/plan/test_balance.py tests/config tests/io tests/models/lora tests/models/quantize tests/runtime tests/report/test_page.py \
 	tests/judge tests/grpo/test_trainer.py tests/gpu tests/test_gpu_day.py
 BIN := $(VENV)/bin
 RUN := $(VENV)/.pacorl-run

@@ -1,8 +1,8 @@
 """Requirements of each recipe by its plan: `python -m tools.hardware > docs/hardware.md`.
 
 Each row is `pacorl train-policy RECIPE --dry-run` with gradient checkpointing: peaks on meta tensors with published
-shapes, equal on every machine. `python -m tools.hardware day.jsonl` fills the column of measured seconds with the
-results of a card.
+shapes, equal on every machine. The column of measured seconds comes from a day with a card: the committed one, or that
+of `python -m tools.hardware day.jsonl`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pacorl.lab.plan.work import work_of
 from pacorl.models.quantize import NONE
 
 ROOT = Path(__file__).parents[1]
+DAY = ROOT / "benchmarks" / "gpu_day" / "h200.jsonl"
+"""Results of the last day with a card."""
 RECIPES = {
     "flux_t2is": 7,
     "flux_t2is_fast": 6,
@@ -49,10 +51,11 @@ CUDA_BYTES = 2**30
 
 INTRODUCTION = """# Hardware
 
-The memory of each recipe decides its card. Nothing here was measured on a card: a row is the plan of
-`pacorl train-policy RECIPE --dry-run` with gradient checkpointing, from the published shapes on meta tensors. The
-smallest card has room for the largest phase and 1 GiB of CUDA's own memory; if several GPUs train, the row is for one
-of them. `pacorl doctor RECIPE` compares your own changes with your card.
+The memory of each recipe decides its card. A row is the plan of `pacorl train-policy RECIPE --dry-run` with gradient
+checkpointing, from the published shapes on meta tensors. On [a card](engine.md#a-day-with-an-h200) FLUX.1-dev's peaks
+lay between 0.1 GiB above and 0.7 GiB below the plan. The smallest card has room for the largest phase and 1 GiB of
+CUDA's own memory; if several GPUs train, the row is for one of them. `pacorl doctor RECIPE` compares your own changes
+with your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 
@@ -61,9 +64,9 @@ This page is made by `python -m tools.hardware > docs/hardware.md`.
 """
 
 NEEDS = """
-"Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
-processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
-adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` lists
+"Host" is the main memory of one process at its peak: pages of the checkpoint's files, which the processes of a machine
+share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for checkpoints and adapters; the weights to download
+come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` lists
 it, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
 GiB in int8.
 """
@@ -78,10 +81,10 @@ TIMED = tuple(card for card in cost.CARDS if card.name.split()[1].partition("-")
 RATES = """
 ## Seconds per epoch
 
-*Computed*, not measured, by a roofline. A phase of the plan takes the longest of three times: its FLOPs at
-{products:.0%} of the card's peak, its bytes in the card's memory at {copies:.0%} of that peak, and the weights that it
-streams from main memory at {copies:.0%} of the bus. The phases add up. Within a phase the three overlap completely,
-which no card does: expect more. The shares are assumptions, and the peaks are the makers':
+*Computed* by a roofline: a phase of the plan takes the longest of three times, those of its FLOPs at {products:.0%} of
+the card's peak, of its bytes in the card's memory at {copies:.0%}, and of the weights that it streams from main memory at
+{copies:.0%} of the bus. The phases add up. No card overlaps the three completely: expect more. The shares are
+assumptions, and the peaks are the makers':
 
 | Card | Products in bf16, TFLOP/s | Memory, GB/s | PCIe ×16, GB/s |
 |---|---|---|---|
@@ -93,9 +96,8 @@ Every forward is taken to have the recipe's whole batch, and `w8a8` counts as bf
 no row. Judging counts where the judge computes on the card that trains. Left out are evaluations, prompts (encoded
 once), CLIP, models that change places by `memory: low`, and waiting for other cards.
 
-*Measured* are sampling and training alone, at two depths by `python -m benchmarks.gpu_day`, and extrapolated to the
-published depth: recipes of FLUX.1-dev whose batch was measured (1 and 8, unless `--batches` has others).
-`python -m tools.hardware day.jsonl` fills this column in the row of the card that it was on{measured}.
+*Measured* are sampling and training alone{measured},
+extrapolated from two depths by `python -m benchmarks.gpu_day`: recipes of FLUX.1-dev whose batch was measured.
 
 | Recipe | GPUs that train | PFLOP an epoch | Card | Sampling | Training | Decoding | Judging | Seconds | Measured |
 |---|---|---|---|---|---|---|---|---|---|
@@ -118,7 +120,7 @@ def page(records: Sequence[Mapping[str, Any]] = ()) -> str:
     rates = RATES.format(products=PRODUCTS_SHARE, copies=COPIES_SHARE)
     for card in cards:
         rates += f"| {sold_as(card)} | {card.tflops:g} | {card.memory_rate:g} | {card.bus_rate:g} |\n"
-    heading = SECONDS.format(measured=f", which here was {device(records)}" if records else "")
+    heading = SECONDS.format(measured=f" on an {device(records)}" if records else "")
     return INTRODUCTION + needs + NEEDS + rates + heading + seconds + END
 
 
@@ -137,6 +139,8 @@ def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str], *, cards: S
     rows = ""
     for card in cards:
         if plan.peak_bytes + CARD_MARGIN > card.gigabytes * 10**9:
+            continue
+        if card not in TIMED and not measured.get(card.name):
             continue
         by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]
         epoch = f"{roofline_seconds(card, phases.values()):.0f}"
@@ -182,6 +186,8 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
 
 def form_of(run: PolicyConfig) -> str:
     """Return the name of a recipe's form in the benchmark."""
+    if run.model.compile != "none":
+        return "compiled" if run.model.quantize == NONE else f"compiled-{run.model.quantize}"
     if run.model.quantize != NONE:
         if run.sampling.products == "w8a8":
             return "w8a8"
@@ -217,7 +223,6 @@ def smallest_card(plan: Plan) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.hardware", description="Write docs/hardware.md.")
     parser.add_argument(
-        "day", type=Path, nargs="?", help="results of `python -m benchmarks.gpu_day`, for the measured column"
+        "day", type=Path, nargs="?", default=DAY, help="results of `python -m benchmarks.gpu_day`, measured"
     )
-    day = parser.parse_args().day
-    print(page(list(Results(day).records()) if day else ()), end="")
+    print(page(list(Results(parser.parse_args().day).records())), end="")

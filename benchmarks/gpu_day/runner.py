@@ -56,7 +56,7 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slice", type=float, default=9, metavar="MINUTES", help="end cleanly after so many")
     parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--depth", type=depth, help="two depths, the larger as DOUBLE+SINGLE blocks, such as 4+8")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="images per forward")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images per forward")
     parser.add_argument("--steps", type=int, default=4, help="sampling steps that are timed")
     parser.add_argument("--repeats", type=int, default=3, help="the fastest is recorded")
     parser.add_argument("--rank", type=int, default=64, help="of the adapter")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -28,6 +27,7 @@ from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import text_digest, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
+from pacorl.io.versions import versions
 from pacorl.judge import open_judge
 from pacorl.judge.judge import Judge, close_judge
 from pacorl.report.page import write_report
@@ -189,7 +189,7 @@ def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float
         "difference": difference,
         "prompts": count,
         "seconds": _seconds(config.out),
-        "versions": {name: version(name) for name in libraries},
+        "versions": versions(libraries),
         "seed": config.seed,
         "config_hash": text_digest(configs.dump(config))[:12],
         "verdict": verdict,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from toy_world import toy_config
 
+from pacorl.core import devices
 from pacorl.core.devices import available_device, best_dtype, check_card_used, driver_version, widest_float
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.judge.local import LocalJudge
@@ -42,18 +43,36 @@ def test_what_metal_lacks_is_refused_before_weights_are_looked_for(key: str, val
         LocalJudge.from_pretrained("nowhere", device="mps", **{key: value})
 
 
+def fault(quantize: str, compiled: str, device: str) -> str:
+    """Why a generator in this form is not loaded; `nowhere` has no checkpoint."""
+    options = FLUX.options.model_validate({"checkpoint": "nowhere", "quantize": quantize, "compile": compiled})
+    with pytest.raises((ValueError, OSError)) as raised:
+        FLUX.load(options, device=device)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("lacks", "fix"), [("triton", "pip install triton"), ("compiler", "install gcc")])
+def test_a_card_compiles_with_triton_and_a_c_compiler(
+    lacks: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name == lacks else name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if lacks == "compiler":
+        monkeypatch.delenv("CC", raising=False)
+    else:
+        monkeypatch.setenv("CC", "cc")
+    assert fix in fault("none", "blocks", "cuda")
+    for other in (("none", "none", "cuda"), ("none", "blocks", "cpu")):
+        assert "model.compile" not in fault(*other)
+
+
 @pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False), ((9, 0), False)])
 def test_compiled_fp8_is_refused_on_cards_that_cannot_read_it(
     capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-
-    def fault(quantize: str, compiled: str, device: str) -> str:
-        """Why a generator in this form is not loaded; `nowhere` has no checkpoint."""
-        options = FLUX.options.model_validate({"checkpoint": "nowhere", "quantize": quantize, "compile": compiled})
-        with pytest.raises((ValueError, OSError)) as raised:
-            FLUX.load(options, device=device)
-        return str(raised.value)
+    monkeypatch.setattr(devices, "find_spec", lambda name: name)
+    monkeypatch.setenv("CC", "cc")
 
     assert ("compute capability 8.6, and compiled fp8 needs 8.9; take" in fault("fp8", "blocks", "cuda")) == refused
     for other in (("int8", "blocks", "cuda"), ("fp8", "none", "cuda:1"), ("fp8", "blocks", "cpu")):

@@ -58,14 +58,14 @@ def test_a_day_on_a_card_fills_its_rows(monkeypatch: pytest.MonkeyPatch) -> None
     plan = Plan((Row("transformer", 30 * GIB),), (), (), "CPU", None, cost=TEN_PFLOP)
     monkeypatch.setattr(hardware, "planned", lambda run: plan)
     records = [
-        *measured("fused", 8, 0.01, phase="sample"),
-        *measured("fused", 2, 0.04, phase="train", checkpointing=True),
-        *measured("fused", 1, 0.04, phase="train", checkpointing=True),
-        *measured("fused", 1, 0.03, phase="train", checkpointing=False),
+        *measured("compiled", 8, 0.01, phase="sample"),
+        *measured("compiled", 2, 0.04, phase="train", checkpointing=True),
+        *measured("compiled", 1, 0.04, phase="train", checkpointing=True),
+        *measured("compiled", 1, 0.03, phase="train", checkpointing=False),
     ]
     for name, sold in (("NVIDIA H200", "141 GB, H200"), ("NVIDIA H100 80GB HBM3", "80 GB, H100 80GB HBM3")):
         text = hardware.page([{"figure": "device", "device": name, "torch": "2.11.0"}, *records])
-        assert f"which here was {name}, torch 2.11.0" in text
+        assert f"on an {name}, torch 2.11.0" in text
         rows = [cells(line) for line in text.splitlines() if line.startswith("| [flux_t2is_own.yaml]")]
         filled = {row[3]: row[9] for row in rows if len(row) == 10}
         assert float(filled.pop(sold)) > 1
@@ -97,6 +97,8 @@ def test_a_measured_epoch_is_its_forwards_at_full_depth() -> None:
         (["model.quantize=int8"], "int8"),
         (["memory=lowest"], "streamed"),
         (["model.quantize=int8", "sampling.products=w8a8"], "w8a8"),
+        (["model.compile=blocks"], "compiled"),
+        (["model.compile=blocks", "model.quantize=int8"], "compiled-int8"),
     ],
 )
 def test_a_recipe_has_a_form_of_the_benchmark(settings: list[str], form: str) -> None:

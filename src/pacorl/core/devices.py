@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING
 
 from pacorl.types import TINY
@@ -73,14 +75,20 @@ def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
 
 
 def check_compiled(quantize: str, device: str | torch.device) -> None:
-    """Check that compiled code can read packed weights on the device.
+    """Check that torch can compile for the device, and that compiled code can read packed weights there.
 
     Raises:
-        ValueError: the format is fp8 and the card older than `COMPILES_FP8`.
+        ValueError: Triton or a C compiler is missing, or the format is fp8 and the card older than `COMPILES_FP8`.
     """
     import torch
 
-    if quantize != "fp8" or torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda":
+        return
+    if find_spec("triton") is None:
+        raise ValueError("model.compile needs Triton, which is not installed: pip install triton, or take compile none")
+    if not (os.environ.get("CC") or which("gcc") or which("clang")):
+        raise ValueError("model.compile needs a C compiler: install gcc, or take compile none")
+    if quantize != "fp8":
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < COMPILES_FP8:

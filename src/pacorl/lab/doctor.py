@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from pacorl.core.devices import available_device, driver_version
+from pacorl.core.devices import available_device, check_compiled, driver_version
 from pacorl.grpo.builders import without_idle_judges
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.documents import parse_json
@@ -93,6 +93,8 @@ def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
     findings = [*_versions(), *_driver(torch.version.cuda, driver_version()), *_port_and_folder(config)]
     try:
         config = without_idle_judges(config)
+        if config.model.compile != "none":
+            check_compiled(config.model.quantize, available_device())
         plan = plan_policy(config)
     except (ValueError, OSError) as fault:
         # The judge is asked all the same, so that its faults are reported in the same run.

@@ -136,7 +136,7 @@ class PolicyOptions(Section):
 
     compile: Literal["none", "blocks"] = "none"
     """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike; the first epoch
-    takes minutes more. In bf16 compiled graphs round otherwise with gradients than without, so the SDE steps are
+    takes a minute or more. In bf16 compiled graphs round otherwise with gradients than without, so the SDE steps are
     sampled with gradients too, and the ratio before the first update stays exactly 1."""
 
     @property
