@@ -82,9 +82,9 @@ RATES = """
 ## Seconds per epoch
 
 *Computed* by a roofline: a phase of the plan takes the longest of three times, those of its FLOPs at {products:.0%} of
-the card's peak, of its bytes in the card's memory at {copies:.0%}, and of the weights that it streams from main memory at
-{copies:.0%} of the bus. The phases add up. No card overlaps the three completely: expect more. The shares are
-assumptions, and the peaks are the makers':
+the card's peak, of its bytes in the card's memory at {copies:.0%}, and of streamed weights at {copies:.0%} of the bus.
+The phases add up. No card overlaps the three completely: expect more. The shares are assumptions, and the peaks are the
+makers':
 
 | Card | Products in bf16, TFLOP/s | Memory, GB/s | PCIe ×16, GB/s |
 |---|---|---|---|
@@ -92,9 +92,9 @@ assumptions, and the peaks are the makers':
 
 SECONDS = """
 A phase without a remark is bounded by its products, *memory* by the card's memory and *bus* by the streamed weights.
-Every forward is taken to have the recipe's whole batch, and `w8a8` counts as bf16. A card that is too small has
-no row. Judging counts where the judge computes on the card that trains. Left out are evaluations, prompts (encoded
-once), CLIP, models that change places by `memory: low`, and waiting for other cards.
+Every forward is taken to have the recipe's whole batch, and `w8a8` counts as bf16. A recipe has rows for the two
+smallest cards that hold it. Judging counts where the judge computes on the card that trains. Left out are evaluations,
+prompts, CLIP, models that change places by `memory: low`, and waiting for other cards.
 
 *Measured* are sampling and training alone{measured},
 extrapolated from two depths by `python -m benchmarks.gpu_day`: recipes of FLUX.1-dev whose batch was measured.
@@ -131,16 +131,18 @@ def planned(run: PolicyConfig) -> Plan:
 
 
 def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str], *, cards: Sequence[Card] = TIMED) -> str:
-    """Format a recipe's rows: the computed seconds of an epoch and its phases on each card that fits, and the measured
-    seconds by the card's name."""
+    """Format a recipe's rows, for the two smallest cards that hold it and for a measured one.
+
+    Each has the computed seconds of an epoch and its phases, and the measured ones by the card's name.
+    """
     assert plan.cost is not None
     trains = RECIPES[name]
     phases = {phase: load * (1 / trains) for phase, load in plan.cost.epoch_phases.items()}
     rows = ""
-    for card in cards:
-        if plan.peak_bytes + CARD_MARGIN > card.gigabytes * 10**9:
-            continue
-        if card not in TIMED and not measured.get(card.name):
+    large_enough = [card for card in cards if plan.peak_bytes + CARD_MARGIN <= card.gigabytes * 10**9]
+    smallest = [card for card in large_enough if card in TIMED][:2]
+    for card in large_enough:
+        if card not in smallest and not measured.get(card.name):
             continue
         by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]
         epoch = f"{roofline_seconds(card, phases.values()):.0f}"
