@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
+from typer.testing import CliRunner
 
+from pacorl.cli.dataset import app
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import (
     ADJUDICATOR,
@@ -1266,6 +1268,37 @@ def test_each_ranking_keeps_the_wording_that_it_was_made_under(dataset):
     collect_answers(folder)
     assert [answer.question for answer in read_answers(folder / "rankings.jsonl")] == [*expected[:3], "And now?"]
     assert all(row["ranks"] == [1, 2] for row in read_jsonl(folder / "rankings.jsonl"))
+
+
+def test_the_export_counts_what_stands_in_the_audit_trail_and_warns_of_another_question(dataset):
+    folder = dataset(prompts=4, grids=3)
+    sharing = Sharing(overlap=0.2, judges=2, controls=40, control_every=10, question="Which is prettier?")
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann", "ben"], sharing=sharing, adjudicators=["eve"])
+        for name in ("ann", "ben"):
+            person = Person(name, is_admin=False, expires=0)
+            store.skip(person, key(store, name), "all alike", request=f"request-{name}")
+            rank_some(store, name, 60)
+            for number in range(2):
+                store.undo(person, request=f"request-{name}-{number}")
+        answer_as(store, "eve", store.answers()[0].instance, [0, 1, 2], adjudicates=True)
+        trail = store.audit()
+        decisions = sum(answer.adjudicated for answer in store.answers())
+        rankings, controls = len(store.answers()) - decisions, len(store.answers(controls=True))
+    undone = sum(row["kind"] == "undo" for row in trail)
+    assert sum(row["kind"] == "rank" for row in trail) - undone == rankings + controls > 0
+    assert (undone, decisions, controls > 5) == (4, 1, True)
+
+    done = CliRunner().invoke(app, ["export", str(folder), "--test-share", "0.5"])
+    assert done.exit_code == 0, done.output
+    first = done.stdout.splitlines()[0]
+    assert first == f"{rankings} of {rankings} rankings, {controls} controls, 1 decision, 2 skips"
+    assert re.search(
+        r"^people agree on \d+ % \(\d+ to \d+ %\) of the pairs of images in \d+ shared ques", done.stdout, re.M
+    )
+    warned = f"warning: {rankings + 1} rankings answer 'Which is prettier?', but the judge is asked another question"
+    assert warned in " ".join(done.stderr.split())
+    assert warned not in done.stdout
 
 
 def test_the_wording_before_it_was_recorded_is_unknown(store):
