@@ -26,14 +26,14 @@ def test_rankings_go_there_and_come_back(tmp_path: Path) -> None:
     """Ties aside, which a Ranker does not have; those tasks go without a ranking."""
     import_folder(tmp_path / "set", EXAMPLE, kind="rankings")
     here = read_answers(tmp_path / "set/imported/rankings/rankings.jsonl")
-    tied = [answer for answer in here if answer.ranks]
+    tied = [answer for answer in here if answer.has_ties]
     counts = write_tasks(tmp_path / "set", tmp_path / "tasks")
     assert counts["rankings"] == len(here) - len(tied)
     assert counts["left out as tied"] == len(tied) > 0
     back = import_folder(tmp_path / "other", tmp_path / "tasks/tasks.json", kind="label_studio")
     assert back["rankings"] == counts["rankings"]
     there = read_answers(tmp_path / "other/imported/tasks/rankings.jsonl")
-    assert {known(answer) for answer in there} == {known(answer) for answer in here if not answer.ranks}
+    assert {known(answer) for answer in there} == {known(answer) for answer in here if not answer.has_ties}
 
 
 def test_an_order_does_not_show_in_the_task_and_its_images_are_there(tmp_path: Path) -> None:

@@ -2,12 +2,22 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer
-from pacorl.dataset.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
+from pacorl.dataset.rules import (
+    best_worst,
+    halves,
+    in_either_order,
+    label_pairs,
+    mean_rankings,
+    other_questions,
+    pair_agreement,
+    split_groups,
+)
 
 
 def answer(annotator: str, order: str, reference: str = "r", instance: str = "") -> Answer:
@@ -33,6 +43,40 @@ def test_majority_over_annotators_and_ties_dropped():
         frozenset("rd"): False,
     }
     assert balance == {"rankings": 3, "annotators": 3, "adjudicated": 0, "votes": 6, "yes": 1, "no": 1, "tied": 1}
+
+
+def test_the_share_of_pairs_in_the_same_order_by_hand():
+    """abcd against abdc: 5 of 6 alike; against dcba: 1 of 6 and none; a question of one person and a decision: none."""
+    three = [answer("x", "abcd"), answer("y", "abdc"), answer("z", "dcba")]
+    others = [answer("x", "abcd", instance="alone"), replace(answer("e", "dcba"), adjudicated=True)]
+    agreement = pair_agreement([*three, *others])
+    assert (agreement.mean, agreement.groups, agreement.low) == (pytest.approx(6 / 18), 1, None)
+    assert pair_agreement(others) is None
+    # Of a = b > c > d and abcd, the pair that one of them ties is left out.
+    tied = replace(answer("y", "abcd"), ranks=(1, 1, 3, 4))
+    assert pair_agreement([answer("x", "bacd"), tied]).mean == 1
+    assert pair_agreement([answer("x", "abdc"), tied]).mean == pytest.approx(4 / 5)
+
+
+def test_the_interval_of_the_agreement_resamples_questions():
+    """Half of the questions agree fully and half not at all: the interval is that of a coin thrown once a question."""
+    for questions_ranked in (50, 200):
+        orders = {n: "abcd" if n % 2 else "dcba" for n in range(questions_ranked)}
+        answers = [answer("x", "abcd", instance=f"i{n}") for n in orders]
+        answers += [answer("y", order, instance=f"i{n}") for n, order in orders.items()]
+        agreement = pair_agreement(answers)
+        assert agreement.mean == 0.5
+        half_width = 1.96 * 0.5 / questions_ranked**0.5
+        assert agreement.high - 0.5 == pytest.approx(half_width, rel=0.2)
+        assert 0.5 - agreement.low == pytest.approx(half_width, rel=0.2)
+
+
+def test_a_question_of_ones_own_is_told_from_the_judges():
+    own = "Which of these belong to the same set as the reference?"
+    worded = ["", own, "Which is prettier?", "Which is prettier?", "A cat."]
+    answers = [replace(answer("x", "abcd", instance=f"i{n}"), question=text) for n, text in enumerate(worded)]
+    assert other_questions(answers, "theme") == {"Which is prettier?": 2}
+    assert other_questions(answers, "plain") == {"Which is prettier?": 2, "A cat.": 1}
 
 
 def test_both_orders_of_a_pair_are_one():

@@ -310,24 +310,18 @@ def annotate(
 ) -> None:
     """Serve the page on which people rank candidates.
 
-    The database stores the division of the work: without these options a later start does not change it.
+    The database stores the division of the work: a later start changes it only by the options that are named.
     """
     # The page's libraries are an extra, whose absence is a line with the fix.
     with needing("data", what="the annotation page"):
         from pacorl.studio.annotate import routes
-        from pacorl.studio.annotate.links import Sharing
 
-    # Without a flag, the database's own sharing holds.
-    changes = {}
-    for name, value in vars(share).items():
-        if value is not None:
-            changes[name] = value
-
-    sharing = Sharing(**changes) if changes else None
+    # Without its flag, the database's own value of an option holds.
+    sharing = {name: value for name, value in vars(share).items() if value is not None}
     # A dry run shows the division of the work alone.
     people = split_names(annotators)
     if step.dry_run:
-        step.print(routes.plan(folder, people, sharing=sharing))
+        step.print(routes.plan(folder, people, sharing=sharing, announce=echo_errors))
         return
     # Serve until SIGINT or SIGTERM.
     routes.serve(
@@ -418,11 +412,17 @@ def export(
     with progress("exporting") as advance:
         counts = write(folder, out=out, rule=rule, question=question, **options, dry_run=step.dry_run, progress=advance)
     echo_errors("dry run: nothing was written" if step.dry_run else "")
+    for wording, rankings in counts.get("other questions", {}).items():
+        echo_errors(
+            f"warning: {rankings} rankings answer {wording!r}, but the judge is asked another question (--question "
+            f"{question}): people and judge may judge different things"
+        )
     echo("\n".join(export_sentences(counts)))
 
 
 def export_sentences(counts: JsonObject) -> Iterator[str]:
     """Say what an export has, a line for each part."""
+    yield from people_sentences(counts)
     made = counts["balance"]
     people = "1 person" if made["annotators"] == 1 else f"{made['annotators']} people"
     yield f"{made['rankings']} rankings by {people} label {made['yes']} pairs Yes and {made['no']} No"
@@ -438,6 +438,22 @@ def export_sentences(counts: JsonObject) -> Iterator[str]:
     if benchmark := counts.get("benchmark"):
         tied = benchmark["left out as tied"]
         yield f"benchmark: {benchmark['rankings']} held-out rankings" + (f"; {tied} tied are left out" if tied else "")
+
+
+def people_sentences(counts: JsonObject) -> Iterator[str]:
+    """Say what people did, by the audit trail, and how well they agree."""
+    if trail := counts.get("trail"):
+        parts = [f"{trail['exported']} of {trail['rankings']} rankings"]
+        for name in ("controls", "decisions", "skips"):
+            if trail[name]:
+                parts.append(f"{trail[name]} {name.removesuffix('s') if trail[name] == 1 else name}")
+        yield ", ".join(parts)
+    if agreement := counts.get("agreement"):
+        share = f"{100 * agreement['mean']:.0f} %"
+        if agreement["low"] is not None:
+            share += f" ({100 * agreement['low']:.0f} to {100 * agreement['high']:.0f} %)"
+        questions = "1 shared question" if agreement["groups"] == 1 else f"{agreement['groups']} shared questions"
+        yield f"people agree on {share} of the pairs of images in {questions}; chance gives 50 %"
 
 
 @app.command()

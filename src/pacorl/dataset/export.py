@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +22,14 @@ from pacorl.dataset.folder import (
     Answer,
     LabelledPair,
     collect_answers,
+    count_trail,
     images_of,
     read_answers,
     read_pairs,
     write_records,
 )
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
+from pacorl.dataset.rules import label_pairs, mean_rankings, other_questions, pair_agreement, split_groups
 from pacorl.io.documents import JsonObject, read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
 from pacorl.io.versions import install_command
@@ -349,7 +350,8 @@ def export(
         rule, question: see `label`.
 
     Returns:
-        Counts per split and the balance of the labels.
+        Counts per split, of the labels and of the audit trail, people's agreement, and the wordings that differ from
+        the judge's question.
     """
     # Formats are checked before hours of labelling are read.
     unknown = [name for name in formats if name not in FORMATS]
@@ -371,6 +373,12 @@ def export(
             "with_reasons": sum(bool(pair.reasons) for pair in split),
         }
     counts: JsonObject = {"balance": labelled.balance, "splits": splits}
+    if trail := count_trail(folder):
+        counts["trail"] = {"exported": len(collect_answers(folder, dry_run=True)) - trail["decisions"], **trail}
+    if agreement := pair_agreement(labelled.answers):
+        counts["agreement"] = asdict(agreement)
+    if others := other_questions(labelled.answers, question):
+        counts["other questions"] = others
     if "consistency_rank" in formats:
         ranked, tied = bundle.benchmark()
         counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}

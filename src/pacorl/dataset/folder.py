@@ -52,6 +52,10 @@ class PromptRecord(NamedTuple):
     row: JsonObject
 
 
+OF_A_REFERENCE = "Which of these belong to the same set as the reference?"
+OF_SETS = "Which set belongs together best?"
+"""The page's own questions, with a reference and without."""
+
 Order = Sequence[int | Sequence[int]]
 """Candidates or slots, best first; a nested sequence is a tie."""
 
@@ -113,7 +117,7 @@ class Answer:
     theme: str = ""
     category: str = ""
     ranks: tuple[int, ...] = ()
-    """Ranks of the candidates from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty without ties."""
+    """Ranks of the candidates from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty stands for 1, 2, 3 …"""
     criteria: Criteria = Field(default_factory=dict)
     """Criteria of the ranking, if they were recorded."""
     adjudicated: bool = False
@@ -121,6 +125,8 @@ class Answer:
     own_group: bool = False
     """Whether the ranking's file names its group; a theme shared with other groups is then no tie."""
     panels: Panels = ()
+    question: str = ""
+    """The page's wording when it was ranked; empty if it was not recorded."""
 
     def __post_init__(self) -> None:
         _check_sets(self)
@@ -134,24 +140,35 @@ class Answer:
             tiers.append(tuple(name for _, name in tier))
         return tuple(tiers)
 
+    @property
+    def has_ties(self) -> bool:
+        return len(self.tiers) < len(self.candidates)
+
     @classmethod
     def to(
-        cls, question: Instance, tiers: Sequence[Sequence[str]], *, annotator: str, adjudicated: bool = False
+        cls,
+        shown: Instance,
+        tiers: Sequence[Sequence[str]],
+        *,
+        annotator: str,
+        adjudicated: bool = False,
+        question: str = "",
     ) -> Answer:
-        """Ranking of a question by one person; the candidates of one tier are tied."""
+        """Ranking of an instance by one person; the candidates of one tier are tied."""
         best_first = tuple(chain.from_iterable(tiers))
         return cls(
-            question.id,
+            shown.id,
             annotator,
-            question.group,
-            question.reference,
+            shown.group,
+            shown.reference,
             best_first,
-            question.theme,
-            question.category,
+            shown.theme,
+            shown.category,
             ranks_of(tiers),
-            criteria=question.criteria or {},
+            criteria=shown.criteria or {},
             adjudicated=adjudicated,
-            panels=tuple(question.panels[question.candidates.index(name)] for name in best_first if question.panels),
+            panels=tuple(shown.panels[shown.candidates.index(name)] for name in best_first if shown.panels),
+            question=question,
         )
 
 
@@ -247,6 +264,26 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
     return answers
 
 
+def count_trail(folder: Path) -> dict[str, int]:
+    """Count what stands in the audit trail, undone actions aside: rankings, controls, decisions and skips.
+
+    Empty if the folder has no database.
+    """
+    if not (folder / DATABASE).is_file():
+        return {}
+    latest = (
+        "SELECT e.kind, i.is_control FROM events e JOIN instances i ON i.id = e.instance "
+        "WHERE e.number IN (SELECT MAX(number) FROM events GROUP BY person, instance)"
+    )
+    names = {("rank", 0): "rankings", ("rank", 1): "controls", ("decide", 0): "decisions"}
+    counts = {"rankings": 0, "controls": 0, "decisions": 0, "skips": 0}
+    with closing(connect(folder / DATABASE, read_only=True, check=False)) as db:
+        for kind, is_control in db.execute(latest):
+            if kind != "undo":
+                counts[names.get((kind, is_control), "skips")] += 1
+    return counts
+
+
 def check_kind(folder: Path, *, sets: bool) -> None:
     """Raise ValueError if the folder has rankings of the other kind of question: of whole sets, or with a reference."""
     others = [answer for answer in collect_answers(folder, dry_run=True) if bool(answer.reference) == sets]
@@ -308,6 +345,12 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
         "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
         (controls,),
     )
+    # The wording of each ranking follows from its event.
+    wordings = stored_wordings(db)
+    latest = {}
+    for person, instance, number in db.execute("SELECT person, instance, MAX(number) FROM events GROUP BY 1, 2"):
+        latest[person, instance] = number
+
     # Many people rank one instance, and orders repeat: parsing 40,000 answers anew took 1.6 s of a start.
     instance_of = cache(stored_instance)
     parse_cached = cache(parse_json)
@@ -318,8 +361,26 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
         tiers = []
         for tier in stored_ranking(ranking, shown, read=parse_cached):
             tiers.append([shown.candidates[index] for index in tier])
-        answers.append(Answer.to(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR))
+        question = wording_at(wordings, latest.get((person, shown.id), 0), shown)
+        answers.append(Answer.to(shown, tiers, annotator=person, adjudicated=role == ADJUDICATOR, question=question))
     return answers
+
+
+def page_question(question: str, shown: Instance) -> str:
+    """The question that the page asks about an instance: the user's, or its own."""
+    return question or (OF_A_REFERENCE if shown.reference else OF_SETS)
+
+
+def stored_wordings(db: sqlite3.Connection) -> list[tuple[int, str]]:
+    """The wordings of the page's question, each with the number of the last event before it."""
+    row = db.execute("SELECT value FROM meta WHERE key = 'wordings'").fetchone()
+    return typed(parse_json(row[0]) if row else [], list[tuple[int, str]])
+
+
+def wording_at(wordings: Sequence[tuple[int, str]], number: int, shown: Instance) -> str:
+    """The question that the page asked at an event; empty if it was not recorded."""
+    asked = [question for before, question in wordings if before < number]
+    return page_question(asked[-1], shown) if asked else ""
 
 
 def final_answers(answers: Sequence[Answer]) -> list[Answer]:

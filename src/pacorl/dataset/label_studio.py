@@ -70,7 +70,7 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
     untied: dict[str, list[Answer]] = defaultdict(list)
     tied = 0
     for answer in answers:
-        if answer.ranks:
+        if answer.has_ties:
             tied += 1
         else:
             untied[answer.instance].append(answer)

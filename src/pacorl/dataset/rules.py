@@ -13,9 +13,15 @@ from dataclasses import replace
 from itertools import combinations
 from random import Random
 
+import numpy as np
+
 from pacorl.core import questions
-from pacorl.dataset.folder import Answer, LabelledPair, final_answers
+from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
+from pacorl.dataset.folder import OF_A_REFERENCE, OF_SETS, Answer, LabelledPair, final_answers
 from pacorl.io.files import text_digest
+
+AGREEMENT_DRAWS = 500
+"""Resamples for the interval of people's agreement, which the administrator's page computes after each ranking."""
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -43,6 +49,45 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     for tier in tiers:
         ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
     return ranks
+
+
+def shared_rankings(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Rankings of each instance that several people ranked; a decision is no second opinion."""
+    by_instance = defaultdict(list)
+    for answer in answers:
+        if not answer.adjudicated:
+            by_instance[answer.instance].append(answer)
+    return [rankings for rankings in by_instance.values() if len(rankings) > 1]
+
+
+def pair_agreement(answers: Sequence[Answer]) -> Interval | None:
+    """Share of pairs of candidates that any two people put in the same order, of those that both put in an order.
+
+    Chance gives 0.5. The interval resamples instances. None if no two people ranked an instance.
+    """
+    alike = []
+    compared = []
+    for rankings in shared_rankings(answers):
+        both = same = 0
+        for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
+            for first, second in combinations(one, 2):
+                order = (one[first] - one[second]) * (other[first] - other[second])
+                both += order != 0
+                same += order > 0
+        if both:
+            alike.append(same)
+            compared.append(both)
+
+    if not compared:
+        return None
+    alike_Q, compared_Q = np.array(alike), np.array(compared)
+    (share,) = bootstrap(
+        range(len(compared)),
+        lambda index: np.array([alike_Q[index].sum() / compared_Q[index].sum()]),
+        draws=AGREEMENT_DRAWS,
+        fewest=FEWEST_FOR_INTERVAL,
+    )
+    return share
 
 
 def _by_theme(answer: Answer) -> str:
@@ -81,6 +126,16 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
     "plain": lambda answer: questions.consistent(),
 }
 """Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question."""
+
+
+def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:
+    """Count rankings by a wording of the user's own that the judge's question does not contain."""
+    counts: dict[str, int] = defaultdict(int)
+    for answer in answers:
+        own = answer.question not in ("", OF_A_REFERENCE, OF_SETS)
+        if own and answer.question.casefold().rstrip(".!?") not in QUESTIONS[question](answer).casefold():
+            counts[answer.question] += 1
+    return dict(counts)
 
 
 def label_pairs(

@@ -67,16 +67,16 @@ class Ranking:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The candidates' ranks, (1, 2, 2, 4) for a | b = c | d; empty if none are tied."""
+        """The candidates' ranks, (1, 2, 2, 4) for a | b = c | d."""
         return ranks_of(self.tiers)
 
 
 def ranks_of(tiers: Sequence[Sequence[Any]]) -> tuple[int, ...]:
-    """Rank every candidate from 1, best first; empty if each tier has a single candidate."""
+    """Rank every candidate from 1, best first; the candidates of one tier share a rank."""
     ranks: list[int] = []
     for tier in tiers:
         ranks += [len(ranks) + 1] * len(tier)
-    return tuple(ranks) if len(ranks) > len(tiers) else ()
+    return tuple(ranks)
 
 
 def load_rankings(path: str | Path) -> list[Ranking]:

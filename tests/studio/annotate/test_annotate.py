@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
+from typer.testing import CliRunner
 
+from pacorl.cli.dataset import app
 from pacorl.dataset.export import export
 from pacorl.dataset.folder import (
     ADJUDICATOR,
@@ -126,6 +128,22 @@ def test_what_was_answered_is_not_dealt_to_another():
     shares = share_out(instances(30), ["a", "b"], NO_OVERLAP, answered=answered)
     assert set(answered) <= set(shares["a"])
     assert Counter(x for own in shares.values() for x in own).total() == 30
+
+
+def test_answered_controls_count_towards_one_in_n():
+    data = instances(100)
+    controls = foreign_controls(data, 40)
+    sharing = Sharing(overlap=0, control_every=10)
+    first = share_out([*data, *controls], ["a"], sharing)["a"]
+    answered = {name: {"a"} for name in first[:55]}
+    again = share_out([*data, *controls], ["a"], sharing, answered=answered)["a"]
+    assert set(first[:55]) <= set(again)
+    assert [sum(name.startswith("control") for name in own) for own in (first, again)] == [10, 10]
+    assert len(again) == len(set(again)) == 110
+    # Those of another seed count as well.
+    other = foreign_controls(data, 40, seed=1)
+    again = share_out([*data, *other], ["a"], sharing, answered=answered)["a"]
+    assert sum(name.startswith("control") for name in again) == 10
 
 
 def test_controls_are_spread_out_and_do_not_show():
@@ -620,6 +638,8 @@ def test_a_second_start_says_that_links_are_unchanged_and_who_is_simulated(datas
     for _ in range(2):
         serve(folder, ["ann"], sharing=NO_OVERLAP, port=0, announce=said.append)
     assert [line.partition(chr(9))[0] for line in said if chr(9) in line] == ["admin", "ann"]
+    own = "question: Which of these belong to the same set as the reference?"
+    assert [line for line in said if line.startswith("question")] == [own, own]
     assert [line for line in said if "unchanged" in line] == ["links are unchanged; --renew NAME makes a new one"]
     with Store(folder / "annotations.db") as store:
         store.rehearse(ANN)
@@ -705,6 +725,45 @@ def test_an_administrator_adds_somebody_who_takes_over_what_nobody_answered(runn
     before = {name: [one.instance for one in running.store.next_tasks(name, limit=99)] for name in ("ann", "cat")}
     prepare(running.store, running.folder, [])
     assert before == {name: [one.instance for one in running.store.next_tasks(name, limit=99)] for name in before}
+
+
+def test_a_paused_person_loses_nothing_and_goes_on_by_the_same_link(running):
+    admin, ann = running.tokens["admin"], running.tokens["ann"]
+    assigned = running.store.assigned()["ann"]
+    shown = json.loads(running.ask("GET", "/api/task", token=ann)[1])
+    form = {"instance": shown["task"]["instance"], "order": [0, 1, 2], "request": "request-1"}
+
+    def pause(paused, name="ann"):
+        return running.ask("POST", "/api/admin/pauses", {"name": name, "paused": paused}, token=admin)[0]
+
+    assert pause(True) == 200
+    for answer in (
+        running.ask("GET", "/api/task", token=ann),
+        running.ask("POST", "/api/rankings", form, token=ann),
+        running.ask("GET", shown["task"]["reference"], token=ann),
+    ):
+        assert (answer[0], "nothing is lost" in json.loads(answer[1])["error"]) == (423, True)
+    assert running.ask("GET", "/api/task", token=running.tokens["ben"])[0] == 200
+    people = json.loads(running.ask("GET", "/api/admin", token=admin)[1])["people"]
+    assert {one["name"]: one["paused"] for one in people} == {"ann": True, "ben": False}
+    prepare(running.store, running.folder, [])  # a restart
+    assert running.store.paused() == ["ann"]
+    assert running.ask("POST", "/join", {"token": ann})[0] == 200
+
+    assert pause(False) == 200
+    after = json.loads(running.ask("POST", "/api/rankings", form, token=ann)[1])
+    assert after["progress"] == {"total": len(assigned), "ranked": 1, "skipped": 0}
+    assert running.store.assigned()["ann"].keys() == assigned.keys()
+    assert (pause(True, "nobody"), pause(True, "admin")) == (404, 404)
+    assert running.ask("POST", "/api/admin/pauses", {"name": "ann", "paused": True}, token=ann)[0] == 403
+
+
+def test_the_pages_get_the_question_and_who_administers(only_read):
+    seen = json.loads(only_read.ask("GET", "/api/admin", token=only_read.tokens["admin"])[1])
+    assert (seen["question"], seen["pairs"]) == ("Which fit?", None)
+    for name, administers in (("ann", False), ("admin", True)):
+        state = json.loads(only_read.ask("GET", "/api/task", token=only_read.tokens[name])[1])
+        assert (state["administers"], state["custom"], state["question"]) == (administers, True, "Which fit?")
 
 
 @pytest.mark.parametrize(
@@ -1110,6 +1169,144 @@ def test_how_work_is_shared_is_remembered(dataset):
         prepare(store, folder, ["ann"])
         assert store.progress("ann") == before == {"total": 48, "ranked": 0, "skipped": 0}
         assert prepare(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}
+
+
+def rank_some(store, name, count):
+    for task in store.next_tasks(name, limit=count):
+        answer_as(store, name, task.instance.id, range(len(task.slots)))
+
+
+def test_a_restart_keeps_the_options_that_it_does_not_name_and_the_division(dataset):
+    """People had 25 questions each, and 21 after a restart with another wording: the overlap was the default again."""
+    folder = dataset(prompts=2, grids=3)
+    options = {"overlap": 0.5, "judges": 2, "controls": 30, "control_every": 5, "seed": 3, "order": "uncertain"}
+    said = []
+    start = partial(prepare, folder=folder, announce=said.append)
+    with Store(folder / "annotations.db") as store:
+        start(store, people=["ann", "ben"], sharing=options)
+        before = store.assigned()
+        controls = Counter(name for own in before.values() for name in own if name.startswith("control:"))
+        for _ in range(3):  # restarts between answers: with one option, with all, and without any
+            for options_named in ({"question": "Which fit?"}, options, {}):
+                for name in ("ann", "ben"):
+                    rank_some(store, name, 3)
+                assert plan(folder, ["ann"], sharing=options_named, announce=said.append) == {
+                    name: len(own) for name, own in before.items()
+                }
+                start(store, people=["ann"], sharing=options_named)
+                assert {name: own.keys() for name, own in store.assigned().items()} == {
+                    name: own.keys() for name, own in before.items()
+                }
+        assert controls.total() == sum(name.startswith("control:") for own in store.assigned().values() for name in own)
+        assert store.sharing() == Sharing(**options, question="Which fit?")
+    assert said == []
+
+
+def test_an_option_that_divides_anew_is_announced_with_what_it_changes(dataset):
+    folder = dataset(prompts=2, grids=3)
+    planned, said = [], []
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann", "ben"], sharing={"overlap": 0.5, "judges": 2, "control_every": 5})
+        rank_some(store, "ann", 20)
+        rank_some(store, "ben", 20)
+        before = store.assigned()
+        counts = plan(folder, [], sharing={"overlap": 0}, announce=planned.append)
+        assert store.assigned() == before
+        prepare(store, folder, [], sharing={"overlap": 0}, announce=said.append)
+        after = store.assigned()
+        # Answers stay with their people, and one question in five is a control, answered ones included.
+        for name, own in after.items():
+            assert {question for question, is_open in before[name].items() if not is_open} <= own.keys()
+            held = sum(question.startswith("control:") for question in own)
+            assert held == math.ceil((len(own) - held) / 5)
+    assert counts == {name: len(own) for name, own in after.items()}
+    assert sum(counts.values()) < sum(map(len, before.values()))
+    changes = "; ".join(
+        f"{name} {len(before[name])} → {len(own)} questions, {len(own.keys() - before[name])} of them new"
+        for name, own in after.items()
+    )
+    assert (planned, said) == ([f"division would change: {changes}"], [f"division changed: {changes}"])
+
+
+def test_new_questions_and_new_controls_are_divided_without_an_option(dataset):
+    folder = dataset(prompts=2, grids=2)
+    rows, said = read_jsonl(folder / "instances.jsonl"), []
+    write_jsonl(folder / "instances.jsonl", rows[:20])
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann"], sharing=NO_OVERLAP)
+        write_jsonl(folder / "instances.jsonl", rows[:30])
+        prepare(store, folder, [], announce=said.append)
+        write_jsonl(folder / "instances.jsonl", rows[5:30])
+        prepare(store, folder, [], announce=said.append)
+        write_jsonl(folder / "controls.jsonl", [rows[0] | {"id": "own", "must": [[1, 0]]}])
+        prepare(store, folder, [], sharing={"control_every": 25}, announce=said.append)
+        prepare(store, folder, [], announce=said.append)
+    assert [line.partition("division changed: ann ")[2] for line in said] == [
+        "20 → 30 questions, 10 of them new",
+        "30 → 25 questions, 0 of them new",
+        "25 → 26 questions, 1 of them new",
+    ]
+
+
+def test_each_ranking_keeps_the_wording_that_it_was_made_under(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann"], sharing=NO_OVERLAP)
+        for question in (None, "Which fit?", "Welche passen?", ""):
+            named = {} if question is None else {"question": question}
+            prepare(store, folder, [], sharing=named)
+            prepare(store, folder, [])  # a restart without it
+            rank_some(store, "ann", 1)
+        store.undo(ANN, request="request-undo")
+        prepare(store, folder, [], sharing={"question": "And now?"})
+        rank_some_again = store.next_tasks("ann")[0]
+        answer_as(store, "ann", rank_some_again.instance.id, [0, 1], request="request-again")
+        own = "Which of these belong to the same set as the reference?"
+        expected = [own, "Which fit?", "Welche passen?", own, own, "And now?"]
+        assert [row["question"] for row in store.audit()] == expected
+        assert [answer.question for answer in store.answers()] == [*expected[:3], "And now?"]
+    collect_answers(folder)
+    assert [answer.question for answer in read_answers(folder / "rankings.jsonl")] == [*expected[:3], "And now?"]
+    assert all(row["ranks"] == [1, 2] for row in read_jsonl(folder / "rankings.jsonl"))
+
+
+def test_the_export_counts_what_stands_in_the_audit_trail_and_warns_of_another_question(dataset):
+    folder = dataset(prompts=4, grids=3)
+    sharing = Sharing(overlap=0.2, judges=2, controls=40, control_every=10, question="Which is prettier?")
+    with Store(folder / "annotations.db") as store:
+        prepare(store, folder, ["ann", "ben"], sharing=sharing, adjudicators=["eve"])
+        for name in ("ann", "ben"):
+            person = Person(name, is_admin=False, expires=0)
+            store.skip(person, key(store, name), "all alike", request=f"request-{name}")
+            rank_some(store, name, 60)
+            for number in range(2):
+                store.undo(person, request=f"request-{name}-{number}")
+        answer_as(store, "eve", store.answers()[0].instance, [0, 1, 2], adjudicates=True)
+        trail = store.audit()
+        decisions = sum(answer.adjudicated for answer in store.answers())
+        rankings, controls = len(store.answers()) - decisions, len(store.answers(controls=True))
+    undone = sum(row["kind"] == "undo" for row in trail)
+    assert sum(row["kind"] == "rank" for row in trail) - undone == rankings + controls > 0
+    assert (undone, decisions, controls > 5) == (4, 1, True)
+
+    done = CliRunner().invoke(app, ["export", str(folder), "--test-share", "0.5"])
+    assert done.exit_code == 0, done.output
+    first = done.stdout.splitlines()[0]
+    assert first == f"{rankings} of {rankings} rankings, {controls} controls, 1 decision, 2 skips"
+    assert re.search(
+        r"^people agree on \d+ % \(\d+ to \d+ %\) of the pairs of images in \d+ shared ques", done.stdout, re.M
+    )
+    warned = f"warning: {rankings + 1} rankings answer 'Which is prettier?', but the judge is asked another question"
+    assert warned in " ".join(done.stderr.split())
+    assert warned not in done.stdout
+
+
+def test_the_wording_before_it_was_recorded_is_unknown(store):
+    store._db.execute("DELETE FROM meta WHERE key = 'wordings'")
+    store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
+    store.share(instances(6), replace(NO_OVERLAP, question="Which fit?"))
+    store.rank(ANN, key(store), [0, 1, 2, 3], request="request-2")
+    assert [answer.question for answer in store.answers()] == ["", "Which fit?"]
 
 
 @pytest.mark.parametrize(

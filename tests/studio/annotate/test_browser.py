@@ -320,7 +320,7 @@ def test_the_administrator_adds_somebody_on_the_page(served, browser):
     page.goto(admin.evaluate("navigator.clipboard.readText()"))
     playwright.expect(page.locator("#person")).to_have_text("cat")
     # What is read again every three seconds leaves the keyboard where it is.
-    admin.locator("#people button").nth(1).focus()
+    admin.locator("#people button", has_text="New link").nth(1).focus()
     with admin.expect_response("**/api/admin"):
         pass
     admin.wait_for_timeout(100)
@@ -523,7 +523,101 @@ def test_an_unknown_link_says_so(served, browser):
     _, links = served
     page = browser.new_page()
     page.goto(links["ann"].rpartition("/join#")[0] + "/")
-    playwright.expect(page.locator("#message p")).to_contain_text("open the page by the link that you were sent")
+    playwright.expect(page.locator("#message p")).to_have_text("Open the page by the link that you were sent.")
+    page.goto(links["ann"].rpartition("/join#")[0] + "/admin")
+    playwright.expect(page.locator("#toast")).to_contain_text("This page needs the administrator's link")
+    page.goto(links["admin"])
+    playwright.expect(page.locator("#people tr")).to_have_count(1)
+    page.goto(links["ann"].rpartition("/join#")[0] + "/")
+    playwright.expect(page.locator("#message h1")).to_have_text("This is the administrator's link")
+    playwright.expect(page.locator("#message p")).to_contain_text("People rank by their own links: open yours")
+
+
+def test_after_an_undo_enter_saves_and_undoes_no_more(served, browser):
+    folder, links = served
+    page = browser.new_page()
+    page.goto(links["ann"])
+    count(page, 0, 50)
+    for done in (1, 2):
+        page.keyboard.press("a")
+        page.keyboard.press("Enter")
+        count(page, done, 50)
+    page.locator("#undo").click()  # with the mouse, as with the keyboard
+    count(page, 1, 50)
+    playwright.expect(page.locator("#submit")).to_be_focused()
+    page.keyboard.press("Enter")
+    count(page, 2, 50)
+    page.locator("#undo").focus()
+    page.keyboard.press("Enter")
+    count(page, 1, 50)
+    playwright.expect(page.locator("#submit")).to_be_focused()
+    page.keyboard.press("Enter")
+    count(page, 2, 50)
+    # Of a skip there is no order to show again: the first image has the focus.
+    page.keyboard.press("s")
+    page.locator(".reason").first.click()
+    page.locator("#skipNow").click()
+    count(page, 3, 50)
+    page.locator("#undo").click()
+    count(page, 2, 50)
+    assert focused(page) == "Candidate A, not ranked"
+    with Store(folder / "annotations.db", read_only=True) as store:
+        kinds = [row["kind"] for row in store.audit()]
+    assert kinds == ["rank", "rank", "undo", "rank", "undo", "rank", "skip", "undo"]
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_pause_is_said_and_keeps_the_ranking_that_it_met(served, browser, width):
+    folder, links = served
+    size = {"width": width, "height": 900}
+    page, admin = (browser.new_context(viewport=size).new_page() for _ in range(2))
+    page.goto(links["ann"])
+    count(page, 0, 50)
+    admin.goto(links["admin"])
+    admin.get_by_role("button", name="Pause the work of ann").click()
+    playwright.expect(admin.locator("#people td").first).to_have_text("ann (paused)")
+    assert admin.evaluate(FAULTS)["faults"] == []
+    shot(admin, f"paused-admin-{width}")
+    page.keyboard.press("a")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#message h1")).to_have_text("A pause")
+    playwright.expect(page.locator("#message p")).to_contain_text("The administrator has paused your work; nothing is")
+    playwright.expect(page.locator("#message p")).to_contain_text("Your last ranking is kept in this browser")
+    assert page.evaluate(FAULTS)["faults"] == []
+    shot(page, f"paused-{width}")
+    page.goto(links["ann"])  # the link opens the same page
+    playwright.expect(page.locator("#message h1")).to_have_text("A pause")
+    admin.get_by_role("button", name="Resume the work of ann").click()
+    playwright.expect(admin.locator("#people td").first).to_have_text("ann")
+    count(page, 1, 50)  # by itself
+    playwright.expect(page.locator("#pool .card").first).to_be_visible()
+    with Store(folder / "annotations.db", read_only=True) as store:
+        assert [row["kind"] for row in store.audit()] == ["rank"]
+
+
+def test_a_question_of_ones_own_stands_alone(dataset, browser):
+    folder, port = dataset(prompts=2, grids=2), free_port()
+    options = ("--annotators", "ann", "--controls", "0", "--question", "Which is prettier?")
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    with AnnotationServer(folder, *options, port=port) as links:
+        page.goto(links["ann"])
+        playwright.expect(page.locator("#question")).to_have_text("Which is prettier?")
+        playwright.expect(page.locator("#sameness")).to_be_hidden()
+        playwright.expect(page.locator("#criteria ul")).to_be_hidden()
+        playwright.expect(page.locator("#criteria summary")).to_be_visible()
+        playwright.expect(page.locator(".scale")).to_have_text("bestworst")
+        assert "consistent" not in page.locator("main#work").inner_text()
+        shot(page, "own-question")
+        admin = browser.new_context().new_page()
+        admin.goto(links["admin"])
+        playwright.expect(admin.locator("q#question")).to_have_text("Which is prettier?")
+    with AnnotationServer(folder, "--question", "", port=port):
+        page.reload()
+        own = "Which of these belong to the same set as the reference?"
+        playwright.expect(page.locator("#question")).to_have_text(own)
+        playwright.expect(page.locator("#sameness")).to_be_visible()
+        playwright.expect(page.locator("#criteria ul")).to_be_visible()
+        playwright.expect(page.locator(".scale")).to_have_text("most consistentleast consistent")
 
 
 def test_a_followed_link_asks_first_and_no_address_keeps_the_token(served, browser, tmp_path):

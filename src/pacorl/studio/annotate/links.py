@@ -5,15 +5,17 @@ Each instance goes to one person, an agreed part to several, control questions t
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from pacorl.dataset.folder import Answer, Instance
-from pacorl.dataset.rules import mean_ranks
+from pacorl.dataset.rules import mean_ranks, shared_rankings
 from pacorl.io.files import text_digest
 
 ORDERS = ("shuffled", "uncertain")
@@ -53,6 +55,14 @@ class Sharing:
         if self.control_every < 0:
             raise ValueError(f"control_every {self.control_every} must be 0 (none) or a number of questions")
 
+    def with_options(self, options: Sharing | Mapping[str, Any] | None) -> Sharing:
+        """Replace the named options; all of them, if `options` is a whole sharing."""
+        return options if isinstance(options, Sharing) else replace(self, **(options or {}))
+
+    def divides_as(self, other: Sharing) -> bool:
+        """Whether both divide alike: their order and their question may differ."""
+        return replace(self, order=other.order, question=other.question) == other
+
 
 def share_out(
     instances: Sequence[Instance],
@@ -65,6 +75,7 @@ def share_out(
 
     Args:
         answered: instance id → people who have answered it; they keep it, and count towards its number of judges.
+            A person's answered control questions count towards one in `control_every`.
 
     Returns:
         person → instance ids in the order in which to show them.
@@ -88,20 +99,36 @@ def share_out(
         for person in assignees:
             load[person].append(question)
 
-    # Control questions.
+    # Control questions. Answered ones may be of an earlier set of controls, which `instances` no longer have.
     controls = [instance.id for instance in instances if instance.is_control]
     every = sharing.control_every
-    for assigned in load.values():
+    dealt = set(questions)
+    for person, assigned in load.items():
         rng.shuffle(assigned)
+        done = [name for name, holders in answered.items() if person in holders]
+        unanswered = [name for name in assigned if person not in answered.get(name, ())]
         if every and controls:
+            wanted = math.ceil(len(assigned) / every) - sum(name not in dealt for name in done)
             # Each at most once: a repeated control question would be recognised.
-            remaining = rng.sample(controls, len(controls))
+            remaining = [name for name in rng.sample(controls, len(controls)) if name not in done]
             # A random position in each stretch: people would learn to expect a fixed position.
-            for start in range(0, len(assigned), every):
+            for start in range(0, len(unanswered), every)[: max(0, wanted)]:
                 if remaining:
                     position = start + start // every + rng.randrange(every)
-                    assigned.insert(min(position, len(assigned)), remaining.pop())
+                    unanswered.insert(min(position, len(unanswered)), remaining.pop())
+        assigned[:] = [*done, *unanswered]
     return load
+
+
+def describe_change(before: Mapping[str, Collection[str]], after: Mapping[str, Collection[str]]) -> str:
+    """Describe what another division changes for each person; empty if nothing changes, or nothing was divided."""
+    changes = []
+    for person, assigned in after.items():
+        old = set(before.get(person, ()))
+        new = set(assigned) - old
+        if before and old != set(assigned):
+            changes.append(f"{person} {len(old)} → {len(assigned)} questions, {len(new)} of them new")
+    return "; ".join(changes)
 
 
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
@@ -213,28 +240,22 @@ def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
         Their number, mean W, the mean W of random orders (1/M for M people), and ordinal α over (instance, candidate).
         Tied candidates share the mean of their ranks.
     """
-    by_instance: dict[str, list[Answer]] = {}
-    for answer in answers:
-        if not answer.adjudicated:  # a decision is no second opinion
-            by_instance.setdefault(answer.instance, []).append(answer)
     units: list[tuple[float, ...]] = []
     concordance: list[float] = []
     chance = []
-    shared = 0
-    for group in by_instance.values():
-        if len(group) > 1:
-            shared += 1
-            rank_MN = []
-            for answer in group:
-                ranks = mean_ranks(answer.tiers)
-                rank_MN.append([ranks[name] for name in group[0].candidates])
-            w = kendall_w(rank_MN)
-            if w is not None:
-                concordance.append(w)
-                chance.append(1 / len(group))
-            units += list(zip(*rank_MN, strict=True))
+    shared = shared_rankings(answers)
+    for group in shared:
+        rank_MN = []
+        for answer in group:
+            ranks = mean_ranks(answer.tiers)
+            rank_MN.append([ranks[name] for name in group[0].candidates])
+        w = kendall_w(rank_MN)
+        if w is not None:
+            concordance.append(w)
+            chance.append(1 / len(group))
+        units += list(zip(*rank_MN, strict=True))
     return {
-        "instances": shared,
+        "instances": len(shared),
         "kendall_w": float(np.mean(concordance)) if concordance else None,
         "kendall_chance": float(np.mean(chance)) if chance else None,
         "krippendorff_alpha": krippendorff_alpha(units),

@@ -19,12 +19,21 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from pacorl.core.grid import subject_text
-from pacorl.dataset.folder import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, images_of, read_instances
+from pacorl.dataset.folder import (
+    ADJUDICATOR,
+    ADMINISTRATOR,
+    DATABASE,
+    Instance,
+    images_of,
+    page_question,
+    read_instances,
+)
 from pacorl.dataset.manifest import DatasetStep
+from pacorl.dataset.rules import pair_agreement
 from pacorl.io.documents import blamed_on
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
-from pacorl.studio.annotate.links import Sharing, agreement, foreign_controls, share_out
+from pacorl.studio.annotate.links import Sharing, agreement, describe_change, foreign_controls, share_out
 from pacorl.studio.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.studio.annotate.uncertainty import LiveScores
 from pacorl.web.connections import run
@@ -42,7 +51,7 @@ def serve(
     folder: Path,
     people: Sequence[str],
     *,
-    sharing: Sharing | None = None,
+    sharing: Sharing | Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
     days: float = 30,
@@ -64,7 +73,7 @@ def serve(
         check_public_url(public_url)
     database = folder / DATABASE
     if not database.is_file():  # a failed start must not leave a database
-        check_start(folder, people, adjudicators, sharing=sharing or Sharing(), present={})
+        check_start(folder, people, adjudicators, sharing=Sharing().with_options(sharing), present={})
 
     # Bound first: links are shown once, and a port in use would lose them.
     with (
@@ -72,11 +81,13 @@ def serve(
         Store(database) as store,
         listening(host, port) as (listener, url),
     ):
-        links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew, adjudicators=adjudicators)
+        names = {"renew": renew, "adjudicators": adjudicators}
+        links = prepare(store, folder, people, sharing=sharing, days=days, **names, announce=announce)
         for name, link in links.items():
             announce(f"{name}\t{public_url.rstrip('/') or url}{link}")
         if not links:
             announce("links are unchanged; --renew NAME makes a new one")
+        announce(f"question: {store.question()}")
         if simulated := store.simulated():
             announce(f"answers of {', '.join(simulated)} are simulated; let people rank in a folder of its own")
         announce(f"serving {folder} at {url}")
@@ -88,15 +99,17 @@ def prepare(
     folder: Path,
     people: Sequence[str],
     *,
-    sharing: Sharing | None = None,
+    sharing: Sharing | Mapping[str, Any] | None = None,
     days: float = 30,
     renew: Sequence[str] = (),
     adjudicators: Sequence[str] = (),
+    announce: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Add new people, adjudicators and an administrator, renew links, and divide the work.
 
     Args:
-        sharing: None for the database's setting, or the defaults for a new database.
+        sharing: options by name, or all of them; the others stay as the database has them, or are the defaults.
+        announce: is told of a changed division.
         days: how long a new link is good for.
         renew: names that get a new link.
 
@@ -104,20 +117,21 @@ def prepare(
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
     # The people of earlier starts.
-    sharing = sharing or store.sharing()
+    chosen = store.sharing().with_options(sharing)
     present: dict[str, int] = {}
     for role in (0, ADMINISTRATOR, ADJUDICATOR):
         present |= dict.fromkeys(store.people(role=role), role)
 
     # Links come after every check: a failed start must not make or end links.
-    instances = check_start(folder, people, adjudicators, sharing=sharing, present=present)
+    instances = check_start(folder, people, adjudicators, sharing=chosen, present=present)
     roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
     links = {}
     for name in dict.fromkeys([ADMIN, *roles, *renew]):
         if name not in present or name in renew:
             links[name] = f"/join#{store.add_person(name, role=roles.get(name, 0), days=days)}"
     # Divide last: new people get a share too.
-    share_work(store, folder, instances, sharing)
+    if change := share_work(store, folder, instances, chosen):
+        announce(f"division changed: {change}")
     return links
 
 
@@ -145,9 +159,9 @@ def check_start(
     return instances
 
 
-def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharing: Sharing) -> None:
-    """Divide the instances among the store's people, and write the step's manifest."""
-    store.share(instances, sharing)
+def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharing: Sharing) -> str:
+    """Divide the instances among the store's people, write the step's manifest, and describe what changed."""
+    change = store.share(instances, sharing)
 
     # The manifest has the instances and how they are divided. The rankings are in the database, which grows.
     inputs = []
@@ -158,24 +172,30 @@ def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharin
     options = {**asdict(sharing), "people": store.people()}
     step = DatasetStep(folder, "annotate", inputs=inputs, options=options, seed=sharing.seed)
     step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in store.people()})
+    return change
 
 
-def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
-    """Count the questions of each person, answered questions included, for `--dry-run`.
+def plan(
+    folder: Path,
+    people: Sequence[str],
+    *,
+    sharing: Sharing | Mapping[str, Any] | None = None,
+    announce: Callable[[str], None] = print,
+) -> dict[str, int]:
+    """Count the questions of each person, answered questions included, for `--dry-run`, and announce a change.
 
     The database's people and sharing count as in `prepare`. The database is not written.
     """
     database = folder / DATABASE
-    present: list[str] = []
-    answered: Mapping[str, set[str]] = {}
     if database.is_file():
         with Store(database, read_only=True) as store:
-            sharing = sharing or store.sharing()
-            present = store.people()
-            answered = store.answered()
-    sharing = sharing or Sharing()
-    instances = instances_to_rank(folder, people, sharing)
-    shares = share_out(instances, sorted({*present, *people}), sharing, answered=answered)
+            chosen = store.sharing().with_options(sharing)
+            shares = store.divide(instances_to_rank(folder, people, chosen), chosen, newcomers=people)
+            if change := describe_change(store.assigned(), shares):
+                announce(f"division would change: {change}")
+    else:
+        chosen = Sharing().with_options(sharing)
+        shares = share_out(instances_to_rank(folder, people, chosen), sorted({*people}), chosen)
     return {name: len(assigned) for name, assigned in shares.items()}
 
 
@@ -252,7 +272,11 @@ def _person(request: Request) -> Person:
     token = state.site.token(request)
     if not token:
         raise RefusedError("open the page by the link that you were sent", status=401)
-    return state.store.person_of(token)
+    person = state.store.person_of(token)
+    if person.name in state.store.paused():
+        fault = "the administrator has paused your work; nothing is lost, and your link works again after the pause"
+        raise RefusedError(fault, status=423)
+    return person
 
 
 def _administrator(request: Request) -> Person:
@@ -318,7 +342,9 @@ def task(state: State, person: Someone) -> dict[str, Any]:
     return {
         "person": person.name,
         "adjudicates": person.adjudicates,
-        "question": sharing.question,
+        "administers": person.is_admin,
+        "question": page_question(sharing.question, tasks[0].instance) if tasks else sharing.question,
+        "custom": bool(sharing.question),
         "progress": progress,
         "task": form,
         # The page loads these images while people look, so that the task after this one appears at once.
@@ -407,24 +433,52 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
     version = store.version()
     if state.summary is None or state.summary[0] != version:
         skips = store.skips()
-        summary = {"agreement": agreement(store.answers()), "skips": skips[-100:], "skipped": len(skips)}
+        answers = store.answers()
+        pairs = pair_agreement(answers)
+        summary = {"agreement": agreement(answers), "skips": skips[-100:], "skipped": len(skips)}
+        summary["pairs"] = asdict(pairs) if pairs else None
         state.summary = (version, summary)
 
     controls = store.controls_passed()
+    paused = store.paused()
     people = []
     for name in store.people():
         passed, answered = controls.get(name, (0, 0))
-        scores = {"controls_passed": passed, "controls_answered": answered}
+        scores = {"controls_passed": passed, "controls_answered": answered, "paused": name in paused}
         people.append({"name": name, **store.progress(name), **scores, "median_seconds": store.median_seconds(name)})
     adjudicators = []
     for name in store.people(role=ADJUDICATOR):
         done = store.progress(name)
         total = done["ranked"] + done["skipped"] + len(state.scores.open_disagreements())
-        adjudicators.append({"name": name, **done, "total": total})
+        adjudicators.append({"name": name, **done, "total": total, "paused": name in paused})
     command = f"pacorl dataset export {shlex.quote(str(state.folder))}"
     failed = [(name, reference) for name, reference, passed in store.controls() if not passed]
-    shown = {"people": people, "adjudicators": adjudicators, "failed": failed, "command": command}
+    shown = {
+        "question": store.question(),
+        "people": people,
+        "adjudicators": adjudicators,
+        "failed": failed,
+        "command": command,
+    }
     return {**state.summary[1], **shown}
+
+
+class PauseForm(Form):
+    name: Text
+    paused: bool
+
+
+@router.post("/api/admin/pauses")
+def pause(form: PauseForm, state: State, person: Administrator) -> dict[str, Any]:
+    """Pause the work of a person, or let it go on."""
+    _check_present(state.store, form.name)
+    state.store.pause(form.name, form.paused)
+    return {"name": form.name, "paused": form.paused}
+
+
+def _check_present(store: Store, name: str) -> None:
+    if name not in (*store.people(), *store.people(role=ADJUDICATOR)):
+        raise RefusedError(f"{name[:60]!r} has no share of the work; add them first", status=404)
 
 
 class PersonForm(Form):
@@ -449,8 +503,7 @@ def add_person(form: PersonForm, state: State, person: Administrator) -> dict[st
 @router.post("/api/admin/links")
 def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
     """Make a new link for a person who has a share of the work; the old link ends."""
-    if form.name not in (*state.store.people(), *state.store.people(role=ADJUDICATOR)):
-        raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
+    _check_present(state.store, form.name)
     return {"name": form.name, "link": f"/join#{state.store.add_person(form.name, days=form.days)}"}
 
 

@@ -33,14 +33,17 @@ from pacorl.dataset.folder import (
     Instance,
     Order,
     order_of,
+    page_question,
     stored_answers,
     stored_instance,
     stored_ranking,
+    stored_wordings,
     tiers_of,
+    wording_at,
 )
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
 from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder, text_digest
-from pacorl.studio.annotate.links import Sharing, share_out
+from pacorl.studio.annotate.links import Sharing, describe_change, share_out
 from pacorl.web.guard import RefusedError
 
 logger = logging.getLogger(__name__)
@@ -186,6 +189,11 @@ class Store:
         with blamed_on(self.path):
             return typed(parse_json(rows[0][0]) if rows else {}, Sharing)
 
+    def question(self) -> str:
+        """Return the question that the page asks: the user's, or its own; empty without instances."""
+        rows = self._all("SELECT content FROM instances ORDER BY rowid LIMIT 1")
+        return page_question(self.sharing().question, stored_instance(rows[0][0])) if rows else ""
+
     def instances(self) -> list[Instance]:
         """List all questions, control questions included, in the order of their arrival."""
         return [stored_instance(content) for (content,) in self._all("SELECT content FROM instances ORDER BY rowid")]
@@ -198,12 +206,51 @@ class Store:
             people.setdefault(instance, set()).add(person)
         return people
 
-    def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
-        """Divide the instances among the people; repeating it with equal arguments has no effect."""
+    def assigned(self) -> dict[str, dict[str, bool]]:
+        """Map each person to the assigned instances, in their order, and whether these are unanswered."""
+        assigned: dict[str, dict[str, bool]] = {}
+        sql = "SELECT person, instance, is_open FROM assignments ORDER BY person, place"
+        for person, instance, is_open in self._all(sql):
+            assigned.setdefault(person, {})[instance] = bool(is_open)
+        return assigned
+
+    def divide(
+        self, instances: Sequence[Instance], sharing: Sharing, *, newcomers: Sequence[str] = ()
+    ) -> dict[str, list[str]]:
+        """Plan who gets which instances, answered ones included.
+
+        The present division holds as long as its people, its instances and the options that divide are the same:
+        people's answers alone must not move a question.
+        """
+        people = sorted({*self.people(), *newcomers})
+        present = self.assigned()
+        everything = set().union(*present.values())
+        unanswered = set[str]()
+        for assigned in present.values():
+            unanswered |= {instance for instance, is_open in assigned.items() if is_open}
+
+        stored = {name for (name,) in self._all("SELECT id FROM instances")}
+        names = {instance.id for instance in instances}
+        questions = {instance.id for instance in instances if not instance.is_control}
+        same_instances = names <= stored and questions <= everything and unanswered <= names
+        if same_instances and present.keys() >= set(people) and self.sharing().divides_as(sharing):
+            return {person: list(present[person]) for person in people}
+        return share_out(instances, people, sharing, answered=self.answered())
+
+    def share(self, instances: Sequence[Instance], sharing: Sharing) -> str:
+        """Divide the instances among the people, and describe what changed; see `divide`."""
+        before = self.assigned()
         # An answer that arrives between this plan and the transaction keeps its person: answers are read again there.
-        plan = share_out(instances, self.people(), sharing, answered=self.answered())
+        plan = self.divide(instances, sharing)
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('sharing', ?)", (json.dumps(asdict(sharing)),))
+
+            # A ranking keeps the wording under which it was made.
+            wordings = stored_wordings(db)
+            if not wordings or wordings[-1][1] != sharing.question:
+                (latest,) = db.execute("SELECT COALESCE(MAX(number), 0) FROM events").fetchone()
+                worded = json.dumps([*wordings, (latest, sharing.question)], ensure_ascii=False)
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('wordings', ?)", (worded,))
 
             # Questions, which never change once they are stored.
             stored = dict(db.execute("SELECT id, content FROM instances"))
@@ -232,6 +279,7 @@ class Store:
                     "INSERT INTO assignments VALUES (?, ?, ?, ?)",
                     [(person, number, instance, number >= len(rows)) for number, instance in enumerate(ordered)],
                 )
+        return describe_change(before, plan)
 
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
         """List the first unanswered instances. After an undo, the undone instance is first."""
@@ -272,17 +320,20 @@ class Store:
         return {instance for (instance,) in self._all(sql, ADJUDICATOR)}
 
     def audit(self) -> list[dict[str, Any]]:
-        """List all events in their order; `order` names the candidates, best first."""
+        """List all events in their order; `order` names the candidates, best first, and `question` is the page's."""
         sql = (
             "SELECT e.number, e.at, e.person, e.kind, e.instance, e.content, i.content FROM events e "
             "JOIN instances i ON i.id = e.instance ORDER BY e.number"
         )
         rows = []
+        with self._reading:
+            wordings = stored_wordings(self._reader)
         for number, at, person, kind, instance, content, stored in self._all(sql):
             moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+            shown = stored_instance(stored)
             row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
+            row["question"] = wording_at(wordings, number, shown)
             if kind != "skip" and content:
-                shown = stored_instance(stored)
                 tiers = [[shown.candidates[index] for index in tier] for tier in stored_ranking(content, shown)]
                 row["order"] = [tier if len(tier) > 1 else tier[0] for tier in tiers]
             elif content:
@@ -366,6 +417,18 @@ class Store:
     def simulated(self) -> list[str]:
         """List the people whose answers are simulated."""
         rows = self._all("SELECT value FROM meta WHERE key = 'simulated'")
+        return list(parse_json(rows[0][0])) if rows else []
+
+    def pause(self, name: str, paused: bool) -> None:
+        """Pause the work of a person, or let it go on; questions, answers and link stay."""
+        with self._transaction() as db:
+            names = {*self.paused()}
+            names = names | {name} if paused else names - {name}
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('paused', ?)", (json.dumps(sorted(names)),))
+
+    def paused(self) -> list[str]:
+        """List the people whose work is paused."""
+        rows = self._all("SELECT value FROM meta WHERE key = 'paused'")
         return list(parse_json(rows[0][0])) if rows else []
 
     def undo(self, person: Person, *, request: str) -> None:

@@ -31,7 +31,7 @@ def fit_scores(rankings: Sequence[Answer]) -> dict[Pair, float]:
     index: dict[Pair, int] = {}
     orders: list[tuple[int, ...]] = []
     # The model has no ties: a tied ranking counts half in either order, and then every ranking counts as two halves.
-    steps = (1, -1) if any(answer.ranks for answer in rankings) else (1,)
+    steps = (1, -1) if any(answer.has_ties for answer in rankings) else (1,)
     for answer, step in product(rankings, steps):
         names = chain.from_iterable(tier[::step] for tier in answer.tiers)
         pairs = [frozenset((answer.reference, name)) for name in names]

@@ -11,7 +11,7 @@ async function call(path, body) {
   const options = body && { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
   const answer = await fetch(path, options);
   const content = await answer.json();
-  if (!answer.ok) throw new Error(content.error);
+  if (!answer.ok) throw Object.assign(new Error(content.error), { status: answer.status });
   return content;
 }
 
@@ -30,11 +30,12 @@ async function watch() {
 }
 
 function toast(error) {
-  $("toast").textContent = error.message;
+  const fix = [401, 403].includes(error.status) ? ". This page needs the administrator's link; a start with --renew admin makes a new one." : "";
+  $("toast").textContent = error.message.charAt(0).toUpperCase() + error.message.slice(1) + fix;
   $("toast").hidden = false;
 }
 
-function show({ people, adjudicators, agreement, skips, skipped, failed, command }) {
+function show({ question, people, adjudicators, agreement, pairs, skips, skipped, failed, command }) {
   const sum = (key) => people.reduce((total, one) => total + one[key], 0);
   const done = sum("ranked") + sum("skipped"), meter = $("bar").parentElement;
   $("bar").style.width = `${sum("total") ? (100 * done) / sum("total") : 0}%`;
@@ -50,8 +51,12 @@ function show({ people, adjudicators, agreement, skips, skipped, failed, command
   $("alpha").textContent = agreement.krippendorff_alpha?.toFixed(3) ?? "–";
   $("chance").textContent = agreement.kendall_chance?.toFixed(2) ?? "–";
   $("command").textContent = command;
+  $("question").textContent = question;
+  $("alike").textContent = pairs ? percent(pairs.mean) : "–";
+  $("alike").className = agreement.instances < FEWEST ? "few" : "";
+  $("interval").textContent = pairs?.low == null ? "" : ` (${percent(pairs.low)} to ${percent(pairs.high)})`;
   fill($("people"), people.map(person));
-  fill($("adjudicators"), adjudicators.map((one) => [one.name, `${one.ranked} of ${one.total}`, one.skipped, renewal(one.name)]));
+  fill($("adjudicators"), adjudicators.map((one) => [named(one), `${one.ranked} of ${one.total}`, one.skipped, actions(one)]));
   fill($("skips"), skips.reverse().map((one) => [one.annotator, one.instance, one.reason]));
   fill($("failed"), failed);
   $("failures").hidden = failed.length === 0;
@@ -67,16 +72,38 @@ function person(one) {
   controls.textContent = one.controls_answered ? `${one.controls_passed} of ${one.controls_answered}` : "–";
   if (one.controls_answered && one.controls_passed / one.controls_answered < LOW_SHARE) controls.className = "low";
   const seconds = one.median_seconds === null ? "–" : `${one.median_seconds.toFixed(1)} s`;
-  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, renewal(one.name)];
+  return [named(one), meter, `${done} of ${one.total}`, one.skipped, controls, seconds, actions(one)];
 }
 
-function renewal(name) {
-  const renew = document.createElement("button");
-  renew.className = "quiet";
-  renew.textContent = "New link";
-  renew.setAttribute("aria-label", `New link for ${name}; the old one ends`);
-  renew.onclick = () => newLink(name);
-  return renew;
+const percent = (share) => `${Math.round(100 * share)} %`;
+const named = (one) => (one.paused ? `${one.name} (paused)` : one.name);
+
+function actions({ name, paused }) {
+  const pair = document.createElement("div");
+  pair.className = "actions";
+  pair.append(
+    button("New link", `New link for ${name}; the old one ends`, () => newLink(name)),
+    paused ? button("Resume", `Resume the work of ${name}`, () => pause(name, false))
+      : button("Pause", `Pause the work of ${name}; nothing is lost`, () => pause(name, true)));
+  return pair;
+}
+
+function button(text, label, act) {
+  const made = document.createElement("button");
+  made.className = "quiet";
+  made.textContent = text;
+  made.setAttribute("aria-label", label);
+  made.onclick = act;
+  return made;
+}
+
+async function pause(name, paused) {
+  try {
+    await call("/api/admin/pauses", { name, paused });
+    await look();
+  } catch (error) {
+    toast(error);
+  }
 }
 
 // Rows are made anew at each look, so the keyboard's focus goes on to the same cell of the same row.

@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 const WAITING = "pacorl.waiting";
 const RETRY_MS = 3000;
 const LATER_MS = 5000;
-const OF_A_REFERENCE = $("question").textContent;
+const PAUSED = 423;     // the status of every answer to a person whose work is paused
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
@@ -15,6 +15,7 @@ let filledIn = -1;    // the slot that the page placed by itself, as the last on
 let cards = [];       // a candidate's box, by slot
 let shownAt = 0;
 let busy = false;
+let worded = null;    // whether the question that was shown is somebody's own
 let awaiting = false; // whether the server is asked again and again for something to do
 let keys = false;     // whether the last input came from the keyboard: only then the focus is led on
 
@@ -51,6 +52,7 @@ async function deliver(waiting) {
       return show(next);
     } catch (error) {
       if (error.status === 401) { busy = false; return ended(error.message, true); }  // it stays here until a new link is opened
+      if (error.status === PAUSED) { busy = false; return paused(error.message, true); }  // it stays here until the pause ends
       if (error.status && error.status < 500) {
         localStorage.removeItem(WAITING);
         busy = false;
@@ -68,6 +70,7 @@ async function load() {
     show(await call("GET", "/api/task"));
   } catch (error) {
     if (error.status === 401) return ended(error.message);
+    if (error.status === PAUSED) return paused(error.message);
     message("No connection", "The server does not answer. This page tries again by itself; nothing that was saved is lost.");
     setTimeout(load, RETRY_MS);
   }
@@ -100,7 +103,8 @@ function show(state) {
   $("person").textContent = person;
   $("undo").disabled = done === 0;
   task = state.task;
-  $("question").textContent = state.question || (task?.reference === null ? "Which set belongs together best?" : OF_A_REFERENCE);
+  $("question").textContent = state.question;
+  if (state.administers) return message("This is the administrator's link", "People rank by their own links: open yours to rank. The administrator's page is at /admin.");
   if (!task) {
     const verb = state.adjudicates ? "decided" : "ranked";
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
@@ -117,6 +121,7 @@ function show(state) {
   showTheme(task.theme);
   showCriteria(task.criteria);
   showReference();
+  showWording(state.custom);
   showOpinions(task.opinions ?? []);
   document.documentElement.style.setProperty("--columns", Math.min(task.candidates.length, 5));
   draw(nextStop());
@@ -143,6 +148,15 @@ function showReference() {
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
   image.src = task.reference;
+}
+
+// The page's own words about consistency would contradict a question of somebody's own.
+function showWording(custom) {
+  $("sameness").hidden = custom;
+  $("most").textContent = custom ? "best" : "most consistent";
+  $("least").textContent = custom ? "worst" : "least consistent";
+  if (custom !== worded) $("criteria").open = !custom && innerWidth > 820;  // on a phone it would push the candidates below the fold
+  worded = custom;
 }
 
 // For an adjudicator: everybody's order, each with a button that takes it over.
@@ -329,7 +343,11 @@ function submit() {
   change("/api/rankings", { instance: task.instance, order: ranking(), seconds: Math.round(performance.now() - shownAt) / 1000 });
 }
 
-const undo = () => change("/api/undo", {});
+async function undo() {
+  if (busy) return;
+  await change("/api/undo", {});
+  if (task) nextStop().focus({ preventScroll: true });  // after a click too: Enter on "Undo last" would undo one more
+}
 
 // --- dragging, with a mouse, a pen or a finger
 
@@ -480,7 +498,6 @@ $("tie").onclick = () => tie();
 $("help").onclick = () => $("keys").showModal();
 $("reason").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); skipNow(); } };
 for (const button of document.querySelectorAll(".reason")) button.onclick = () => choose(button);
-$("criteria").open = innerWidth > 820;  // on a phone it would push the candidates below the fold
 
 // --- telling
 
@@ -496,8 +513,16 @@ function message(title, text) {
 
 function ended(text, unsaved) {
   const kept = unsaved ? " Your last ranking is kept in this browser and will be saved when you open the new link here." : "";
-  message("This link does not open the page", `${text}.${kept}`);
+  message("This link does not open the page", `${sentence(text)}.${kept}`);
 }
+
+function paused(text, unsaved) {
+  const kept = unsaved ? " Your last ranking is kept in this browser and will be saved then." : "";
+  if ($("message").hidden || task) message("A pause", `${sentence(text)}. This page goes on by itself when the pause ends.${kept}`);
+  setTimeout(start, LATER_MS);
+}
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 const tell = (text) => { $("news").textContent = `${text}. ${unranked().length} left.`; };
 
@@ -511,7 +536,7 @@ function saved(text, waiting = false) {
 }
 
 function toast(text) {
-  $("toast").textContent = text;
+  $("toast").textContent = sentence(text);
   $("toast").hidden = false;
   setTimeout(() => { $("toast").hidden = true; }, 5000);
 }
