@@ -151,7 +151,7 @@ def test_sets_count_as_questions_and_refusals_apart_from_failures(tiny_url: str,
         counted = f'pacorl_responses_total{{status="{status}"}}'
         assert after[counted] - between.get(counted, 0) == 1
     assert after['pacorl_request_seconds_count{model="tiny",outcome="refused"}'] >= 1
-    assert 'pacorl_request_seconds_count{model="tiny",outcome="failed"}' not in after
+    assert after['pacorl_request_seconds_count{model="tiny",outcome="failed"}'] == 0
 
 
 def test_questions_share_forwards(url: str) -> None:
@@ -656,7 +656,29 @@ def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
     assert (status, answer["error"]["type"]) == (422, "declined")
     assert (anyway[0], anyway[1]["missing"]) == (200, 0)
     assert "is declined" in checks[0]["error"]["message"]
+    error = checks[0]["error"]
+    assert (error["type"], error["image"], error["control"]["declined"]) == ("declined", "image 1", True)
     assert "is declined" not in str(checks[1])
+
+
+def test_no_series_of_the_metrics_begins_with_its_first_failure(local_judge: LocalJudge) -> None:
+    with serving({"judge": local_judge}) as url:
+        counts = metrics(url)
+    outcomes = ("answered", "refused", "failed")
+    assert [counts[f'pacorl_request_seconds_count{{model="judge",outcome="{o}"}}'] for o in outcomes] == [0, 0, 0]
+
+
+def test_the_note_of_a_served_judge_reaches_the_command(tiny_url: str, hero: list[str], tmp_path: Path) -> None:
+    files = []
+    for number, url in enumerate(hero[1:4], 1):
+        files.append(str(tmp_path / f"{number}.png"))
+        Path(files[-1]).write_bytes(data_of(url, name="panel"))
+    _, answer = post(f"{tiny_url}/v1/check", {"panels": hero[1:4], "least": 0.5})
+    address = ("--judge", tiny_url, "--model", "tiny")
+    result = CliRunner().invoke(app, ["check", *files, *address, "--min", "0.5", "--json"])
+    assert "tiny judge" in answer["note"]
+    assert json.loads(result.stdout)["note"] == f"{tiny_url}/v1: {answer['note']}"
+    assert tiny_url in result.stderr
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
@@ -743,6 +765,12 @@ def test_a_refused_check_has_its_reason(
     body = json.loads(json.dumps({"panels": [1, 2, 3, 4]} | fields), parse_int=lambda number: hero[int(number)])
     answered, answer = post(f"{tiny_url}/v1/check", body)
     assert (answered, message in answer["error"]["message"]) == (status, True), answer
+    error = answer["error"]
+    kind = ("refused", "a drawn figure of another character", "image 1")
+    if status == 422:
+        assert (error["type"], error["control"]["name"], error["image"]) == kind
+    else:
+        assert error["type"] == "invalid_request_error"
 
 
 def test_errors_have_one_form_and_the_schema_contains_it(local_judge: LocalJudge) -> None:

@@ -11,11 +11,12 @@ import json
 import secrets
 import time
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Security
@@ -28,7 +29,7 @@ from pacorl import __version__
 from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
+from pacorl.judge.http.client import DECLINE_HEADER
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
@@ -46,7 +47,7 @@ from pacorl.serve.schema import (
     TokenizeRequest,
     asking,
 )
-from pacorl.serve.served_judge import Continuation, DeclinedError, ServedModel, check_length
+from pacorl.serve.served_judge import Continuation, ServedModel, UnjudgedError, check_length
 from pacorl.types import Size
 from pacorl.web.connections import run
 from pacorl.web.forms import JsonRoute, validation_message
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the request histogram, in seconds."""
+
+OUTCOMES = ("answered", "refused", "failed")
+"""Outcomes of a request in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def create_app(
             model.executor.shutdown(cancel_futures=True)
 
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics())
+    app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics(models))
     _add_guards(app, limits, api_key)
     # Outside of the guards, whose refusals count too.
     _add_records(app, access_log=access_log)
@@ -250,8 +254,11 @@ async def tokenize(request: TokenizeRequest, state: State) -> dict[str, Any]:
 
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
-    """List the models by name."""
-    models = [{"id": name, "object": "model", "owned_by": "pacorl"} for name in state.models]
+    """List the models by name, each with the note of its answers."""
+    models = []
+    for name, model in state.models.items():
+        note = PacoReward(model.judge, name=name).note
+        models.append({"id": name, "object": "model", "owned_by": "pacorl", "note": note})
     return {"object": "list", "data": models}
 
 
@@ -430,8 +437,8 @@ def _error(fault: Exception) -> JSONResponse:
     # OpenAI's names, which clients tell apart.
     kind = "server_error" if status == 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
-    if isinstance(fault, DeclinedError):
-        error["type"] = DECLINED
+    if isinstance(fault, UnjudgedError):
+        error |= {"type": fault.kind, **fault.fields}
     if status == 429:
         headers["Retry-After"] = "1"
     elif status == 401:
@@ -442,11 +449,12 @@ def _error(fault: Exception) -> JSONResponse:
 class Metrics:
     """Counts and durations of requests by model and outcome, and of the batches that answered them."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str]) -> None:
         self.images = 0
         self.responses: Counter[int] = Counter()
         """HTTP status → responses."""
-        self._seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(BUCKETS) + 2))
+        # From the start: the rate of a series that begins with its first failure does not see it.
+        self._seconds = {key: [0.0] * (len(BUCKETS) + 2) for key in product(models, OUTCOMES)}
         """(model, outcome) → counts up to each bucket, count of all, sum."""
 
     @contextmanager
