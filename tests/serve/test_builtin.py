@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 import urllib.error
@@ -120,12 +121,44 @@ def test_an_access_log_has_a_line_of_json_per_request(local_judge: LocalJudge) -
                 connection.request("GET", path, headers=sent)
                 connection.getresponse().read()
     first, second = [json.loads(line) for line in lines]
-    assert [first[key] for key in ("client", "method", "path", "status", "id")] == [
-        *("127.0.0.1", "GET", "/v1/models", 401, "a\tb")
+    assert [first[key] for key in ("client", "method", "path", "status", "id", "error")] == [
+        *("127.0.0.1", "GET", "/v1/models", 401, "a\tb", "invalid_request_error")
     ]
     assert 0 <= first["seconds"] < 60
     assert datetime.fromisoformat(first["time"]).tzinfo
-    assert (second["path"], second["status"], second["id"]) == ("/none\nelse", 421, "")
+    assert (second["path"], second["status"]) == ("/none\nelse", 421)
+    assert re.fullmatch("[0-9a-f]{32}", second["id"])
+
+
+def test_every_answer_has_an_id_even_to_a_fault(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("pacorl.serve.builtin.Metrics.text", lambda *_: 1 / 0)
+    ids = []
+    with serving({"judge": local_judge}, access_log=lines.append) as url:
+        for path in ("/version", "/metrics"):
+            with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+                connection.request("GET", path)
+                ids.append(connection.getresponse().headers["X-Request-Id"])
+    logged = [json.loads(line) for line in lines]
+    assert [line["id"] for line in logged] == ids
+    assert [(line["status"], line["error"]) for line in logged] == [(200, ""), (500, "server_error")]
+    assert len(set(ids)) == 2
+
+
+def test_keys_are_rotated_while_the_server_runs(local_judge: LocalJudge) -> None:
+    keys = ["old"]
+
+    def status(url: str, key: str) -> int:
+        with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+            return connection.getresponse().status
+
+    with serving({"judge": local_judge}, api_key=keys) as url:
+        assert [status(url, key) for key in ("old", "new")] == [200, 401]
+        keys[:] = ["old", "new"]
+        assert [status(url, key) for key in ("old", "new")] == [200, 200]
+        keys[:] = ["new"]
+        assert [status(url, key) for key in ("old", "new", "")] == [401, 200, 401]
 
 
 def metrics(url: str) -> dict[str, float]:
