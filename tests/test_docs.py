@@ -52,6 +52,7 @@ OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
 OTHERS_OPTIONS = {
     "--help",
     "--allowed-media-domains",
+    "--gpu-memory-utilization",
     "--num_processes",
     "--cpu",
     "--repo-type",

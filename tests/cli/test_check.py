@@ -21,6 +21,7 @@ from pacorl.cli.shared import BELOW
 from pacorl.core.calibration import Curve
 from pacorl.core.questions import consistent
 from pacorl.core.ranking import Interval
+from pacorl.io.files import PAGE_MARK
 from pacorl.io.images import png_bytes
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.local import TINY_JUDGE
@@ -306,3 +307,81 @@ def test_a_declined_panel_is_named_and_marked(folder: Path, tmp_path: Path) -> N
     assert result.exit_code == BELOW
     assert [panel["declined"] for panel in json.loads(result.stdout)["panels"]] == [False, False, True]
     assert f"{photograph} (declined, consistent)" in run("check", *files, "--min", 0.5).stdout
+
+
+def test_an_error_replaces_the_page_of_an_earlier_verdict(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    passed = f"{PAGE_MARK.decode()} Passed: all 5 panels"
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG no image")
+    sound = [folder / "1.png", folder / "2.png"]
+    absent = ("--judge", "http://127.0.0.1:9/v1", "--model", "judge", "--min", 0.5)
+    for arguments, code, text, figures in (
+        ([*sound, broken, "--min", 0.5], 1, "broken.png", 0),
+        ([*sound, *absent], 75, "no judge at http://127.0.0.1:9/v1", 2),
+        ([*sound, "--min", 0], 5, "cannot judge these images", 3),
+    ):
+        page.write_text(passed)
+        result = run("check", *arguments, "--report", page)
+        assert getattr(result.exception, "exit_code", 1) == code, result.output
+        shown = page.read_text()
+        assert "Passed" not in shown
+        assert f"Exit code {code}" in shown
+        assert text in shown
+        assert shown.count("<figure") == figures
+        # The image of the failed control, and the figure beside it.
+        assert shown.count('<figure class="failed"') == (2 if code == 5 else 0)
+        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", shown)
+
+    # A page that pacorl did not make stays.
+    page.write_text("mine")
+    assert "was not made by pacorl" in str(run("check", *sound, "--min", 0.5, "--report", page).exception)
+    assert page.read_text() == "mine"
+
+
+def test_a_failed_control_of_a_character_shows_the_character(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    panels = [folder / "1.png", folder / "2.png"]
+    run("check", *panels, "--character", folder / "hero", "--min", 0, "--report", page)
+    assert re.findall(r'<figure class="failed">\s*<img src="data:image/png[^>]*alt="(.*?)"', page.read_text()) == [
+        "hero, reference 1",
+        "a drawn figure of another character",
+    ]
+
+
+@pytest.mark.slow
+def test_a_folder_of_sets_has_one_document_one_page_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
+    sets = tmp_path / "sets"
+    for name, panels in (("sound", "1234"), ("wrong", "123"), ("lone", "1")):
+        (sets / name).mkdir(parents=True)
+        for number in panels:
+            shutil.copy(folder / f"{number}.png", sets / name / f"{number}.png")
+    shutil.copy(folder / "wrong.png", sets / "wrong" / "4.png")
+    page = tmp_path / "page.html"
+
+    result = run("check", "--sets", sets, "--min", 0.5, "--json", "--report", page)
+    documents = json.loads(result.stdout)
+    assert result.exit_code == 1, result.output
+    assert [(d["set"], d["code"], d["passed"]) for d in documents] == [
+        ("lone", 1, None),
+        ("sound", 0, True),
+        ("wrong", BELOW, False),
+    ]
+    assert "nothing to be compared with" in documents[0]["error"]
+    assert documents[2]["odd_one_out"] == str(sets / "wrong" / "4.png")
+    marked = re.findall(r'<figure class="failed">.*?alt="(.*?)"', page.read_text(), flags=re.DOTALL)
+    assert marked == [str(sets / "wrong" / "4.png")]
+    assert "2 of 3 sets do not pass" in page.read_text()
+
+    shutil.rmtree(sets / "lone")
+    result = run("check", "--sets", sets, "--min", 0.5)
+    assert result.exit_code == BELOW
+    assert "sound: passes" in result.stdout
+    assert "wrong: 1 of 4 panels fail" in result.stdout
+
+
+def test_a_folder_without_sets_and_both_forms_are_refused(folder: Path, tmp_path: Path) -> None:
+    for arguments in ([], [folder / "1.png", "--sets", folder]):
+        result = run("check", *arguments, "--min", 0.5)
+        assert (result.exit_code, "give images, or --sets" in result.output) == (2, True)
+    assert "has no subfolder with images" in str(run("check", "--sets", tmp_path, "--min", 0.5).exception)

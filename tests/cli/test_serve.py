@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,34 @@ def test_a_folder_without_a_dataset_is_left_as_it_is(tmp_path: Path) -> None:
     result = run("dataset", "annotate", tmp_path / "nowhere", "--annotators", "ann")
     assert "instances.jsonl" in str(result.exception)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_a_key_file_is_read_again_at_sighup(
+    calls: CALLS, judge_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    path = tmp_path / "keys"
+    path.write_text("old\n\nnew\n")
+    result = run("serve", judge_folder, "--api-key-file", path, "--host", "0.0.0.0", "--write", tmp_path / "j.yaml")
+    assert result.exit_code == 0, result.output
+    assert "asks for no key" not in result.stderr
+    assert load_endpoints(tmp_path / "j.yaml").api_key_env == "PACORL_API_KEY"
+    keys = calls["api_key"]
+    assert keys == ["old", "new"]
+
+    # A file without a key must not open the server.
+    path.write_text("\n")
+    handlers[signal.SIGHUP]()
+    assert keys == ["old", "new"]
+    assert "the earlier keys stay" in capfd.readouterr().err
+    path.write_text("new\n")
+    handlers[signal.SIGHUP]()
+    assert keys == ["new"]
+
+    path.write_text("")
+    assert "has no key" in str(run("serve", judge_folder, "--api-key-file", path).exception)
+    for further in (("--api-key", "secret"), ("--backend", "vllm")):
+        refused = run("serve", judge_folder, "--api-key-file", path, *further)
+        assert "--api-key-file is for --backend builtin" in str(refused.exception)

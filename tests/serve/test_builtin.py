@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 import urllib.error
@@ -120,12 +121,44 @@ def test_an_access_log_has_a_line_of_json_per_request(local_judge: LocalJudge) -
                 connection.request("GET", path, headers=sent)
                 connection.getresponse().read()
     first, second = [json.loads(line) for line in lines]
-    assert [first[key] for key in ("client", "method", "path", "status", "id")] == [
-        *("127.0.0.1", "GET", "/v1/models", 401, "a\tb")
+    assert [first[key] for key in ("client", "method", "path", "status", "id", "error")] == [
+        *("127.0.0.1", "GET", "/v1/models", 401, "a\tb", "invalid_request_error")
     ]
     assert 0 <= first["seconds"] < 60
     assert datetime.fromisoformat(first["time"]).tzinfo
-    assert (second["path"], second["status"], second["id"]) == ("/none\nelse", 421, "")
+    assert (second["path"], second["status"]) == ("/none\nelse", 421)
+    assert re.fullmatch("[0-9a-f]{32}", second["id"])
+
+
+def test_every_answer_has_an_id_even_to_a_fault(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("pacorl.serve.builtin.Metrics.text", lambda *_: 1 / 0)
+    ids = []
+    with serving({"judge": local_judge}, access_log=lines.append) as url:
+        for path in ("/version", "/metrics"):
+            with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+                connection.request("GET", path)
+                ids.append(connection.getresponse().headers["X-Request-Id"])
+    logged = [json.loads(line) for line in lines]
+    assert [line["id"] for line in logged] == ids
+    assert [(line["status"], line["error"]) for line in logged] == [(200, ""), (500, "server_error")]
+    assert len(set(ids)) == 2
+
+
+def test_keys_are_rotated_while_the_server_runs(local_judge: LocalJudge) -> None:
+    keys = ["old"]
+
+    def status(url: str, key: str) -> int:
+        with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+            return connection.getresponse().status
+
+    with serving({"judge": local_judge}, api_key=keys) as url:
+        assert [status(url, key) for key in ("old", "new")] == [200, 401]
+        keys[:] = ["old", "new"]
+        assert [status(url, key) for key in ("old", "new")] == [200, 200]
+        keys[:] = ["new"]
+        assert [status(url, key) for key in ("old", "new", "")] == [401, 200, 401]
 
 
 def metrics(url: str) -> dict[str, float]:
@@ -151,7 +184,7 @@ def test_sets_count_as_questions_and_refusals_apart_from_failures(tiny_url: str,
         counted = f'pacorl_responses_total{{status="{status}"}}'
         assert after[counted] - between.get(counted, 0) == 1
     assert after['pacorl_request_seconds_count{model="tiny",outcome="refused"}'] >= 1
-    assert 'pacorl_request_seconds_count{model="tiny",outcome="failed"}' not in after
+    assert after['pacorl_request_seconds_count{model="tiny",outcome="failed"}'] == 0
 
 
 def test_questions_share_forwards(url: str) -> None:
@@ -656,7 +689,29 @@ def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
     assert (status, answer["error"]["type"]) == (422, "declined")
     assert (anyway[0], anyway[1]["missing"]) == (200, 0)
     assert "is declined" in checks[0]["error"]["message"]
+    error = checks[0]["error"]
+    assert (error["type"], error["image"], error["control"]["declined"]) == ("declined", "image 1", True)
     assert "is declined" not in str(checks[1])
+
+
+def test_no_series_of_the_metrics_begins_with_its_first_failure(local_judge: LocalJudge) -> None:
+    with serving({"judge": local_judge}) as url:
+        counts = metrics(url)
+    outcomes = ("answered", "refused", "failed")
+    assert [counts[f'pacorl_request_seconds_count{{model="judge",outcome="{o}"}}'] for o in outcomes] == [0, 0, 0]
+
+
+def test_the_note_of_a_served_judge_reaches_the_command(tiny_url: str, hero: list[str], tmp_path: Path) -> None:
+    files = []
+    for number, url in enumerate(hero[1:4], 1):
+        files.append(str(tmp_path / f"{number}.png"))
+        Path(files[-1]).write_bytes(data_of(url, name="panel"))
+    _, answer = post(f"{tiny_url}/v1/check", {"panels": hero[1:4], "least": 0.5})
+    address = ("--judge", tiny_url, "--model", "tiny")
+    result = CliRunner().invoke(app, ["check", *files, *address, "--min", "0.5", "--json"])
+    assert "tiny judge" in answer["note"]
+    assert json.loads(result.stdout)["note"] == f"{tiny_url}/v1: {answer['note']}"
+    assert tiny_url in result.stderr
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
@@ -743,6 +798,12 @@ def test_a_refused_check_has_its_reason(
     body = json.loads(json.dumps({"panels": [1, 2, 3, 4]} | fields), parse_int=lambda number: hero[int(number)])
     answered, answer = post(f"{tiny_url}/v1/check", body)
     assert (answered, message in answer["error"]["message"]) == (status, True), answer
+    error = answer["error"]
+    kind = ("refused", "a drawn figure of another character", "image 1")
+    if status == 422:
+        assert (error["type"], error["control"]["name"], error["image"]) == kind
+    else:
+        assert error["type"] == "invalid_request_error"
 
 
 def test_errors_have_one_form_and_the_schema_contains_it(local_judge: LocalJudge) -> None:

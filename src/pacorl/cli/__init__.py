@@ -29,7 +29,7 @@ from pacorl.cli import (
     twin,
     verify,
 )
-from pacorl.cli.shared import Commands, echo, echo_errors, print_json
+from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
 
 LONGEST_LINE = 2000
@@ -133,13 +133,6 @@ def exit_code(command: Callable[[], object]) -> int:
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     echo_errors("".join(traceback.format_exception(kind, error, trace)).rstrip())
-
-
-def fault_line(error: Exception) -> str:
-    """Format a fault for its user."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error).strip() or type(error).__name__
 
 
 def _print_fault(message: str, *, printed: bool = False) -> None:

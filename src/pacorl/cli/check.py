@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,15 +13,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer import Argument, Exit
+from typer import Argument, BadParameter, Exit, Option
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, JsonOption, OnlyJudge, check_report, echo, echo_errors, print_json
-from pacorl.config.options import FrugalJudge, option
+from pacorl.cli.shared import (
+    BELOW,
+    INCOMPLETE,
+    JsonOption,
+    OnlyJudge,
+    check_report,
+    echo,
+    echo_errors,
+    echo_json,
+    fault_line,
+    print_json,
+)
+from pacorl.config.options import FrugalJudge, UsageError, option
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pacorl.core.ranking import Interval
     from pacorl.judge.check import Check
+    from pacorl.judge.judge import Judge
+    from pacorl.judge.outcomes import Outcome
     from pacorl.types import Character, Comparison
+
+SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
+"""Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,25 +148,45 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = Argument(help="Panels, files or URLs; with --grid, one image."),
+    images: list[str] = Argument([], help="Panels, files or URLs; with --grid, one image."),
     *,
+    sets: Path = Option(
+        None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
+    ),
     judge: CheckJudge,
     ask: CheckOptions,
     output: CheckOutput,
 ) -> None:
     """Check that all images show the same; exit code 4 and the odd one out if not, 5 if a control fails."""
+    if bool(images) == bool(sets):
+        raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
+    from pacorl.runtime.cores import use_cores
+
+    check_report(output.report)
+    use_cores()
+    panels: dict[str, Image] = {}
+    try:
+        codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, panels, judge, ask, output)]
+    except Exception as error:
+        # In place of an earlier page, which would pass for the page of these images.
+        _write_error(output.report, error, panels)
+        raise
+    raise Exit(max(codes, key=SEVERITY.index))
+
+
+def _check_images(
+    images: Sequence[str], panels: dict[str, Image], judge: CheckJudge, ask: CheckOptions, output: CheckOutput
+) -> int:
+    """Check one set and return the exit code; `panels` is filled with the opened images for a page about an error."""
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
     from pacorl.judge.check import ControlError, check_lines, check_page
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.score_set import open_panels
-    from pacorl.runtime.cores import use_cores
-
-    check_report(output.report)
-    use_cores()
 
     # Panels, references, questions and threshold, before a judge is loaded.
     names, opened, _, _ = open_panels(images, grid=ask.grid, whole_sets=False)
+    panels |= zip(names, opened, strict=True)
     gate = ask.gate(names, panels=len(opened), calibration=judge.calibration)
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
@@ -163,22 +202,109 @@ def check(
                 print_json({"judge": name, "note": note} | refusal.to_dict())
             raise
 
-    # Output.
+    # The page comes before the output, which may fail on a closed pipe.
+    if output.report:
+        write_atomic(output.report, check_page(checked, judge=name, note=note))
+        echo_errors(f"page: {output.report}")
     if output.as_json:
         print_json({"judge": name, "note": note} | checked.to_dict())
     else:
         echo("\n".join(check_lines(checked)))
-    if output.report:
-        write_atomic(output.report, check_page(checked, judge=name, note=note))
-        echo_errors(f"page: {output.report}")
-
-    # The exit code.
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
+    return code_of(checked)
+
+
+def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: CheckOutput) -> list[int]:
+    """Check each subfolder with one load of the judge; an error of one set does not end the others."""
+    from pacorl.io.files import write_atomic
+    from pacorl.judge import check_judge
+    from pacorl.judge.outcomes import outcomes_page
+    from pacorl.judge.paco_reward import PacoReward
+
+    if ask.grid:
+        raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
+    sets = sets_in(folder)
+    # Characters, questions and threshold, before a judge is loaded.
+    largest = max(sets.values(), key=len)
+    ask.gate(largest, panels=max(2, len(largest)), calibration=judge.calibration)
+    check_judge(judge.judge, adapter=judge.judge_adapter)
+
+    # One load of the judge; the images of one set are open at a time.
+    outcomes = []
+    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
+        name = reward.name
+        note = reward.note
+        echo_errors(note)
+        for title, files in sets.items():
+            outcome = _outcome(title, files, reward.judge, ask, judge.calibration)
+            outcomes.append(outcome)
+            if not output.as_json:
+                echo("\n    ".join([f"{title}: {outcome.title}", *(outcome.lines if outcome.code else ())]))
+
+    # The page comes before the output, which may fail on a closed pipe.
+    if output.report:
+        write_atomic(output.report, outcomes_page(outcomes, judge=name, note=note))
+        echo_errors(f"page: {output.report}")
+    if output.as_json:
+        documents = []
+        for outcome in outcomes:
+            head = {"set": outcome.name, "code": outcome.code, "judge": name, "note": note}
+            documents.append(head | dict(outcome.document))
+        echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
+    return [outcome.code for outcome in outcomes]
+
+
+def _outcome(name: str, files: Sequence[str], judge: Judge, ask: CheckOptions, calibration: Path | None) -> Outcome:
+    """Check one set of a folder."""
+    from pacorl.judge.outcomes import Outcome
+    from pacorl.judge.score_set import open_panels
+
+    panels: dict[str, Image] = {}
+    try:
+        names, opened, _, _ = open_panels(files, whole_sets=False)
+        panels |= zip(names, opened, strict=True)
+        gate = ask.gate(names, panels=len(opened), calibration=calibration)
+        checked = gate(judge, opened, names=names)
+        return Outcome.of_check(checked, code=code_of(checked), name=name)
+    except (ValueError, OSError, RuntimeError) as error:
+        return Outcome.of_error(error, fault_line(error), name=name, panels=panels)
+
+
+def code_of(check: Check) -> int:
+    """Return the exit code of a verdict."""
     # A low score outranks a missing score: it is certain. A declined panel has the score 0, since it cannot pass.
-    if any(panel.score is not None for panel in checked.failed):
-        raise Exit(BELOW)
-    if checked.failed:
-        raise Exit(INCOMPLETE)
+    if any(panel.score is not None for panel in check.failed):
+        return BELOW
+    return INCOMPLETE if check.failed else 0
+
+
+def _write_error(report: Path | None, error: Exception, panels: Mapping[str, Image]) -> None:
+    """Write the page about an error that ends the command."""
+    if not report:
+        return
+    from pacorl.io.files import write_atomic
+    from pacorl.judge.outcomes import Outcome, outcomes_page
+
+    write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
+    echo_errors(f"page: {report}")
+
+
+def sets_in(folder: Path) -> dict[str, list[str]]:
+    """List the panels of each subfolder by its name: the panels of `pacorl generate` if it has any, else all images.
+
+    Raises:
+        ValueError: There is no subfolder, or no image in any of them.
+    """
+    from pacorl.records.characters import images_in
+
+    sets = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            panels = sorted(path.glob("*-panel-*.png")) or images_in(path)
+            sets[path.name] = list(map(str, panels))
+    if not any(sets.values()):
+        raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
+    return sets
 
 
 def recipe_of(source: str) -> Mapping[str, str]:

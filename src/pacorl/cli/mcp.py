@@ -14,7 +14,7 @@ from pacorl import __version__, cli
 from pacorl.cli.check import CheckJudge
 from pacorl.cli.generate import load_generator
 from pacorl.cli.repair import RepairGenerator, RepairOptions, redraw_panels
-from pacorl.cli.shared import Commands, echo_errors, needing
+from pacorl.cli.shared import Commands, echo_errors, fault_line, needing
 from pacorl.config.options import JudgeOptions, inherited, option
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Toolbox:
                     return dict(self._relative(answer))
             except (ValueError, OSError, RuntimeError) as error:
                 # An agent has arguments and no flags, and paths below the root.
-                line = cli.fault_line(error).replace(" --", " ").replace(f"{self.root}/", "")
+                line = fault_line(error).replace(" --", " ").replace(f"{self.root}/", "")
                 raise ToolError(line) from None
 
         return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Argument, Exit, Option
 
-from pacorl.cli.shared import echo, echo_errors, needing
+from pacorl.cli.shared import echo, echo_errors, fault_line, needing
 from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class ServeOptions:
     calibration: Path | None = option(None, "builtin: a file of `pacorl calibrate` for /v1/consistency and /v1/check.")
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str | None = option(None, "Ask callers for this key.", variable=KEY_VARIABLE)
+    api_key_file: Path | None = option(
+        None, "builtin: ask callers for one of this file's keys, one a line; SIGHUP reads it again."
+    )
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
     access_log: bool = option(False, "builtin: write a line of JSON per request to standard error.")
     max_body_mib: int = option(64, "builtin: largest request with images.", least=1, most=LARGEST)
@@ -63,11 +67,14 @@ def serve(
         raise ValueError(
             f"the key is empty; give --api-key or {KEY_VARIABLE} a value, or unset it to serve without a key"
         )
-    key = options.api_key or key_from(description.api_key_env)
+    if options.api_key_file and (given is not None or options.backend != "builtin"):
+        raise ValueError(f"--api-key-file is for --backend builtin, without --api-key and {KEY_VARIABLE}")
+    keys = read_keys(options.api_key_file) if options.api_key_file else []
+    key = options.api_key or (not keys and key_from(description.api_key_env)) or ""
     servers = servers_of(description)
     if options.calibration and (options.backend != "builtin" or any(server.adapters for server in servers)):
         raise ValueError("--calibration is of one judge: it needs --backend builtin and no --adapter")
-    if not key and not all(is_loopback(server.host) for server in servers):
+    if not (key or keys) and not all(is_loopback(server.host) for server in servers):
         echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
     if options.write:
         write_atomic(options.write, dump(description))
@@ -75,7 +82,7 @@ def serve(
 
     # Serve until the end.
     if options.backend == "builtin":
-        _run_builtin(servers, options, key=key, extra=context.args)
+        _run_builtin(servers, options, keys=keys or [key], extra=context.args)
     elif options.backend == "vllm":
         from pacorl.serve.vllm import VllmOptions, run_vllm
 
@@ -102,11 +109,30 @@ def _description(source: str, options: ServeOptions) -> Endpoints:
         port=options.port,
         replicas=options.replicas,
         # The description contains the variable and never the key, because its file may be shared.
-        api_key_env=KEY_VARIABLE if options.api_key else "",
+        api_key_env=KEY_VARIABLE if options.api_key or options.api_key_file else "",
     )
 
 
-def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
+def read_keys(path: Path) -> list[str]:
+    """Read the keys of a file, one a line. Raises ValueError if it has none, which would open the server."""
+    from pacorl.io.documents import read_text
+
+    keys = read_text(path).split()
+    if not keys:
+        raise ValueError(f"{path} has no key; write one a line")
+    return keys
+
+
+def _reread_keys(path: Path, keys: list[str]) -> None:
+    """Replace the keys of a running server by the file's; a faulty file changes nothing."""
+    try:
+        keys[:] = read_keys(path)
+        echo_errors(f"{path}: {len(keys)} keys")
+    except (ValueError, OSError) as error:
+        echo_errors(f"the earlier keys stay: {fault_line(error)}")
+
+
+def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str], extra: list[str]) -> None:
     from pacorl.io.quiet import quiet_loading
     from pacorl.judge import check_judge
     from pacorl.judge.calibration import read_calibration
@@ -130,7 +156,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         with listening(server.host, server.port):
             pass
         from pacorl.judge.http.client import DECLINE_HEADER
-        from pacorl.serve.builtin import load_judges, run_builtin
+        from pacorl.serve.builtin import GRACE_SECONDS, load_judges, run_builtin
         from pacorl.serve.schema import Limits
 
     # Load.
@@ -143,15 +169,19 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         if judge.domain:
             declined = f"{name} declines images of anything but {judge.domain.name}"
             echo_errors(f"{declined}; the header `{DECLINE_HEADER}: no` turns that off")
+    key_file = options.api_key_file
+    if key_file and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: _reread_keys(key_file, keys))
     limits = Limits(body_bytes=options.max_body_mib * 2**20, images=options.max_images, pixels=options.max_pixels)
     run_builtin(
         judges,
         host=server.host,
         port=server.port,
         limits=limits,
-        api_key=key,
+        api_key=keys,
         allow_urls=options.allow_urls,
         access_log=echo_errors if options.access_log else None,
+        on_stop=lambda running: echo_errors(f"stopping: {running} requests are finished, within {GRACE_SECONDS} s"),
     )
 
 

@@ -229,6 +229,13 @@ def print_json(document: Mapping[str, Any]) -> None:
     echo_json(json.dumps(document, indent=2, ensure_ascii=False))
 
 
+def fault_line(error: Exception) -> str:
+    """Format a fault for its user."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).strip() or type(error).__name__
+
+
 def check_report(path: Path | None) -> None:
     """Raise ValueError or OSError unless a page can be written to `path`, or replaces an earlier page."""
     from pacorl.io.files import check_made, check_writable

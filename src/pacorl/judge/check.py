@@ -40,7 +40,7 @@ class ControlError(RuntimeError):
 
     exit_code = 5
 
-    def __init__(self, control: Control, image: str, least: float) -> None:
+    def __init__(self, control: Control, image: str, least: float, picture: Image | None = None) -> None:
         answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
         side = "must reach" if control.same else "must stay below"
         super().__init__(
@@ -50,6 +50,8 @@ class ControlError(RuntimeError):
         self.control = control
         self.image = image
         self.least = least
+        self.picture = picture
+        """The image beside which the control was asked about."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of a refusal, without a verdict."""
@@ -264,8 +266,9 @@ def check_set(
         pairs += combinations(panels, 2)
 
     # Controls first: a judge that fails them is not asked about the set.
-    controls = ask_controls(judge, [*shown, *images][0], questions=specs, symmetric=symmetric)
-    check_controls(controls, least, image=[*shown_names, *names][0])
+    first = [*shown, *images][0]
+    controls = ask_controls(judge, first, questions=specs, symmetric=symmetric)
+    check_controls(controls, least, image=[*shown_names, *names][0], picture=first)
     scores = score_set(
         judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
     )
@@ -302,11 +305,11 @@ def ask_controls(
     return controls
 
 
-def check_controls(controls: Sequence[Control], least: float, *, image: str) -> None:
+def check_controls(controls: Sequence[Control], least: float, *, image: str, picture: Image) -> None:
     """Raise ControlError for a control of an image on the wrong side of the threshold."""
     for control in controls:
         if (control.p_yes >= least) != control.same:
-            raise ControlError(control, image, least)
+            raise ControlError(control, image, least, picture)
 
 
 # --- for people --------------------------------------------------------------------------------------------------

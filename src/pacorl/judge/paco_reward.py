@@ -108,7 +108,10 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """Caveats for readers of the scores; empty for most judges."""
         notes = []
         domain = getattr(self.judge, "domain", None)
-        if self.name == "tiny":  # the default judge, so its note also names a real judge
+        # Of a judge over HTTP its server has the note.
+        if served := getattr(self.judge, "note", ""):
+            notes.append(served)
+        elif self.name == "tiny":  # the default judge, so its note also names a real judge
             notes.append(TINY_NOTE)
         elif domain:
             notes.append(f"Judged by {self.name}, which knows {domain.name} only and declines other images.")

@@ -11,11 +11,12 @@ import json
 import secrets
 import time
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Security
@@ -28,7 +29,7 @@ from pacorl import __version__
 from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.http.client import DECLINE_HEADER, DECLINED
+from pacorl.judge.http.client import DECLINE_HEADER
 from pacorl.judge.http.endpoints import Server
 from pacorl.judge.http.messages import FLOOR_LOGPROB
 from pacorl.judge.local import LocalJudge, placement
@@ -46,7 +47,7 @@ from pacorl.serve.schema import (
     TokenizeRequest,
     asking,
 )
-from pacorl.serve.served_judge import Continuation, DeclinedError, ServedModel, check_length
+from pacorl.serve.served_judge import Continuation, ServedModel, UnjudgedError, check_length
 from pacorl.types import Size
 from pacorl.web.connections import run
 from pacorl.web.forms import JsonRoute, validation_message
@@ -57,8 +58,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+GRACE_SECONDS = 10
+"""Most seconds for requests that run when the server is stopped."""
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the request histogram, in seconds."""
+
+SERVER_ERROR = "server_error"
+"""Error type of a fault of the server."""
+ERROR_TYPE = "X-Pacorl-Error"
+"""Header of an error's type, for the access log of this server or of a proxy."""
+OUTCOMES = ("answered", "refused", "failed")
+"""Outcomes of a request in the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +92,14 @@ def create_app(
     judges: Mapping[str, LocalJudge],
     *,
     limits: Limits | None = None,
-    api_key: str = "",
+    api_key: str | Collection[str] = "",
     allow_urls: bool = False,
     access_log: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """Build the server's application, a model per name.
 
     Args:
+        api_key: the key of callers, or several, whose list may change while the server runs; empty for none.
         allow_urls: fetch http images, not data URLs only.
         access_log: called with a line of JSON per request; /health, which is polled, is left out.
     """
@@ -109,12 +120,12 @@ def create_app(
             model.executor.shutdown(cancel_futures=True)
 
     app = FastAPI(title="pacorl judge", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics())
-    _add_guards(app, limits, api_key)
+    app.state.shared = AppState(models, limits, RequestImages(limits, allow_urls=allow_urls), Metrics(models))
+    _add_guards(app, limits, [api_key] if isinstance(api_key, str) else api_key)
     # Outside of the guards, whose refusals count too.
     _add_records(app, access_log=access_log)
     # The schema alone: the guard checks the key before a body is read.
-    scheme = [Security(HTTPBearer(auto_error=False))] if api_key else []
+    scheme = [Security(HTTPBearer(auto_error=False))] if any(api_key) else []
     app.include_router(router, dependencies=scheme, responses=ERRORS)
     app.include_router(public)
     schemas = app.openapi()["components"]["schemas"]
@@ -145,14 +156,18 @@ def run_builtin(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits | None = None,
-    api_key: str = "",
+    api_key: str | Collection[str] = "",
     allow_urls: bool = False,
     access_log: Callable[[str], None] | None = None,
+    on_stop: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until a signal ends it; the arguments are those of `create_app`."""
+    """Serve until a signal ends it, and call `on_stop` with the number of requests that are then finished.
+
+    The other arguments are those of `create_app`.
+    """
     app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls, access_log=access_log)
     with listening(host, port) as (listener, _):
-        run(app, sockets=[listener], grace_seconds=10)
+        run(app, sockets=[listener], grace_seconds=GRACE_SECONDS, on_stop=on_stop)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------------
@@ -250,8 +265,11 @@ async def tokenize(request: TokenizeRequest, state: State) -> dict[str, Any]:
 
 @router.get("/v1/models")
 async def list_models(state: State) -> dict[str, Any]:
-    """List the models by name."""
-    models = [{"id": name, "object": "model", "owned_by": "pacorl"} for name in state.models]
+    """List the models by name, each with the note of its answers."""
+    models = []
+    for name, model in state.models.items():
+        note = PacoReward(model.judge, name=name).note
+        models.append({"id": name, "object": "model", "owned_by": "pacorl", "note": note})
     return {"object": "list", "data": models}
 
 
@@ -351,17 +369,17 @@ def completion(
 # --- guards and errors -----------------------------------------------------------------------------------------
 
 
-def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
+def _add_guards(app: FastAPI, limits: Limits, keys: Collection[str]) -> None:
     async def check_key(request: Request) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         # Not by `request.url`, which begins with the Host header: a client may write /health there.
         is_health = request.scope["path"] == HEALTH
         # Compared in constant time, or the time of an answer would show how much of a key is right.
-        if not api_key or is_health:
+        if not any(keys) or is_health:
             return
         if scheme.lower() != "bearer" or not sent:
             raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
-        if not secrets.compare_digest(sent.encode(), api_key.encode()):
+        if not any(secrets.compare_digest(sent.encode(), key.encode()) for key in keys):
             raise RefusedError("the key is not this server's", status=401)
 
     # Only these endpoints take images, and so large bodies.
@@ -370,7 +388,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     app.middleware("http")(with_headers)
 
     for kind in (RefusedError, ImageError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, lambda request, fault: _error(fault))
+        app.add_exception_handler(kind, _answer_fault)
 
 
 def _add_records(app: FastAPI, *, access_log: Callable[[str], None] | None) -> None:
@@ -378,25 +396,26 @@ def _add_records(app: FastAPI, *, access_log: Callable[[str], None] | None) -> N
     async def count(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         """Count and log every response, and echo the request's id, which connects them across proxies."""
         start = time.perf_counter()
-        sent = request.headers.get(REQUEST_ID, "")[:200]
+        sent = request.headers.get(REQUEST_ID, "")[:200] or uuid.uuid4().hex
+        # For the answer to a fault of the server.
+        request.state.id = sent
 
-        def record(status: int) -> None:
+        def record(status: int, kind: str) -> None:
             app.state.shared.metrics.responses[status] += 1
             if access_log and request.scope["path"] != HEALTH:
-                access_log(_log_line(request, status, time.perf_counter() - start, sent))
+                access_log(_log_line(request, status, time.perf_counter() - start, sent, kind))
 
         try:
             response = await proceed(request)
         except Exception:
-            record(500)  # the answer is made outside of all middleware
+            record(500, SERVER_ERROR)  # the answer is made outside of all middleware
             raise
-        record(response.status_code)
-        if sent:
-            response.headers[REQUEST_ID] = sent
+        record(response.status_code, response.headers.get(ERROR_TYPE, ""))
+        response.headers[REQUEST_ID] = sent
         return response
 
 
-def _log_line(request: Request, status: int, seconds: float, sent: str) -> str:
+def _log_line(request: Request, status: int, seconds: float, sent: str, kind: str) -> str:
     """Describe a request as a line of JSON, which escapes line breaks."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -406,8 +425,15 @@ def _log_line(request: Request, status: int, seconds: float, sent: str) -> str:
         "status": status,
         "seconds": round(seconds, 3),
         "id": sent,
+        "error": kind,
     }
     return json.dumps(line)
+
+
+def _answer_fault(request: Request, fault: Exception) -> JSONResponse:
+    response = _error(fault)
+    response.headers[REQUEST_ID] = request.state.id
+    return response
 
 
 def _error(fault: Exception) -> JSONResponse:
@@ -428,10 +454,11 @@ def _error(fault: Exception) -> JSONResponse:
         headers |= fault.headers or {}
 
     # OpenAI's names, which clients tell apart.
-    kind = "server_error" if status == 500 else "invalid_request_error"
+    kind = SERVER_ERROR if status == 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": status}
-    if isinstance(fault, DeclinedError):
-        error["type"] = DECLINED
+    if isinstance(fault, UnjudgedError):
+        error |= {"type": fault.kind, **fault.fields}
+    headers[ERROR_TYPE] = str(error["type"])
     if status == 429:
         headers["Retry-After"] = "1"
     elif status == 401:
@@ -442,11 +469,12 @@ def _error(fault: Exception) -> JSONResponse:
 class Metrics:
     """Counts and durations of requests by model and outcome, and of the batches that answered them."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str]) -> None:
         self.images = 0
         self.responses: Counter[int] = Counter()
         """HTTP status → responses."""
-        self._seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(BUCKETS) + 2))
+        # From the start: the rate of a series that begins with its first failure does not see it.
+        self._seconds = {key: [0.0] * (len(BUCKETS) + 2) for key in product(models, OUTCOMES)}
         """(model, outcome) → counts up to each bucket, count of all, sum."""
 
     @contextmanager

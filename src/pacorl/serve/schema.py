@@ -355,10 +355,14 @@ class Fault(BaseModel):
     """Error of a request."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error", "declined"]
+    type: Literal["invalid_request_error", "server_error", "declined", "refused"]
     param: None
     code: int
     """HTTP status."""
+    control: ControlAnswer | None = None
+    """Control that failed, of types declined and refused."""
+    image: str | None = None
+    """Name of the image beside which it failed."""
 
 
 class ErrorAnswer(BaseModel):

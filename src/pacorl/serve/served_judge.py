@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pacorl.core.questions import text_fault
 from pacorl.judge.check import Check, ControlError, check_set
+from pacorl.judge.http.client import DECLINED, REFUSED
 from pacorl.judge.local import LocalJudge, log_softmax
 from pacorl.judge.prompting import ChatPrompt, DistinctImage, chat_text
 from pacorl.judge.score_set import score_set
@@ -36,11 +37,18 @@ T = TypeVar("T")
 Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
 
 
-class DeclinedError(RefusedError):
-    """Refusal of images outside of the judge's domain."""
+class UnjudgedError(RefusedError):
+    """Refusal of images that the judge declines, or about which it fails a control."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, kind: str = DECLINED, **fields: Any) -> None:
+        """
+        Args:
+            kind: The error's type in the answer.
+            fields: Further fields of the error.
+        """
         super().__init__(message, status=422)
+        self.kind = kind
+        self.fields = fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +222,12 @@ class ServedModel:
         return ChatPrompt(text, distinct)
 
     async def check_domain(self, prompt: ChatPrompt) -> None:
-        """Raise DeclinedError if an image is outside of the judge's domain."""
+        """Raise UnjudgedError if an image is outside of the judge's domain."""
         if self.judge.domain and prompt.images:
             images = [distinct.image for distinct in prompt.images]
             outside = await asyncio.to_thread(self.judge.domain.outside, images)
             if any(outside):
-                raise DeclinedError(self.judge.domain.reason(outside))
+                raise UnjudgedError(self.judge.domain.reason(outside))
 
     async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         """Continue a conversation. A single token comes from the batcher."""
@@ -233,7 +241,7 @@ class ServedModel:
         """Score every pair of a set.
 
         Args:
-            decline: Raise DeclinedError if all images are outside of the judge's domain.
+            decline: Raise UnjudgedError if all images are outside of the judge's domain.
         """
         ask = partial(
             score_set,
@@ -245,11 +253,11 @@ class ServedModel:
         )
         scores = await self.batcher.run(ask, questions=request.asked)
         if all(pair.declined for pair in scores.pairs):
-            raise DeclinedError(scores.pairs[0].error)
+            raise UnjudgedError(scores.pairs[0].error)
         return scores
 
     async def check(self, request: CheckRequest, images: Sequence[Image], *, least: float, decline: bool) -> Check:
-        """Check panels after the controls. Raises RefusedError for a wrong answer about a control."""
+        """Check panels after the controls. Raises UnjudgedError for a wrong answer about a control."""
         panels = len(request.panels)
         ask = partial(
             check_set,
@@ -264,7 +272,8 @@ class ServedModel:
         try:
             return await self.batcher.run(ask, questions=request.asked)
         except ControlError as error:
-            raise RefusedError(str(error), status=422) from None
+            kind = DECLINED if error.control.declined else REFUSED
+            raise UnjudgedError(str(error), kind=kind, control=asdict(error.control), image=error.image) from None
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         # Greedy unless a temperature is given.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -140,6 +141,16 @@ class Server(uvicorn.Server):
     free file.
     """
 
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[int], None] | None = None) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_stop:
+            connections = list(self.server_state.connections)
+            self._on_stop(sum(isinstance(c, Connection) and not c.waits for c in connections))
+        await super().shutdown(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
@@ -158,9 +169,19 @@ def most_connections() -> int:
     return max(8, files - SPARE_FILES)
 
 
-def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:
-    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`."""
+def run(
+    app: Any,
+    *,
+    sockets: list[socket.socket],
+    grace_seconds: int = 3,
+    on_stop: Callable[[int], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, and finish running answers within `grace_seconds`.
+
+    Args:
+        on_stop: called at the signal with the number of running requests.
+    """
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": Connection, "ws": "none"}
     config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, backlog=ACCEPTED_TOGETHER, **options)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
-        Server(config).run(sockets=sockets)
+        Server(config, on_stop).run(sockets=sockets)

@@ -22,10 +22,14 @@ T = TypeVar("T")
 
 DECLINE_HEADER = "X-Pacorl-Decline"
 """Header with value `no`: judge images outside the judge's domain too (`judge.domain`)."""
+MOST_NOTE = 500
+"""Most characters of a server's note."""
 HOMES = 10_000
 """Most images whose servers are remembered."""
 DECLINED = "declined"
 """Error type of the built-in server for a declined request."""
+REFUSED = "refused"
+"""Error type of the built-in server for a failed control."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,8 @@ class Endpoint:
     refused_fields: set[str] = field(default_factory=set)
     """Refused `OPTIONAL_FIELDS`, left out from then on."""
     version: str = ""
+    note: str = ""
+    """Caveat of the server about the judge; empty for most."""
 
 
 class FieldRefusedError(Exception):
@@ -259,9 +265,11 @@ class EndpointPool:
             if endpoint.served is not None:
                 return
             try:
-                served = await self._call(endpoint, "/models", None, _model_names)
+                notes = await self._call(endpoint, "/models", None, _model_notes)
             except UnansweredError:  # not every server has the page
-                served = ()
+                notes = {}
+            served = tuple(notes)
+            endpoint.note = notes.get(self.model, "")
             if served and self.model not in served:
                 names = ", ".join(served[:20])[:500]
                 raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {names}")
@@ -309,8 +317,13 @@ def _leave_out(endpoint: Endpoint, body: Json, *, refusal: str) -> bool:
     return bool(refused)
 
 
-def _model_names(answer: Json) -> tuple[str, ...]:
-    return tuple(str(model["id"]) for model in answer.get("data") or () if isinstance(model, dict) and "id" in model)
+def _model_notes(answer: Json) -> dict[str, str]:
+    """Read name → note, which the built-in server alone gives."""
+    notes = {}
+    for model in answer.get("data") or ():
+        if isinstance(model, dict) and "id" in model:
+            notes[str(model["id"])] = " ".join(str(model.get("note") or "").split())[:MOST_NOTE]
+    return notes
 
 
 def _version(answer: Json) -> str:

@@ -141,6 +141,11 @@ class HttpJudge:
         """Shake hands with every endpoint by `EndpointPool.check`, and return the endpoints."""
         return self._loop.run(self.pool.check(patience=patience))
 
+    @property
+    def note(self) -> str:
+        """Caveat of a server about its judge, with its address; empty for most servers, and before `check`."""
+        return next((f"{endpoint.url}: {endpoint.note}" for endpoint in self.pool.endpoints if endpoint.note), "")
+
     def facts(self) -> JudgeFacts:
         """Return the facts of the endpoints; raises like `check`."""
         endpoints = self.check()
