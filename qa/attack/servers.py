@@ -139,6 +139,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/admin/people", {"name": "ben", "days": 3, "adjudicates": True}, ADMIN_TOKEN),
         Asked("POST", "/api/admin/links", {"name": "eve", "days": 3}, ADMIN_TOKEN, status=404),
         Asked("POST", "/api/admin/links", {"name": "ann", "days": 3}, status=403),
+        Asked("POST", "/api/admin/pauses", {"name": "eve", "paused": True}, ADMIN_TOKEN, status=404),
         Asked("POST", "/api/rehearsal", {}, status=409),
         Asked("GET", "/api/task"),
         Asked("GET", "/images/INSTANCE/reference"),

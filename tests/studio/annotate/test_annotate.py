@@ -1259,8 +1259,8 @@ def test_each_ranking_keeps_the_wording_that_it_was_made_under(dataset):
             rank_some(store, "ann", 1)
         store.undo(ANN, request="request-undo")
         prepare(store, folder, [], sharing={"question": "And now?"})
-        rank_some_again = store.next_tasks("ann")[0]
-        answer_as(store, "ann", rank_some_again.instance.id, [0, 1], request="request-again")
+        undone = store.next_tasks("ann")[0].instance.id
+        answer_as(store, "ann", undone, [0, 1], request="request-again")
         own = "Which of these belong to the same set as the reference?"
         expected = [own, "Which fit?", "Welche passen?", own, own, "And now?"]
         assert [row["question"] for row in store.audit()] == expected

@@ -422,7 +422,8 @@ class Store:
     def pause(self, name: str, paused: bool) -> None:
         """Pause the work of a person, or let it go on; questions, answers and link stay."""
         with self._transaction() as db:
-            names = {*self.paused()}
+            row = db.execute("SELECT value FROM meta WHERE key = 'paused'").fetchone()
+            names = {*parse_json(row[0])} if row else set()
             names = names | {name} if paused else names - {name}
             db.execute("INSERT OR REPLACE INTO meta VALUES ('paused', ?)", (json.dumps(sorted(names)),))
 

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const WAITING = "pacorl.waiting";
 const RETRY_MS = 3000;
 const LATER_MS = 5000;
+const A_PAUSE = "A pause";
 const PAUSED = 423;     // the status of every answer to a person whose work is paused
 
 let task = null;      // what the server asks
@@ -518,7 +519,8 @@ function ended(text, unsaved) {
 
 function paused(text, unsaved) {
   const kept = unsaved ? " Your last ranking is kept in this browser and will be saved then." : "";
-  if ($("message").hidden || task) message("A pause", `${sentence(text)}. This page goes on by itself when the pause ends.${kept}`);
+  const told = !$("message").hidden && $("message").querySelector("h1").textContent === A_PAUSE;
+  if (!told) message(A_PAUSE, `${sentence(text)}. This page goes on by itself when the pause ends.${kept}`);
   setTimeout(start, LATER_MS);
 }
 
