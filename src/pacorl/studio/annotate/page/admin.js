@@ -54,7 +54,7 @@ function show({ question, people, adjudicators, agreement, pairs, skips, skipped
   $("question").textContent = question;
   $("alike").textContent = pairs ? percent(pairs.mean) : "–";
   $("alike").className = agreement.instances < FEWEST ? "few" : "";
-  $("interval").textContent = pairs?.low == null ? "" : ` (${percent(pairs.low)} to ${percent(pairs.high)})`;
+  $("interval").textContent = pairs?.low == null ? "" : ` (${Math.round(100 * pairs.low)} to ${percent(pairs.high)})`;
   fill($("people"), people.map(person));
   fill($("adjudicators"), adjudicators.map((one) => [named(one), `${one.ranked} of ${one.total}`, one.skipped, actions(one)]));
   fill($("skips"), skips.reverse().map((one) => [one.annotator, one.instance, one.reason]));
