@@ -60,7 +60,7 @@ STATE = (
 """Required keys of state.json."""
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 """Config sections of the judges of the rewards and of the held-out rewards."""
-ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap", "set_check_every")
+ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
 """Keys that affect a judge's requests, not its answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model", "set_judge")
 """Keys of a judge's location, free as long as its `BackendOptions.identity` stays."""

@@ -212,21 +212,19 @@ class JudgeTrainer:
 
         # The processor or merged weights, and the summary.
         base = config.model.checkpoint
+        folders = [folder]
         if full:
             save_processor(data.processor, folder, source=source_of(base))
         elif config.merge:
-            merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=data.processor)
-        self._write_summary(trainer, data, [folder, *(config.out.glob("merged") if config.merge else ())])
-        flush_tree(folder)
+            merged = config.out / "merged"
+            folders.append(merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor))
+        self._summarise(data, folders, steps=trainer.state.global_step)
 
-    def _write_summary(
-        self, trainer: WeightedLikelihoodTrainer, data: JudgeData | SetData, folders: Sequence[Path]
-    ) -> None:
-        """Write summary.json, and a set judge's record into the folders with its weights."""
-        config = self.config
-        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
+    def _summarise(self, data: JudgeData | SetData, folders: Sequence[Path], *, steps: int) -> None:
+        """Write a set judge's record into the folders with its weights, and summary.json last."""
+        summary: dict[str, Any] = {"steps": steps, "seed": self.config.seed}
         evaluations = []
-        for line in read_jsonl(config.out / "metrics.jsonl"):
+        for line in read_jsonl(self.config.out / "metrics.jsonl"):
             if line["kind"] == "evaluation":
                 evaluations.append(line)
 
@@ -239,7 +237,8 @@ class JudgeTrainer:
             correlation = summary["after"].get(CORRELATION) if evaluations else None
             for folder in folders:
                 replace(data.origin, panel_correlation=correlation).write(folder)
-        write_json(config.out / "summary.json", summary)
+        flush_tree(folders[0])
+        write_json(self.config.out / "summary.json", summary)
 
 
 def build_trainer(
