@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 def config(out: Path, *overrides: str) -> JudgeConfig:
     small = ["data.train=['tiny:train:12']", "data.evaluation=['tiny:dev:12']", "optimizer.batch=4", "trackers=[]"]
-    return load(JudgeConfig, RECIPE, [f"out={out}", "log_every=1", *small, *overrides])
+    return load(JudgeConfig, RECIPE, [f"out={out}", "epochs=1", "log_every=1", *small, *overrides])
 
 
 # --- records ---------------------------------------------------------------------------------------------------
@@ -212,8 +212,8 @@ def test_a_step_does_not_depend_on_micro_batches(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_distillation_approaches_the_pair_judge(tmp_path: Path) -> None:
-    """Sets with few differences, about 60 steps."""
-    more = ["data.train=['tiny:train:240']", "data.evaluation=['tiny:dev:48']", "epochs=4", "optimizer.batch=16"]
+    """45 steps."""
+    more = ["data.train=['tiny:train:240']", "data.evaluation=['tiny:dev:48']", "epochs=3", "optimizer.batch=16"]
     run = JudgeTrainer(config(tmp_path / "run", *more)).train()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["after"]["panel_correlation"] > summary["before"]["panel_correlation"] + 0.1
