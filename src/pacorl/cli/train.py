@@ -236,6 +236,11 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
 
+        if set_judge := getattr(run.judge, "set_judge", ""):
+            from pacorl.judge.local import check_set_judge
+
+            check_set_judge(set_judge, of=run.judge.checkpoint, adapter=getattr(run.judge, "adapter", ""))
+
     # Last, since it imports torch.
     if resume is not None:
         from pacorl.grpo.rows import check_division

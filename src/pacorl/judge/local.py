@@ -193,6 +193,8 @@ class LocalJudge:
 
         from pacorl.io.processor import load_processor
 
+        if set_judge:
+            warn_of_disagreement(set_judge)
         load = partial(_load_model, dtype=dtype, quantize=quantize, stream=stream, device=device)
         model = load(source, merged)
         if set_source:
@@ -420,6 +422,13 @@ def check_set_judge(source: str, *, of: str, adapter: str = "") -> tuple[str, st
             f"judge.set_judge {source} was distilled from {record.checkpoint}, whose weights are not those of {of}; "
             "name that judge in judge.checkpoint, or distil another"
         )
+    return _base_and_adapter(source)
+
+
+def warn_of_disagreement(source: str) -> None:
+    """Warn if a set judge's recorded correlation with its pair judge is too low to train by it, or unknown."""
+    record = set_record(source)
+    assert record is not None
     if record.panel_correlation is None or record.panel_correlation < LEAST_CORRELATION:
         found = "not measured" if record.panel_correlation is None else f"{record.panel_correlation:.3f}"
         logger.warning(
@@ -429,7 +438,6 @@ def check_set_judge(source: str, *, of: str, adapter: str = "") -> tuple[str, st
             found,
             LEAST_CORRELATION,
         )
-    return _base_and_adapter(source)
 
 
 def _base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
