@@ -80,10 +80,10 @@ class RemoteJudge(Judge, Protocol):
 
 @runtime_checkable
 class PairByPair(Judge, Protocol):
-    """A judge that may answer about the pairs of a set by a set judge, whose answers are approximate."""
+    """Judge with a set judge, whose answers about the pairs of a set are approximate."""
 
     reads_sets: bool
-    """Whether it does."""
+    """Whether the set judge answers about pairs of sets."""
 
     def pair_by_pair(self) -> AbstractContextManager[None]:
         """Answer without the set judge during the block."""

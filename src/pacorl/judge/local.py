@@ -150,7 +150,7 @@ class LocalJudge:
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
         self.set_model: Any = set_model.eval().requires_grad_(False) if set_model else None
-        """Model that answers about the pairs of a set; None if `model` answers all questions."""
+        """Model of a set judge; None if `model` answers all questions."""
 
     @classmethod
     def from_pretrained(
@@ -175,7 +175,7 @@ class LocalJudge:
             stream: Keep these weights in main memory, and send them to the device layer by layer.
             decline: Verdicts about images outside the checkpoint's domain, if it has one (`judge.domain`), are missing
                 with that reason. A reward never declines.
-            set_judge: A set judge that was distilled from this judge, for the pairs of sets (`judge.set_judge`).
+            set_judge: A set judge of this judge, for the pairs of sets (`judge.set_judge`).
             options: Options of `LocalJudge`.
 
         Raises:

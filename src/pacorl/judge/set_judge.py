@@ -88,6 +88,7 @@ def set_forest(runs: Sequence[TokenRun]) -> tuple[list[TokenRun], list[Node]]:
     with_query: list[TokenRun] = []
     pair = 0
     for number, run in enumerate(runs):
+        # Never merged into one node, however short: the mask of a query needs the tokens it selects from above it.
         spans = panel_spans(run)
         start, end = spans[0][0], spans[-1][1]
         whole, sees_QN = with_queries(run)
@@ -127,15 +128,15 @@ class SetRecord:
     """Origin and quality of a set judge."""
 
     checkpoint: str
-    """Pair judge that it was distilled from."""
+    """Its pair judge."""
     digest: str
-    """SHA-256 of that judge's weights; empty if unknown."""
+    """SHA-256 of the pair judge's weights; empty if unknown."""
     panel_correlation: float | None
     """Correlation of panel scores within groups with the pair judge's, on held-out sets; None if not measured."""
     train_sets: int
-    """Number of sets that it learned from."""
+    """Number of training sets."""
     held_out_sets: int
-    """Number of sets that it was measured on."""
+    """Number of evaluation sets."""
 
     def write(self, folder: Path) -> None:
         """Write the record into a set judge's folder."""

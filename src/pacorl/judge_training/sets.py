@@ -1,7 +1,7 @@
-"""Distillation of a set judge: it learns the P(Yes) that the pair judge gives each pair of a set.
+"""Distillation of a set judge: it learns the pair judge's P(Yes) of each pair of a set.
 
-The pair judge is the checkpoint that the training begins with. It is asked about both orders of each pair, so that a
-set's panels may stand in any order in training. A pair's loss is the Kullback-Leibler divergence from the pair judge's
+The pair judge is the training's initial checkpoint. It is asked about both orders of each pair, so that training may
+shuffle a set's panels. A pair's loss is the Kullback-Leibler divergence from the pair judge's
 answer, which is 0 if both agree.
 
 Legend: R pairs of a batch, S sets.
@@ -111,7 +111,7 @@ def load_sets(config: JudgeConfig) -> SetData:
         evaluation += read(source, limit=config.data.evaluation_limit)
     check_readable(path for panel_set in [*train, *evaluation] for path in panel_set.images)
 
-    # The pair judge: the weights that the training begins with.
+    # The pair judge: the initial weights.
     checkpoint, start = config.model.checkpoint, config.tuning.start
     processor = processor_of(checkpoint, max_pixels=config.model.max_pixels)
     model = load_model(checkpoint, dtype=config.model.dtype)
@@ -183,6 +183,7 @@ class SetTrainer(WeightedLikelihoodTrainer):
 
     def _order(self, row: LoadedSet) -> list[int]:
         """Draw the order of a set's panels at this step."""
+        # From the step and the row, so that a resumed run draws the same.
         order = list(range(len(row.images)))
         Random(f"{self.args.seed} {self.state.global_step} {row.index}").shuffle(order)
         return order
@@ -261,6 +262,7 @@ def set_metrics(sets: Sequence[PanelSet], p_yes: Mapping[int, Sequence[float]]) 
     Returns:
         `decision_metrics` with the pair judge's decisions as labels, and `panel_correlation`.
     """
+    # Both judges' answers by pair, without padding.
     own: list[dict[Pair, float]] = []
     expected: list[dict[Pair, float]] = []
     for number, panel_set in enumerate(sets):
@@ -294,6 +296,7 @@ def panel_advantages(answers: Sequence[Mapping[Pair, float]], questions: Sequenc
     """Compute the paper's advantages with panel credit, (S, P); NaN beyond a set's panels and for groups of one."""
     number_of = {question: number for number, question in enumerate(dict.fromkeys(questions))}
     group_S = torch.tensor([number_of[question] for question in questions])
+    # The parts of each score by panel; sets with fewer panels leave the rest NaN.
     panels = [max(chain(*pairs)) + 1 for pairs in answers]
     part_SP = torch.full((len(answers), max(panels)), math.nan, dtype=torch.float64)
     for part_P, pairs, count in zip(part_SP, answers, panels, strict=True):
@@ -301,6 +304,7 @@ def panel_advantages(answers: Sequence[Mapping[Pair, float]], questions: Sequenc
     score_RS = torch.tensor([[fmean(pairs.values()) for pairs in answers]], dtype=torch.float64)
     table = RewardTable(("consistency",), score_RS, score_RS.isfinite(), group_S, part_SP[None])
 
+    # The paper's aggregate: set judges are compared before a run's rewards and weights are known.
     nodes = [group_S.tolist(), list(range(len(answers)))]
     found = advantages(table, LogTamed(credit="panel"), weights=[1.0], nodes=nodes)
     assert found.value_LBP is not None
