@@ -15,6 +15,9 @@ plain way where it is 40 %. `recurrent` is a small Qwen3.5, three of whose four 
 
 `--quickstart` asks the committed judge what an epoch of configs/tiny.yaml asks: for 6 prompts × 12 grids the 6 pairs of
 `consistency`, then the 4 panels of `panel_match`, with a call of each per prompt.
+
+`sets` is the form of a set judge (docs/judge.md), with the judge's own weights, which were not trained for it: its
+answers mean nothing, and its work is the same. A recurrent judge has no such form.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from pacorl.core.grid import join
 from pacorl.core.questions import same_theme
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judge.local import LocalJudge
-from pacorl.judge.sharing import RECURRENT, Node, prefix_forest
+from pacorl.judge.set_judge import set_forest
+from pacorl.judge.sharing import RECURRENT, Node, layer_kinds, prefix_forest
 from pacorl.lab.plan.sources import published_judge
 from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEMPLATE, qwen_tokenizer_of
 from pacorl.records.prompts import prompts_from
@@ -91,9 +95,12 @@ class Result:
     done: Work
     """What the judge does: short beginnings are not worth a pass of their own, and of the last layer only the MLP is
     spared."""
+    sets: Work | None
+    """What a set judge does, and the judge for questions about one image; None for a recurrent judge."""
     bound: float
     plain_grids_per_second: float
     grids_per_second: float
+    set_grids_per_second: float | None
     tokens_per_second: float
     """Tokens of plain prompts that are answered for."""
     speedup: float
@@ -140,6 +147,8 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
             options.side,
         )
     plain, least, done = map(total, zip(*count_calls(judge, calls, side), strict=True))
+    reads_sets = RECURRENT not in layer_kinds(judge.model.config)
+    sets = total(list(count_sets(judge, calls, side))) if reads_sets else None
     one_by_one = LocalJudge(judge.model, judge.processor, share=False)
 
     def ask_all() -> list[Verdict]:
@@ -147,8 +156,16 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
         fresh = LocalJudge(judge.model, judge.processor)
         return [verdict for call in calls for verdict in fresh.verdicts(call)]
 
-    (slow, expected), (fast, found) = alternate(
-        [lambda: [one_by_one.verdicts([question])[0] for call in calls for question in call], ask_all],
+    def ask_sets() -> list[Verdict]:
+        fresh = LocalJudge(judge.model, judge.processor, set_model=judge.model)
+        return [verdict for call in calls for verdict in fresh.verdicts(call)]
+
+    (slow, expected), (fast, found), *by_set = alternate(
+        [
+            lambda: [one_by_one.verdicts([question])[0] for call in calls for question in call],
+            ask_all,
+            *([ask_sets] if reads_sets else []),
+        ],
         device,
         repeats=options.repeats,
     )
@@ -165,9 +182,11 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
         plain=plain,
         least=least,
         done=done,
+        sets=sets,
         bound=plain.flops / least.flops,
         plain_grids_per_second=grids / slow,
         grids_per_second=grids / fast,
+        set_grids_per_second=grids / by_set[0][0] if by_set else None,
         tokens_per_second=plain.tokens / fast,
         speedup=slow / fast,
         share_of_bound=slow / fast / (plain.flops / least.flops),
@@ -234,7 +253,11 @@ def mid_size(name: str, processor: ImageTextProcessor) -> dict[str, Any]:
 def questions(grids: int, side: int) -> list[Question]:
     panels = [draw(panel, 64).resize((side, side)) for panel in all_panels()[:: len(all_panels()) // (4 * grids)]]
     sets = [panels[4 * number : 4 * number + 4] for number in range(grids)]
-    return [Question(pair, same_theme(THEME)) for images in sets for pair in itertools.combinations(images, 2)]
+    return [
+        Question(pair, same_theme(THEME), panels=tuple(images))
+        for images in sets
+        for pair in itertools.combinations(images, 2)
+    ]
 
 
 class Collector:
@@ -290,6 +313,24 @@ def count_calls(judge: LocalJudge, calls: Sequence[Sequence[Question]], side: in
         )
 
 
+def count_sets(judge: LocalJudge, calls: Sequence[Sequence[Question]], side: int) -> Iterator[Work]:
+    """What each call costs by a set judge."""
+    count, before = counter(judge, side), list[bytes]()
+    for call in calls:
+        images = images_of(call)
+        distinct, before = 0 if images == before else len(images), images
+        if not call[0].panels:
+            prompts = judge.prompting.encode(judge.prompting.chat_prompts(call))
+            _, runs = judge.prompting.featured(prompts, batch_tokens=judge.batch_tokens)
+            forest = prefix_forest([run.symbol_N for run in runs])
+            yield count(distinct, forest, [len(run) for run in runs], at_answers=("mlp",))
+            continue
+        sets = list(dict.fromkeys(judge.prompting.set_prompts(call)))
+        _, runs = judge.prompting.featured(judge.prompting.encode(sets), batch_tokens=judge.batch_tokens)
+        _, forest = set_forest(runs)
+        yield count(distinct, forest, call)
+
+
 def total(works: Sequence[Work]) -> Work:
     """The work of several calls."""
     return Work(*(sum(column) for column in zip(*map(astuple, works), strict=True)))
@@ -306,7 +347,7 @@ def counter(judge: LocalJudge, side: int) -> Callable[..., Work]:
     state = recurrent_flops(config) * kinds.count(RECURRENT)
     tower, head = vision_flops(judge, side), 2 * judge.model.lm_head.weight.numel()
 
-    def count(images: int, nodes: Sequence[Node], lengths: Sequence[int], *, at_answers: Sequence[str] = ()) -> Work:
+    def count(images: int, nodes: Sequence[Node], lengths: Sequence[Any], *, at_answers: Sequence[str] = ()) -> Work:
         """The work on these images, token runs and answers; parts of the last layer may see only the answers."""
         (tokens, keys), answers = totals(nodes), len(lengths)
         spared = sum(
@@ -397,6 +438,8 @@ def described(result: Result) -> str:
         f"  reached {result.speedup:.3f} times, {result.share_of_bound:.0%} of the bound; "
         f"{result.tokens_per_second:,.0f} plain tokens/s; P(Yes) differs by {result.largest_difference:.1e} at most",
     ]
+    if result.sets is not None:
+        lines.insert(3, f"  sets    {result.set_grids_per_second:8.3f} grids/s   {_work(result.sets)}")
     if result.share_of_matmul_peak is not None:
         lines.append(
             f"  matmul  {result.share_of_matmul_peak:.0%} of the measured peak, "

@@ -21,6 +21,7 @@ from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
 from pacorl.grpo.scoring import Parts, Scorer, Scores, reward_table, share_not_finite
+from pacorl.grpo.set_check import check_set_judge
 from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.judge.judge import counts_of
@@ -81,6 +82,9 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         run.note_samples(samples, scores, epoch_advantages, parts)
         metrics |= check_suffix(
             run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
+        )
+        metrics |= check_set_judge(
+            run, sampler, rows, samples=samples, scores=scores, parts=parts, by_set=epoch_advantages, compare=compare
         )
         metrics |= run.judge_counts(before=judged_before)
 

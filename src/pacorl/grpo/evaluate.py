@@ -19,6 +19,7 @@ from pacorl.grpo.monitor import panel_statistics
 from pacorl.grpo.rollout import sample_images
 from pacorl.grpo.rows import one_size_batches
 from pacorl.grpo.scoring import time_limit, torch_context
+from pacorl.judge.judge import pair_by_pair
 from pacorl.judge.pairwise import matrix_of
 from pacorl.models.lora.layers import FusedLora, fuse_lora
 from pacorl.rewards.consistency import Consistency
@@ -56,7 +57,8 @@ def evaluate(run: Run) -> dict[str, float]:
     seconds_before = run.clock.seconds["evaluation"]
     small = run.config.sampling.size_at(max(0, run.epoch - 1))
     with run.guard():
-        with run.clock.timed("evaluation"):
+        # By the judge itself: a set judge is distilled for images of the training size.
+        with run.clock.timed("evaluation"), pair_by_pair(run.judge):
             evaluation = measure(run, small)
         evaluation.keep(run.logbook, run.epoch)
 

@@ -42,7 +42,7 @@ from pacorl.grpo.start import Resume
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
-from pacorl.judge.judge import Judge, counts_of
+from pacorl.judge.judge import Judge, counts_of, pair_by_pair
 from pacorl.models.lora.adapters import OldPolicy
 from pacorl.report.folder import LEAKS
 from pacorl.rewards.reward import RewardFunction
@@ -227,9 +227,11 @@ class Run(LoraRun):
         for row in rows:
             # Another epoch for every group: its noise is its own.
             of_group = replace(draw, epoch=row.number)
-            changes += panel_changes(
-                config, of_group, self.rewards, row.prompt, children=CHILDREN, **self.scorer_options
-            )
+            # A set judge reads a panel after the panels before it, so its answers are less local.
+            with pair_by_pair(self.judge):
+                changes += panel_changes(
+                    config, of_group, self.rewards, row.prompt, children=CHILDREN, **self.scorer_options
+                )
 
         # One rank's finding for all: answers of a remote judge may differ.
         locality = self.runtime.gather(Locality.of(changes))[0]

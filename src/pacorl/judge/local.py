@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pacorl.core.devices import available_device, best_dtype, check_dtype
@@ -27,8 +28,9 @@ from pacorl.io.net import is_url, shown_url
 from pacorl.judge.calibration import Calibration, read_calibration
 from pacorl.judge.domain import Domain
 from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
-from pacorl.judge.pairwise import both_orders
+from pacorl.judge.pairwise import Pair, both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
+from pacorl.judge.set_judge import LEAST_CORRELATION, RECORD, check_can_read_sets, pairs_of, set_hidden, set_record
 from pacorl.judge.sharing import SharedForward, can_share, packed
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import check_quantization, quantize_model
@@ -50,6 +52,12 @@ class LocalOptions(InProcessOptions):
     backend: Literal["local"] = "local"
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
     """A transformers folder, a hub name, or `tiny` for the committed judge."""
+    set_judge: str = ""
+    """A set judge's folder or hub name (docs/reward.md), distilled from this judge: it answers all pairs of a set in
+    one pass, and this judge everything else."""
+    set_check_every: int = Field(10, ge=0)
+    """Epochs between checks of the set judge, the first epoch's among them: the judge itself answers about the epoch's
+    pairs too, and the advantages are compared; 0 for none."""
 
     @model_validator(mode="after")
     def _no_address(self) -> LocalOptions:
@@ -58,13 +66,24 @@ class LocalOptions(InProcessOptions):
         return self
 
     def identity(self) -> str:
-        checkpoint = str(TINY_JUDGE) if self.checkpoint == "tiny" else self.checkpoint
-        sources = (checkpoint, self.adapter, base_of(checkpoint))
-        digests = [checkpoint_digest(source) for source in sources if source]
+        digests = weight_digests(self.checkpoint, self.adapter)
+        if self.set_judge:
+            digests += weight_digests(self.set_judge)
         if not all(digests):
             return ""
-        digests += self.calibration_digests
-        return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
+        return joined_digest(digests + self.calibration_digests)
+
+
+def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
+    """Hash the weights of a judge, its adapter and its base; empty for those outside this machine."""
+    checkpoint = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    sources = (checkpoint, adapter, base_of(checkpoint))
+    return [checkpoint_digest(source) for source in sources if source]
+
+
+def joined_digest(digests: Sequence[str]) -> str:
+    """Join digests to the short identifier of a judge."""
+    return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}"
 
 
 def base_of(checkpoint: str) -> str:
@@ -95,6 +114,7 @@ class LocalJudge:
         share: bool | None = None,
         domain: Domain | None = None,
         calibration: Calibration | None = None,
+        set_model: Any = None,
     ) -> None:
         """
         Args:
@@ -106,6 +126,7 @@ class LocalJudge:
             share: Compute common prefixes once; by default for families with a proof of equality.
             domain: Verdicts about images outside it are missing.
             calibration: Curves that map the verdicts' P(Yes).
+            set_model: Model of a set judge, with this model's vision tower.
         """
         from pacorl.judge.vision import batch_windows  # the model has imported transformers by now
 
@@ -128,6 +149,8 @@ class LocalJudge:
         """Classifier of images outside the judge's domain; None accepts all images."""
         self.calibration = calibration
         """Curves of the verdicts; None leaves P(Yes) as the model gives it."""
+        self.set_model: Any = set_model.eval().requires_grad_(False) if set_model else None
+        """Model of a set judge; None if `model` answers all questions."""
 
     @classmethod
     def from_pretrained(
@@ -140,6 +163,7 @@ class LocalJudge:
         stream: bool = False,
         device: str | torch.device = "cpu",
         decline: bool = False,
+        set_judge: str = "",
         **options: Any,
     ) -> LocalJudge:
         """Load a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an optional adapter.
@@ -151,34 +175,36 @@ class LocalJudge:
             stream: Keep these weights in main memory, and send them to the device layer by layer.
             decline: Verdicts about images outside the checkpoint's domain, if it has one (`judge.domain`), are missing
                 with that reason. A reward never declines.
+            set_judge: A set judge of this judge, for the pairs of sets (`judge.set_judge`).
             options: Options of `LocalJudge`.
 
         Raises:
-            ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
+            ValueError: if the adapter belongs to another base, its base is unknown, weights are damaged, or a pair
+                judge is named where a set judge is needed or the other way round.
         """
         # Cheap checks, before transformers is imported.
         check_quantization(quantize)
         check_dtype(dtype, device, key="judge.dtype")
         check_dtype(quantize, device, key="judge.quantize")
         source, merged = check_local(str(checkpoint), adapter)
+        set_source = check_set_judge(set_judge, of=str(checkpoint), adapter=adapter) if set_judge else None
         if merged != adapter:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
 
-        from transformers import AutoModelForImageTextToText
-
-        from pacorl.io.pretrained import pretrained
         from pacorl.io.processor import load_processor
-        from pacorl.judge.adapter import merge_adapter
 
-        model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
-        if merged:
-            model = merge_adapter(model, merged)
-        # After the merge: the quantised form is that of the merged weights.
-        quantize_model(model, quantize, device=device, stream=stream)
+        if set_judge:
+            warn_of_disagreement(set_judge)
+        load = partial(_load_model, dtype=dtype, quantize=quantize, stream=stream, device=device)
+        model = load(source, merged)
+        if set_source:
+            options["set_model"] = set_model = load(*set_source)
+            check_can_read_sets(set_model.config)
+            set_model.model.visual = model.model.visual  # frozen in distillation: features are computed once for both
 
         # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(merged or source) if decline else None
-        return cls(model.to(device), load_processor(source), domain=domain, **options)
+        return cls(model, load_processor(source), domain=domain, **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """Return one verdict per question, in order. Raises ImageError for an unreadable image."""
@@ -213,7 +239,21 @@ class LocalJudge:
 
     def models(self) -> list[nn.Module]:
         """Return the modules that run on the device."""
-        return [self.model]
+        return [self.model, self.set_model] if self.set_model else [self.model]
+
+    @property
+    def reads_sets(self) -> bool:
+        """Whether a set judge answers about the pairs of sets."""
+        return self.set_model is not None
+
+    @contextmanager
+    def pair_by_pair(self) -> Iterator[None]:
+        """Answer about the pairs of sets without the set judge, during the block."""
+        set_model, self.set_model = self.set_model, None
+        try:
+            yield
+        finally:
+            self.set_model = set_model
 
     def facts(self) -> JudgeFacts:
         """Return the ids of Yes and No, and the size of the weights."""
@@ -240,12 +280,45 @@ class LocalJudge:
             askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]
             answers = iter(self._verdicts(askable) if askable else [])
             return [Verdict(None, fault) if fault else next(answers) for fault in faults]
+        of_sets = [question for question in questions if self.set_model and question.panels]
+        if of_sets:
+            rest = [question for question in questions if not question.panels]
+            by_set = iter(self._set_verdicts(of_sets))
+            answers = iter(self._verdicts(rest) if rest else [])
+            return [next(by_set if question.panels else answers) for question in questions]
 
         prompts = self.prompting.chat_prompts(questions)
         distinct = list(dict.fromkeys(prompts))
         logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))
         p_yes = dict(zip(distinct, self._p_yes(logits).tolist(), strict=True))
         return [Verdict(p_yes[prompt]) for prompt in prompts]
+
+    def _set_verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        """Answer questions about pairs of sets, each set in one pass."""
+        prompts = self.prompting.set_prompts(questions)
+        distinct = list(dict.fromkeys(prompts))
+        p_yes = iter(self._p_yes(self._set_logits(distinct)).tolist())
+        p_of = {}
+        for prompt in distinct:
+            for pair in pairs_of(len(prompt.images)):
+                p_of[prompt, pair] = next(p_yes)
+        return [Verdict(p_of[prompt, _pair_in(question)]) for prompt, question in zip(prompts, questions, strict=True)]
+
+    @torch.inference_mode()
+    def _set_logits(self, sets: Sequence[ChatPrompt]) -> Tensor:
+        """Compute the logits of `yes_ids` and `no_ids` of all pairs of the sets, in the order of `set_hidden`."""
+        hidden_RD = set_hidden(
+            self.set_model, self.prompting, sets, batch_tokens=self._forward_tokens, vision_tokens=self.batch_tokens
+        )
+        columns = torch.tensor([*self.yes_ids, *self.no_ids])
+        return torch.cat([self.set_model.lm_head(rows_RD)[:, columns] for rows_RD in hidden_RD.split(HEAD_ROWS)])
+
+    @property
+    def _forward_tokens(self) -> int:
+        """Most tokens of a forward of the language model."""
+        if self.model.device.type != "cpu":
+            return self.batch_tokens
+        return min(self.batch_tokens, CPU_TOKENS * torch.get_num_threads())
 
     def _p_yes(self, logits: Tensor) -> Tensor:
         """Compute P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
@@ -263,9 +336,7 @@ class LocalJudge:
         # Shared: a forward over the tree of common prefixes.
         if self.share:
             feature_KND, runs = self.prompting.featured(encoded, batch_tokens=most)
-            if self.model.device.type == "cpu":
-                most = min(most, CPU_TOKENS * torch.get_num_threads())
-            hidden_PD = SharedForward(self.model, feature_KND, most).last_hidden(runs)
+            hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).last_hidden(runs)
             # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
             return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
 
@@ -279,6 +350,32 @@ class LocalJudge:
         return torch.stack([logit_of[number] for number in range(len(encoded))])
 
 
+def _pair_in(question: Question) -> Pair:
+    """Find the two images of a question among the panels of its set."""
+    first, second = question.images
+    numbers = range(len(question.panels))
+    one = next(number for number in numbers if question.panels[number] is first)
+    other = next(number for number in numbers if question.panels[number] is second and number != one)
+    return min(one, other), max(one, other)
+
+
+def _load_model(
+    source: str, adapter: str, *, dtype: str, quantize: str, stream: bool, device: str | torch.device
+) -> Any:
+    """Load a model with its adapter merged in."""
+    from transformers import AutoModelForImageTextToText
+
+    from pacorl.io.pretrained import pretrained
+    from pacorl.judge.adapter import merge_adapter
+
+    model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
+    if adapter:
+        model = merge_adapter(model, adapter)
+    # After the merge: the quantised form is that of the merged weights.
+    quantize_model(model, quantize, device=device, stream=stream)
+    return model.to(device)
+
+
 def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     """Check a checkpoint and its adapter before transformers is imported, which takes seconds.
 
@@ -286,8 +383,64 @@ def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
         The base, a folder or hub name, and the adapter on it.
 
     Raises:
-        ValueError: There is no such checkpoint or adapter, or the adapter has layers missing in the checkpoint.
+        ValueError: There is no such checkpoint or adapter, the adapter has layers missing in the checkpoint, or one is
+            a set judge.
     """
+    for source in (checkpoint, adapter):
+        record = set_record(source) if source else None
+        if record:
+            raise ValueError(
+                f"{source} is a set judge, which answers about all pairs of a set at once; name it in judge.set_judge "
+                f"beside its pair judge, judge.checkpoint={record.checkpoint}"
+            )
+    return _base_and_adapter(checkpoint, adapter)
+
+
+def check_set_judge(source: str, *, of: str, adapter: str = "") -> tuple[str, str]:
+    """Check a set judge and that it belongs to a pair judge, before transformers is imported.
+
+    Args:
+        source: The set judge, a folder or hub name.
+        of: Checkpoint of the pair judge.
+        adapter: Adapter of the pair judge.
+
+    Returns:
+        Its base and the adapter on it.
+
+    Raises:
+        ValueError: It is no set judge, or was distilled from another judge.
+    """
+    record = set_record(source)
+    if record is None:
+        raise ValueError(
+            f"judge.set_judge {source} has no {RECORD}: it is missing, or a judge of pairs; distil a set judge by "
+            "`pacorl train-reward` with form=set, and name its folder adapter or model"
+        )
+    digests = weight_digests(of, adapter)
+    if record.digest and all(digests) and joined_digest(digests) != record.digest:
+        raise ValueError(
+            f"judge.set_judge {source} was distilled from {record.checkpoint}, whose weights are not those of {of}; "
+            "name that judge in judge.checkpoint, or distil another"
+        )
+    return _base_and_adapter(source)
+
+
+def warn_of_disagreement(source: str) -> None:
+    """Warn if a set judge's recorded correlation with its pair judge is too low to train by it, or unknown."""
+    record = set_record(source)
+    assert record is not None
+    if record.panel_correlation is None or record.panel_correlation < LEAST_CORRELATION:
+        found = "not measured" if record.panel_correlation is None else f"{record.panel_correlation:.3f}"
+        logger.warning(
+            "set judge %s: its correlation with its pair judge is %s, and %s is needed to train by it; distil it on "
+            "more sets or for more steps",
+            source,
+            found,
+            LEAST_CORRELATION,
+        )
+
+
+def _base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     from pacorl.judge.adapter import base_and_adapter, today
     from pacorl.models.lora.formats import PEFT_CONFIG, check_layers
 
@@ -313,7 +466,17 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
     """Load the judge of a config; each process loads its own."""
-    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
+    keys = {
+        "checkpoint",
+        "adapter",
+        "dtype",
+        "quantize",
+        "stream",
+        "batch_tokens",
+        "symmetric",
+        "variants",
+        "set_judge",
+    }
     calibration = read_calibration(options.calibration)
     return LocalJudge.from_pretrained(device=device, calibration=calibration, **options.model_dump(include=keys))
 

@@ -79,6 +79,7 @@ class Prompting:
         self._image_token = int(model.config.image_token_id)
         # Cached: Jinja is slower than the tokenizer, and both are slower than a small judge's forward.
         self._question_text = lru_cache(TEXTS)(self._render)
+        self._set_text = lru_cache(TEXTS)(self._render_set)
         self._ids = lru_cache(TEXTS)(self._tokenize)
         self._grid = lru_cache(TEXTS)(self._cut)
         self._last_features: tuple[Any, Tensor] | None = None
@@ -98,6 +99,22 @@ class Prompting:
 
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
+        return chat_text(self._processor, [{"role": "user", "content": content}])
+
+    def set_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
+        """Render the set of each question: its text, then all panels of its set."""
+        images: dict[int, DistinctImage] = {}
+        prompts = []
+        for question in questions:
+            for number, panel in enumerate(question.panels, 1):
+                if id(panel) not in images:
+                    images[id(panel)] = DistinctImage.of(panel, name=f"panel {number} of {question.text!r}")
+            text = self._set_text(len(question.panels), question.text)
+            prompts.append(ChatPrompt(text, tuple(images[id(panel)] for panel in question.panels)))
+        return prompts
+
+    def _render_set(self, panels: int, text: str) -> str:
+        content = [{"type": "text", "text": text}] + [{"type": "image"}] * panels
         return chat_text(self._processor, [{"role": "user", "content": content}])
 
     def chat_prompt(self, chat: Chat) -> ChatPrompt:

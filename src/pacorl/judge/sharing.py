@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil, inf
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -63,9 +63,19 @@ class Node:
     ends: list[int] = field(default_factory=list)
     """Prompts that end with this node."""
     children: list[Node] = field(default_factory=list)
+    sees_QN: Tensor | None = None
+    """Mask of the tokens [0, end) that each of its tokens sees, if its `ends` are equally long queries (`set_forest`);
+    None for all tokens before."""
 
     def __len__(self) -> int:
         return self.end - self.start
+
+    @property
+    def answers_at(self) -> Tensor:
+        """Positions within the node where its `ends` are read."""
+        if self.sees_QN is None:
+            return torch.full((len(self.ends),), len(self) - 1)
+        return torch.arange(1, len(self.ends) + 1) * (len(self) // len(self.ends)) - 1
 
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
@@ -161,15 +171,15 @@ class BranchCache:
         self.own_BT: Tensor = self.seen_BT
         """The same mask with the rows' own tokens, as children see it."""
 
-    def close(self, lengths: Sequence[int], like: Tensor) -> Tensor | None:
-        """Add tokens of these lengths, padded on the right.
+    def close(self, batch: Sequence[Node], like: Tensor) -> Tensor | None:
+        """Add the tokens of the batch's nodes, padded on the right.
 
         Returns:
             Their mask (B or 1, 1, Q, T + Q) in the type of `like`, 0 or −∞ to be added to the scores; None if causal is
             enough.
         """
-        queries = max(lengths)
-        own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
+        queries = max(map(len, batch))
+        own_BQ = torch.arange(queries) < torch.tensor([[len(node)] for node in batch])
         self.own_BT = torch.cat([self.seen_BT, own_BQ], dim=1)
         if self.above is None:
             return None  # causal attention ignores padding on the right
@@ -179,6 +189,11 @@ class BranchCache:
         causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
         above_BQT = seen_BT[:, None, :].expand(-1, queries, -1)
         sees_BQK = torch.cat([above_BQT, causal_QQ.expand(len(seen_BT), -1, -1)], dim=2)
+        if batch[0].sees_QN is not None:
+            sees_BQK = sees_BQK.expand(len(batch), -1, -1).clone()
+            for sees_QK, own_K, node in zip(sees_BQK, self.own_BT, batch, strict=True):
+                # Padding keeps the causal mask: a token that sees nothing would be NaN.
+                sees_QK[: len(node), own_K] = cast(Tensor, node.sees_QN)
         # Floats, since every layer would convert booleans again, and eager attention adds its mask.
         return like.new_zeros(sees_BQK.shape).masked_fill(~sees_BQK.to(like.device), -inf)[:, None]
 
@@ -246,8 +261,11 @@ class SharedForward:
 
     def last_hidden(self, prompts: Sequence[TokenRun]) -> Tensor:
         """Compute the last layer's state (P, D) at every prompt's last token."""
-        forest = prefix_forest([prompt.symbol_N for prompt in prompts])
-        hidden_PD = self.feature_KND.new_empty(len(prompts), self.feature_KND.shape[-1])
+        return self.answers(prompts, prefix_forest([prompt.symbol_N for prompt in prompts]), count=len(prompts))
+
+    def answers(self, prompts: Sequence[TokenRun], forest: Sequence[Node], *, count: int) -> Tensor:
+        """Compute the last layer's state (count, D) at the ends of a forest's nodes, together 0 … count − 1."""
+        hidden_PD = self.feature_KND.new_empty(count, self.feature_KND.shape[-1])
         self._walk(prompts, forest, None, [0] * len(forest), hidden_PD)
         return hidden_PD
 
@@ -268,7 +286,7 @@ class SharedForward:
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
                 if node.ends:
-                    hidden_PD[node.ends] = hidden_BQD[row, len(node) - 1]
+                    hidden_PD[node.ends] = hidden_BQD[row, node.answers_at]
 
             # Depth first: the batch's cache is freed before the next batch.
             children: list[Node] = []
@@ -299,9 +317,10 @@ class SharedForward:
         if len(feature_KND) > 1:  # Qwen3-VL's DeepStack
             inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
 
-        mask = cache.close([len(node) for node in batch], like=embedded_BQD)
+        mask = cache.close(batch, like=embedded_BQD)
         language = self.model.model.language_model
-        with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
+        whole = cache.keep or batch[0].sees_QN is not None
+        with nullcontext() if whole else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
             hidden_BQD: Tensor = language(
                 position_ids=position_3BQ.to(device),
                 attention_mask=mask,

@@ -17,6 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from pacorl.judge_training.loop import (
     processes,
     training_arguments,
 )
+from pacorl.judge_training.sets import CORRELATION, SetData, build_set_trainer, load_sets, target_logits
 from pacorl.judge_training.tuning import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.runtime.clock import Position
 from pacorl.runtime.heartbeat import own_process
@@ -143,7 +145,7 @@ class JudgeTrainer:
 
     def _run(self, signals: StopSignals) -> Path:
         # Check data and arguments before changing the folder, and load weights last, for early faults.
-        data = load_data(self.config)
+        data = load_sets(self.config) if self.config.form == "set" else load_data(self.config)
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
@@ -185,7 +187,7 @@ class JudgeTrainer:
                 prune(self.checkpoint.parent, keep=config.keep_checkpoints)
         return logbook
 
-    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData) -> None:
+    def _save(self, trainer: WeightedLikelihoodTrainer, data: JudgeData | SetData) -> None:
         """Write the trained weights and summary.json."""
         config = self.config
         full = config.tuning.method == "full"
@@ -210,27 +212,38 @@ class JudgeTrainer:
 
         # The processor or merged weights, and the summary.
         base = config.model.checkpoint
+        folders = [folder]
         if full:
             save_processor(data.processor, folder, source=source_of(base))
         elif config.merge:
-            merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=data.processor)
-        flush_tree(folder)
-        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
+            merged = config.out / "merged"
+            folders.append(merge_and_save(base, folder, merged, dtype=config.model.dtype, processor=data.processor))
+        self._summarise(data, folders, steps=trainer.state.global_step)
+
+    def _summarise(self, data: JudgeData | SetData, folders: Sequence[Path], *, steps: int) -> None:
+        """Write a set judge's record into the folders with its weights, and summary.json last."""
+        summary: dict[str, Any] = {"steps": steps, "seed": self.config.seed}
         evaluations = []
-        for line in read_jsonl(config.out / "metrics.jsonl"):
+        for line in read_jsonl(self.config.out / "metrics.jsonl"):
             if line["kind"] == "evaluation":
                 evaluations.append(line)
 
         if evaluations:
-            labels = Counter(pair.consistent for pair in data.evaluation)
-            summary |= {"held_out_pairs": len(data.evaluation), "before": evaluations[0], "after": evaluations[-1]}
-            summary["commoner_label"] = max(labels.values()) / len(data.evaluation)
-        write_json(config.out / "summary.json", summary)
+            labels = Counter(labels_of(data))
+            pairs = labels.total()
+            summary |= {"held_out_pairs": pairs, "before": evaluations[0], "after": evaluations[-1]}
+            summary["commoner_label"] = max(labels.values()) / pairs
+        if isinstance(data, SetData):
+            correlation = summary["after"].get(CORRELATION) if evaluations else None
+            for folder in folders:
+                replace(data.origin, panel_correlation=correlation).write(folder)
+        flush_tree(folders[0])
+        write_json(self.config.out / "summary.json", summary)
 
 
 def build_trainer(
     config: JudgeConfig,
-    data: JudgeData,
+    data: JudgeData | SetData,
     arguments: TrainingArguments,
     sums: LossSums,
     *,
@@ -244,25 +257,35 @@ def build_trainer(
     model = tune(load_model(config.model.checkpoint, dtype=dtype), config.tuning)
 
     # The trainer.
-    rows = in_both_orders(data.evaluation) if data.evaluation else None
-    trainer = WeightedLikelihoodTrainer(
-        alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
-        yes=data.collator.yes,
-        no=data.collator.no,
-        sums=sums,
-        position=position,
-        measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
-        model=model,
-        args=arguments,
-        train_dataset=each_once(data.train),
-        eval_dataset=rows,
-        data_collator=data.collator,
-        callbacks=list(callbacks),
-    )
+    common = {"sums": sums, "position": position, "model": model, "args": arguments, "callbacks": list(callbacks)}
+    if isinstance(data, SetData):
+        trainer: WeightedLikelihoodTrainer = build_set_trainer(data, **common)
+    else:
+        rows = in_both_orders(data.evaluation) if data.evaluation else None
+        trainer = WeightedLikelihoodTrainer(
+            alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
+            yes=data.collator.yes,
+            no=data.collator.no,
+            measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
+            train_dataset=each_once(data.train),
+            eval_dataset=rows,
+            data_collator=data.collator,
+            **common,
+        )
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(Progress())
     return trainer
+
+
+def labels_of(data: JudgeData | SetData) -> list[bool]:
+    """Return the labels of the evaluated pairs; of sets the pair judge's decisions."""
+    if not isinstance(data, SetData):
+        return [pair.consistent for pair in data.evaluation]
+    labels: list[bool] = []
+    for panel_set in data.evaluation:
+        labels += (target_logits(panel_set, range(len(panel_set.images))) > 0).tolist()
+    return labels
 
 
 # --- checkpoints and logs --------------------------------------------------------------------------------------

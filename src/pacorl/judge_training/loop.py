@@ -92,6 +92,19 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
     return Answers(log_prob_BL, decision_B2.softmax(-1)[:, 0])
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Loss and decisions of a batch."""
+
+    loss: Tensor
+    """Mean over the rows."""
+    p_yes_B: Tensor
+    """P(Yes) of each row; of sets (B, pairs), NaN beyond a set's pairs."""
+    right: float
+    """Number of right decisions; a set counts by the share of its pairs."""
+    metrics: Mapping[str, float]
+
+
 @dataclass
 class LossSums:
     """Sums over the pairs since the last line of the log. Checkpoints save them, so that a resumed run logs the same
@@ -99,7 +112,7 @@ class LossSums:
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
-    def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
+    def add(self, *, pairs: int, right: float, means: Mapping[str, float]) -> None:
         self.sums["pairs"] += pairs
         self.sums["decision_accuracy"] += right  # the count, since its mean times `pairs` might round
         for name, mean in means.items():
@@ -163,14 +176,13 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute this micro-batch's share of the optimizer step's mean."""
-        loss, answers, metrics = self._loss_of(model, inputs)
-        consistent_B = inputs["consistent"]
-        right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
-        self.sums.add(pairs=len(consistent_B), right=right, means={"loss": loss.item(), **metrics})
-        share = loss * len(consistent_B) / num_items_in_batch
+        outcome = self._outcome(model, inputs)
+        count = len(inputs["index"])
+        self.sums.add(pairs=count, right=outcome.right, means={"loss": outcome.loss.item(), **outcome.metrics})
+        share = outcome.loss * count / num_items_in_batch
         # In its backward the ranks exchange gradients.
         self.position.meetings += 1
-        return (share, answers) if return_outputs else share
+        return (share, outcome) if return_outputs else share
 
     def prediction_step(
         self, model: Any, inputs: Mapping[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -178,13 +190,14 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         """Compute (loss, P(Yes), row) of a batch."""
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss, answers, _ = self._loss_of(model, batch)
-        return loss, answers.p_yes_B, batch["index"]
+            outcome = self._outcome(model, batch)
+        return outcome.loss, outcome.p_yes_B, batch["index"]
 
-    def _loss_of(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Answers, dict[str, float]]:
+    def _outcome(self, model: Any, batch: Mapping[str, Any]) -> Outcome:
         answers = read_answers(model, batch, yes=self.yes, no=self.no)
         loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha)
-        return loss, answers, metrics
+        right = int(((answers.p_yes_B > 0.5) == batch["consistent"]).sum())
+        return Outcome(loss, answers.p_yes_B, right, metrics)
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
         """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""

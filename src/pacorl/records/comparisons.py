@@ -44,7 +44,7 @@ from pacorl.io.images import listed, png_bytes
 from pacorl.records.prompts import TINY, TINY_COUNTS, evenly_spread, tiny_source
 from pacorl.tiny import characters
 from pacorl.tiny.characters import IDENTITY, Split, with_another
-from pacorl.types import Comparison
+from pacorl.types import Comparison, PanelSet
 
 IMAGE_TAG = "<image>"
 SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
@@ -173,7 +173,7 @@ def missing_file(source: str) -> Path | None:
     return None if needed.is_file() else needed
 
 
-def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
+def check_images(comparisons: Sequence[Comparison | PanelSet], *, source: str) -> None:
     """Check that every image exists.
 
     Raises:
@@ -251,7 +251,7 @@ def _comparison(record: JsonObject, folder: Path) -> Comparison:
         raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer begins with {answer[:40]!r}")
 
     # The question and its images.
-    images = _images(record.get("images"), folder)
+    images = image_paths(record.get("images"), folder)
     question = text_field(record, "question")
     if not question.strip():
         raise ValueError("'question' is missing or empty; give the question to the judge")
@@ -387,7 +387,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     answer = text_field(messages[1], tags["content_tag"])
 
     # Images and tags: each tag in the question is an image in the list.
-    images = _images(record.get(columns["images"]), folder)
+    images = image_paths(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
     _check_turns(question, answer)
     consistent, reasons = _decision(answer)
@@ -417,7 +417,8 @@ def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -
         raise ValueError(f"it has {len(images)} images and {count} {IMAGE_TAG} tags; there must be one for each")
 
 
-def _images(names: Any, folder: Path) -> tuple[Path, ...]:
+def image_paths(names: Any, folder: Path) -> tuple[Path, ...]:
+    """Parse the paths of a record's images. Raises ValueError for other values, and for paths out of the folder."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"'images' must be a list of paths, got {names!r}")
     paths = []
