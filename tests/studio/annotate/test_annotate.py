@@ -1202,6 +1202,33 @@ def test_a_restart_keeps_the_options_that_it_does_not_name_and_the_division(data
     assert said == []
 
 
+def test_the_command_changes_only_what_it_names(dataset, monkeypatch):
+    folder = dataset(prompts=2, grids=3)
+    monkeypatch.setattr(routes, "run", lambda app, sockets: None)
+
+    def annotate(*options):
+        done = CliRunner().invoke(app, ["annotate", str(folder), "--port", "0", *options])
+        assert done.exit_code == 0, done.output
+        return done
+
+    annotate("--annotators", "ann,ben", "--overlap", "0.5", "--judges", "2", "--control-every", "5")
+    with Store(folder / "annotations.db", read_only=True) as store:
+        before = store.assigned()
+    for option in (["--question", "Which fit?"], [], ["--order", "uncertain"]):
+        planned = annotate(*option, "--dry-run")
+        assert [line.split() for line in planned.stdout.splitlines()] == [
+            [name, str(len(own))] for name, own in before.items()
+        ]
+        assert "division" not in annotate(*option).output + planned.output
+    changed = annotate("--overlap", "0.1", "--dry-run")
+    assert f"division would change: ann {len(before['ann'])} → " in changed.stderr
+    assert annotate().stdout.splitlines()[1] == "question: Which fit?"
+    with Store(folder / "annotations.db", read_only=True) as store:
+        assert store.assigned() == before
+        options = {"overlap": 0.5, "judges": 2, "control_every": 5, "question": "Which fit?", "order": "uncertain"}
+        assert store.sharing() == Sharing(**options)
+
+
 def test_an_option_that_divides_anew_is_announced_with_what_it_changes(dataset):
     folder = dataset(prompts=2, grids=3)
     planned, said = [], []
