@@ -384,4 +384,5 @@ def test_a_folder_without_sets_and_both_forms_are_refused(folder: Path, tmp_path
     for arguments in ([], [folder / "1.png", "--sets", folder]):
         result = run("check", *arguments, "--min", 0.5)
         assert (result.exit_code, "give images, or --sets" in result.output) == (2, True)
+    assert f"`pacorl check --sets {folder}`" in str(run("check", folder, "--min", 0.5).exception)
     assert "has no subfolder with images" in str(run("check", "--sets", tmp_path, "--min", 0.5).exception)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from pacorl.web import connections
-from pacorl.web.connections import HEADER_SECONDS, Connection
+from pacorl.web.connections import HEADER_SECONDS, Connection, Server
 from pacorl.web.forms import JsonRoute
 from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
 from pacorl.web.site import Session, Site, listening
@@ -320,6 +321,38 @@ def is_hung_up_on(dripping) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_stopped_server_finishes_its_requests_and_counts_them():
+    import uvicorn
+
+    begun = threading.Event()
+    stopped = threading.Event()
+    counts = []
+
+    async def app(scope, receive, send):
+        begun.set()
+        await asyncio.to_thread(stopped.wait, 60)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def stop(running):
+        counts.append(running)
+        stopped.set()
+
+    config = uvicorn.Config(app, log_level="critical", http=Connection, ws="none", lifespan="off")
+    server = Server(config, stop)
+    with listening("127.0.0.1", 0) as (listener, _), ThreadPoolExecutor() as pool:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        # A connection without a request is not waited for.
+        with socket.create_connection(listener.getsockname(), timeout=60):
+            answered = pool.submit(answers, listener.getsockname())
+            assert begun.wait(60)
+            server.should_exit = True
+            thread.join(60)
+        assert answered.result()
+    assert counts == [1]
 
 
 def test_a_header_that_never_ends_is_not_waited_for(monkeypatch):

@@ -159,6 +159,11 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         from pacorl.serve.builtin import GRACE_SECONDS, load_judges, run_builtin
         from pacorl.serve.schema import Limits
 
+    # Before the weights, which take minutes: without a handler a SIGHUP ends the process.
+    key_file = options.api_key_file
+    if key_file and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: _reread_keys(key_file, keys))
+
     # Load.
     use_cores()
     quiet_loading()
@@ -169,9 +174,6 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         if judge.domain:
             declined = f"{name} declines images of anything but {judge.domain.name}"
             echo_errors(f"{declined}; the header `{DECLINE_HEADER}: no` turns that off")
-    key_file = options.api_key_file
-    if key_file and hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: _reread_keys(key_file, keys))
     limits = Limits(body_bytes=options.max_body_mib * 2**20, images=options.max_images, pixels=options.max_pixels)
     run_builtin(
         judges,

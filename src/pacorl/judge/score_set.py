@@ -74,7 +74,10 @@ def open_images(
             # A folder of `pacorl generate` has grid images too.
             panels = "*-panel-*.png"
             pattern = panels if any(Path(source).glob(panels)) else "*.png"
-            refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/{pattern}"
+            fix = f"name its images, as in {source.rstrip('/')}/{pattern}"
+            if any(path.is_dir() for path in Path(source).iterdir()):
+                fix += f"; `pacorl check --sets {source}` checks each of its subfolders"
+            refused[source] = f"{source} is a folder; {fix}"
             continue
 
         # A source may occur twice, and names must be unique.
