@@ -87,6 +87,14 @@ def change(value: float | None) -> str:
     return sign + amount(value)
 
 
+def interval_text(figure: Interval, *, signed: bool = False) -> str:
+    """`0.549 (0.412 to 0.683)`; the mean alone without an interval."""
+    words = change if signed else score
+    if figure.low is None or figure.high is None:
+        return words(figure.mean)
+    return f"{words(figure.mean)} ({words(figure.low)} to {words(figure.high)})"
+
+
 def duration(seconds: float) -> str:
     """`0.8 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 10:
