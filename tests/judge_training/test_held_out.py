@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from pacorl import cli
 from pacorl.cli.train import judge_lines
 from pacorl.judge_training.held_out import HeldOut
 from pacorl.report.compare import different_data, write_comparison
@@ -123,6 +125,8 @@ def test_runs_with_different_test_data_are_told_apart(tmp_path: Path) -> None:
     assert "Different test data" in page.partition('<section id="results">')[0]
     assert words.replace("'", "&#39;") in page
     assert "No image of one run" not in page
+    shown = CliRunner().invoke(cli.app, ["report", str(first), str(second)])
+    assert (shown.stderr, shown.stdout) == (f"warning: {words}\n", f"{second / 'compare-judge.html'}\n")
     assert different_data(second, third) == ""
     assert "Different test data" not in write_comparison(second, third).read_text("utf-8")
 

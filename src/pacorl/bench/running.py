@@ -403,7 +403,7 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *
     other = read_results(against)
     shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
     if not shared:
-        return [], f"{against} has measured none of these items, so there is no difference."
+        return [], f"{against.name} has measured none of these items, so there is no difference."
     # The same items in one order are resampled alike, so that the differences are paired.
     before = benchmark.figures([other[row["key"]] for row in shared])
     after = benchmark.figures(shared)
@@ -419,11 +419,14 @@ def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *
             continue
         if change.low is None or change.high is None:
             fewest = f"which need {FEWEST_FOR_INTERVAL} groups"
-            return lines, f"Compared with {against}: too few groups for intervals, {fewest}, so no difference is shown."
+            return (
+                lines,
+                f"Compared with {against.name}: too few groups for intervals, {fewest}, so no difference is shown.",
+            )
         sign = "higher" if change.low > 0 else "lower" if change.high < 0 else "no difference shown"
         shown[sign].append(column)
     parts = [f"{sign} in {', '.join(columns)}" for sign, columns in shown.items() if columns]
-    return lines, f"Compared with {against} on the same {len(shared)} items: {'; '.join(parts)}."
+    return lines, f"Compared with {against.name} on the same {len(shared)} items: {'; '.join(parts)}."
 
 
 def _gather(

@@ -401,7 +401,7 @@ def judge_lines(folder: Path) -> list[str]:
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
-    steps = f"{summary['steps']} steps"
+    steps = "1 step" if summary["steps"] == 1 else f"{summary['steps']} steps"
     if "verdict" not in summary:
         return [f"{steps}; no pairs were held out, so nothing says whether the judge has improved"]
     return [steps, *summary["verdict"]]

@@ -88,11 +88,12 @@ def change(value: float | None) -> str:
 
 
 def interval_text(figure: Interval, *, signed: bool = False) -> str:
-    """`0.549 (0.412 to 0.683)`; the mean alone without an interval."""
-    words = change if signed else score
-    if figure.low is None or figure.high is None:
-        return words(figure.mean)
-    return f"{words(figure.mean)} ({words(figure.low)} to {words(figure.high)})"
+    """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval."""
+    form = "+z.3f" if signed else "z.3f"
+    text = f"{figure.mean:{form}}"
+    if figure.low is not None and figure.high is not None:
+        text += f" ({figure.low:{form}} to {figure.high:{form}})"
+    return text.replace("-", MINUS)
 
 
 def duration(seconds: float) -> str:
