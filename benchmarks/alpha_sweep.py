@@ -116,7 +116,7 @@ def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path
         started = time.process_time()
         JudgeTrainer(load(JudgeConfig, RECIPE, overrides), resume=folder.exists()).train()
         summary = json.loads((folder / "summary.json").read_text())
-        measured = [{name: summary[when][name] for name in MEASURES} for when in ("before", "after")]
+        measured = [{name: summary[when][name]["mean"] for name in MEASURES} for when in ("before", "after")]
         found = Result(alpha, seed, *measured, cpu_seconds=time.process_time() - started)
         known.write_text(json.dumps(asdict(found)))
     return Result(**json.loads(known.read_text()))

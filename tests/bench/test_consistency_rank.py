@@ -66,7 +66,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     measured, *published = table["rows"]
     for name, value in as_released(rows, scores).items():
         assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
-        assert measured["values"][name]["low"] <= value <= measured["values"][name]["high"]
+        assert (measured["values"][name]["low"], measured["values"][name]["high"]) == (None, None)  # of two folders
     assert measured["name"] == "tiny"
     assert published[-1]["name"] == "PaCo-Reward-7B"
     assert published[-1]["values"]["Accuracy"] == 0.449

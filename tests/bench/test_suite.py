@@ -21,6 +21,7 @@ from pacorl.core.ranking import Interval, bootstrap
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import write_jsonl
 from pacorl.records.prompts import evenly_spread
+from pacorl.report.folder import read_run
 
 
 class Numbers:
@@ -252,7 +253,7 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
 
 
 def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
-    outcome = run(Numbers(KEYS), tmp_path, BenchmarkOptions(name="here | there"))
+    outcome = run(Numbers([*KEYS, "f", "gg", "hhhhhh"]), tmp_path, BenchmarkOptions(name="here | there"))
     text, page = (tmp_path / "table.md").read_text(), (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
     assert "† Published in nowhere, Tab. 0; not measured here." in text
@@ -267,7 +268,13 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(1, "1 item is measured; there are no intervals"), (40, "40 items are measured.")]
+    ("count", "words"),
+    [
+        (1, "1 item is measured; there are no intervals, which need 8 groups"),
+        (7, "7 items are measured; there are no intervals, which need 8 groups"),
+        (8, "8 items are measured."),
+        (40, "40 items are measured."),
+    ],
 )
 def test_tables_say_of_how_many_items_and_when_these_are_too_few(tmp_path: Path, count: int, words: str) -> None:
     outcome = run(Numbers([f"k{number}" for number in range(count)]), tmp_path, HERE)
@@ -278,6 +285,65 @@ def test_tables_say_of_how_many_items_and_when_these_are_too_few(tmp_path: Path,
     assert page.count(">Numbers<") == 2  # the browser's title and the heading
     assert '<span class="run">here</span>' in page
     assert "P(Yes) is uncalibrated" in page
+
+
+class Shifted(Numbers):
+    """Numbers above those of `Numbers` by a constant."""
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        return [row | {"value": row["value"] + 0.5} for row in super().measure(keys)]
+
+
+class Folders(Numbers):
+    """Numbers whose items share folders by their first letter."""
+
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        values = np.array([[row["value"], 2 * row["value"]] for row in rows], dtype=float)
+        return bootstrap([row["key"][0] for row in rows], lambda drawn: values[drawn].mean(0), draws=50)
+
+
+def test_the_number_of_folders_is_told_and_too_few_give_no_interval(tmp_path: Path) -> None:
+    outcome = run(Folders(["a", "aa", "aaa", "b", "bb", "bbb", "bbbb"]), tmp_path, HERE)
+    words = "7 items are measured, of 2 independent groups (such as folders or prompts); there are no intervals"
+    assert words in (tmp_path / "table.md").read_text()
+    assert outcome.tables[0].lines[0].cells[0] == Interval(pytest.approx(16 / 7), groups=2)
+
+
+def test_two_runs_on_the_same_items_are_compared_by_paired_differences(tmp_path: Path) -> None:
+    keys = [letter * (1 + number) for number, letter in enumerate("abcdefghij")]
+    run(Numbers(keys[1:]), tmp_path / "old", HERE)
+    against = BenchmarkOptions(name="new", against=tmp_path / "old")
+    outcome = run(Shifted(keys), tmp_path / "new", against)
+    lines = {line.name: line.cells for line in outcome.tables[0].lines}
+    assert list(lines) == ["new", "old, the same 9 items", "difference: new − old", "Somebody"]
+    assert lines["difference: new − old"][0] == Interval(0.5, 0.5, 0.5, 9)
+    before = lines["old, the same 9 items"][0]
+    assert isinstance(before, Interval)
+    assert before.low is not None
+    assert before.low < before.mean - 0.5  # alone, either side is far less certain than the difference
+    assert "Compared with old on the same 9 items: higher in Mean, Twice." in outcome.remarks
+    same = run(Numbers(keys), tmp_path / "same", BenchmarkOptions(name="same", against=tmp_path / "old"))
+    assert "Compared with old on the same 9 items: no difference shown in Mean, Twice." in same.remarks
+
+
+def test_what_cannot_be_compared_is_refused_or_told(tmp_path: Path) -> None:
+    against = BenchmarkOptions(name="new", against=tmp_path / "old")
+    with pytest.raises(ValueError, match=r"old has no settings.json, so it is no benchmark's"):
+        run(Numbers(KEYS), tmp_path / "new", against)
+    run(Numbers(KEYS), tmp_path / "old", HERE)
+    few = run(Shifted(KEYS), tmp_path / "few", against)
+    assert "too few groups for intervals, which need 8 groups, so no difference is shown" in " ".join(few.remarks)
+    (other,) = run(Numbers(["zz"]), tmp_path / "other", against).tables[0].lines[:1]
+    assert other.name == "new"
+    (tmp_path / "old" / "settings.json").write_text('{"benchmark": "words", "setting": "one"}')
+    with pytest.raises(ValueError, match=r"old has another benchmark \('words' instead of 'numbers'\)"):
+        run(Numbers(KEYS), tmp_path / "new", against)
+
+
+def test_a_benchmarks_folder_is_no_run_and_the_error_names_the_comparison(tmp_path: Path) -> None:
+    run(Numbers(KEYS), tmp_path, HERE)
+    with pytest.raises(ValueError, match=r"a folder of `pacorl benchmark`, .* repeat one's command with --against"):
+        read_run(tmp_path)
 
 
 def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:
@@ -291,6 +357,7 @@ def test_cells() -> None:
     assert cell_text(Interval(-0.1234, -0.2, 0.1)) == "−0.123 [−0.200, 0.100]"
     assert cell_text(Interval(float("nan"))) == cell_text(None) == "–"
     assert cell_text(7.2) == "7.200"
+    assert cell_text(Interval(0.0, -1e-17, 0.1)) == "0.000 [0.000, 0.100]"
     with pytest.raises(AssertionError, match="x has 1 cells"):
         Table("t", ("a", "b"), (Line("x", (1.0,)),))
 

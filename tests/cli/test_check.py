@@ -185,7 +185,7 @@ def test_a_calibration_on_the_judges_own_training_data_says_so_and_counts_the_he
     [
         (Interval(0.3, 0.25, 0.35), Interval(0.1, 0.05, 0.15), "lowers the error"),
         (Interval(0.3, 0.1, 0.5), Interval(0.2, 0.05, 0.35), "lowers the error, but the intervals overlap"),
-        (Interval(0.3), Interval(0.2), "of one group, they give no interval"),
+        (Interval(0.3), Interval(0.2), "of so few groups (prompts), they give no interval"),
         (Interval(0.1, 0.05, 0.2), Interval(0.2, 0.1, 0.3), "does not lower the error"),
     ],
 )

@@ -167,6 +167,19 @@ def test_a_wrong_character_is_one_line(
     assert error.count("\n") == 1
 
 
+def test_a_judges_training_ends_with_its_verdict_and_page(tmp_path: Path) -> None:
+    words = ["train-reward", str(RECIPE), f"out={tmp_path / 'run'}", "max_steps=1", "trackers=[]"]
+    words += ["data.train=['tiny:train:16']", "data.evaluation=['tiny:dev:12']"]
+    shown = CliRunner().invoke(cli.app, words)
+    assert shown.exit_code == 0, shown.exception
+    steps, counted, verdict, done = shown.stdout.splitlines()[-4:]
+    assert steps == "1 step"
+    assert counted.startswith("12 held-out pairs of 12 prompts; accuracy 0.")
+    assert verdict.startswith("Too few for a conclusion, which needs 30 pairs of 8 prompts at least: AUC ")
+    assert done == f"done: {tmp_path / 'run/report.html'}"
+    assert counted in (tmp_path / "run/report.html").read_text()
+
+
 @pytest.mark.slow
 def test_a_character_is_trained(tmp_path: Path) -> None:
     hero = make_hero(tmp_path / "zorp")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement, ranks_of
+from pacorl.core.ranking import Interval, bootstrap, difference, order_of, rank_agreement, ranks_of
 
 ORDERS = list(permutations(range(4)))
 
@@ -87,7 +87,9 @@ def test_an_interval_leaves_half_of_what_it_may_miss_at_each_end() -> None:
 def test_groups_are_drawn_whole() -> None:
     values = np.repeat([0.0, 1.0, 2.0, 3.0], 50)
     single = bootstrap(range(200), lambda chosen: np.array([values[chosen].mean()]))[0]
-    grouped = bootstrap(list(np.repeat(list("abcd"), 50)), lambda chosen: np.array([values[chosen].mean()]))[0]
+    grouped = bootstrap(list(np.repeat(list("abcd"), 50)), lambda chosen: np.array([values[chosen].mean()]), fewest=2)[
+        0
+    ]
     assert single.mean == grouped.mean == 1.5
     assert single.low is not None
     assert grouped.low is not None
@@ -99,3 +101,24 @@ def test_one_group_has_no_interval_and_nan_stays_nan() -> None:
     (found,) = bootstrap(["a", "b"], lambda chosen: np.array([np.nan]))
     assert np.isnan(found.mean)
     assert found.low is None
+
+
+def test_fewer_than_eight_groups_have_no_interval() -> None:
+    """Of two groups it would be their two values, and [0.500, 0.500] where these are equal."""
+    values = np.repeat([0.0, 1.0], 8)
+    for count in (7, 8):
+        (found,) = bootstrap([*range(count)] * 2, lambda chosen: np.array([values[chosen].mean()]))
+        assert (found.low is None, found.groups) == (count < 8, count)
+
+
+def test_a_difference_of_two_figures_is_paired() -> None:
+    """The items differ much, and the sides by a constant: the difference is certain."""
+    before = np.random.default_rng(0).normal(size=20)
+    sides = [bootstrap(range(20), lambda rows, v=v: np.array([v[rows].mean()]))[0] for v in (before, before + 0.25)]
+    found = difference(*sides)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert sides[0].low is not None
+    assert sides[0].high is not None
+    assert sides[0].high - sides[0].low > 0.5
+    few = [bootstrap(range(4), lambda rows, v=v: np.array([v[rows].mean()]))[0] for v in (before, before + 0.25)]
+    assert difference(*few) == Interval(pytest.approx(0.25), groups=4)

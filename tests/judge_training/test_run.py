@@ -402,8 +402,10 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     for name in ("decision_accuracy", "auc", "ece", "order_gap"):
         assert {name, f"{name}/colour", f"{name}/shape", f"{name}/hat"} <= set(first)
     summary = json.loads((config.out / "summary.json").read_text())
-    assert summary["before"]["auc"] == first["auc"]
-    assert summary["after"]["step"] == 1
+    assert summary["before"]["auc"]["mean"] == first["auc"]
+    assert summary["after"]["auc/hat"] == last["auc/hat"]
+    assert not {"kind", "epoch", "step", "seconds/evaluation"} & {*summary["before"], *summary["after"]}
+    assert summary["steps"] == last["step"] == 1
     labels = [json.loads(line)["consistent"] for line in data.read_text().splitlines()]
     assert summary["held_out_pairs"] == len(labels)
     assert summary["commoner_label"] == max(sum(labels), len(labels) - sum(labels)) / len(labels)

@@ -187,6 +187,8 @@ def test_a_run_leaves_a_set_judge_that_answers_as_it_was_measured(tmp_path: Path
     assert record == SetRecord("tiny", record.digest if record else "", summary["after"]["panel_correlation"], 12, 12)
     assert summary["steps"] == 3
     assert summary["held_out_pairs"] == 72
+    (verdict,) = summary["verdict"]
+    assert verdict.startswith("72 held-out pairs of 12 sets, labelled by the pair judge; accuracy 0.")
     assert summary["after"]["loss"] < summary["before"]["loss"]
 
     judge = LocalJudge.from_pretrained("tiny", set_judge=str(run / "adapter"))

@@ -98,13 +98,13 @@ def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[I
         first, second = sides[:, rows].mean(1)
         return np.array([first / second if prediction.figure == "ratio" else first - second])
 
-    return bootstrap(seeds, compare)[0], len(seeds)
+    return bootstrap(seeds, compare, fewest=2)[0], len(seeds)
 
 
 def mean_of(values: Sequence[float]) -> Interval:
     """Average over seeds."""
     column = np.array(values)
-    return bootstrap(range(len(values)), lambda rows: np.array([column[rows].mean()]))[0]
+    return bootstrap(range(len(values)), lambda rows: np.array([column[rows].mean()]), fewest=2)[0]
 
 
 def verdict(prediction: Prediction, figure: Interval | None, count: int, seeds: int) -> str:

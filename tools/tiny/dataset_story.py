@@ -227,8 +227,8 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
     # Pairs of one prompt share its grids, so that the bootstrap draws whole prompts.
     groups = [comparison.group for comparison in comparisons]
     compared: JsonObject = {"pairs": len(comparisons), "prompts": len(set(groups))}
-    for name, interval in zip(MEASURED, bootstrap(groups, figures), strict=True):
-        compared[name] = asdict(interval)
+    for name, interval in zip(MEASURED, bootstrap(groups, figures, fewest=2), strict=True):
+        compared[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high, "groups": interval.groups}
     return compared
 
 

@@ -29,6 +29,7 @@ class BenchmarkOptions(FrugalJudge):
     limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
     batch: int = option(16, "Items per call of the judge.", least=1, most=LARGEST)
     shard: str = option("", "This process's share, e.g. 0/4; under torchrun its rank.")
+    against: Path | None = option(None, "The folder of another run on the same data, for paired differences.")
     trained: Path | None = option(None, "A run's folder; items that it was trained on are counted apart.")
     skip_bad: bool = option(False, "Leave out items whose data cannot be used; exit with code 3.")
     name: str = option("", "What the tables call this run.")

@@ -15,13 +15,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 from pacorl.bench.benchmarks import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.config.options import packed_form
-from pacorl.core.ranking import FEWEST, Interval
+from pacorl.core.ranking import FEWEST, FEWEST_FOR_INTERVAL, Interval, difference
 from pacorl.generate.image_queue import Shard
 from pacorl.io.documents import Journal, JsonObject, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
@@ -54,6 +55,8 @@ class Outcome:
     trained_on: Mapping[str, str]
     """Item in the training data of the measured model → the shared text."""
     tables: tuple[Table, ...]
+    comparison: str = ""
+    """What the differences from another run show; empty without one."""
     note: str = ""
     """Remark about the judge; empty for most."""
 
@@ -92,9 +95,14 @@ class Outcome:
         # A figure without its number of items would be read beside the published ones as their equal.
         counted = "1 item is measured" if self.measured == 1 else f"{self.measured} items are measured"
         cells = self.tables[0].lines[0].cells if self.measured else ()
-        if any(isinstance(cell, Interval) and cell.low is None for cell in cells):
-            counted += "; there are no intervals, which need two groups of items (folders or prompts)"
+        figures = [cell for cell in cells if isinstance(cell, Interval) and not isnan(cell.mean)]
+        if figures and figures[0].groups not in (None, self.measured):
+            counted += f", of {figures[0].groups} independent groups (such as folders or prompts)"
+        if any(figure.low is None for figure in figures):
+            counted += f"; there are no intervals, which need {FEWEST_FOR_INTERVAL} groups"
         lines.append(f"{counted}.")
+        if self.comparison:
+            lines.append(self.comparison)
         if self.measured < FEWEST:
             lines.append(f"Fewer than {FEWEST} items are too few for a conclusion.")
         return lines
@@ -208,6 +216,8 @@ def run(
     trained_on = _leaked(benchmark, options, notice)
     # A folder holds results of one setting: other settings would mix in one table.
     shard = _shard(options)
+    if options.against:
+        _check_comparable(options.against, benchmark)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
 
     # Judge. Two writers of one journal would interleave their lines.
@@ -225,7 +235,9 @@ def run(
         ) from None
 
     # Tabulate the results of all processes.
-    outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
+    outcome = _gather(
+        benchmark, out, name=options.name or options.subject, trained_on=trained_on, against=options.against
+    )
     remarks = [*outcome.remarks, UNCALIBRATED] if options.needs_judge else outcome.remarks
     texts = "\n\n".join([*(table.markdown for table in outcome.tables), *remarks])
     # The same tables as Markdown, as a page and as JSON.
@@ -263,6 +275,21 @@ def _claim(out: Path, settings: JsonObject) -> None:
             f"{out} holds results of other settings: {', '.join(differing)} differ "
             f"({first} was {stored.get(first)!r} and is {requested.get(first)!r}); name another folder with --out"
         )
+
+
+def _check_comparable(folder: Path, benchmark: Benchmark) -> None:
+    """Raise ValueError unless a folder has results of the same benchmark and data."""
+    path = folder / "settings.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no settings.json, so it is no benchmark's; name a finished run with --against")
+    stored = read_object(path)
+    requested = as_read_back(dict(benchmark.settings()))
+    for key in ("benchmark", "data"):
+        if stored.get(key) != requested.get(key):
+            raise ValueError(
+                f"{folder} has another {key} ({stored.get(key)!r} instead of {requested.get(key)!r}), so it cannot be "
+                "compared; name a run on the same data with --against"
+            )
 
 
 def _measure_missing(
@@ -365,7 +392,46 @@ def read_results(out: Path) -> dict[str, Row]:
     return rows
 
 
-def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
+def _compared(benchmark: Benchmark, rows: Sequence[Row], against: Path | None, *, name: str) -> tuple[list[Line], str]:
+    """Compare with another run on the items that both have measured.
+
+    Returns:
+        The other run's line and the differences, and what these show.
+    """
+    if not rows or not against:
+        return [], ""
+    other = read_results(against)
+    shared = [row for row in rows if "error" not in other.get(row["key"], {"error": ""})]
+    if not shared:
+        return [], f"{against.name} has measured none of these items, so there is no difference."
+    # The same items in one order are resampled alike, so that the differences are paired.
+    before = benchmark.figures([other[row["key"]] for row in shared])
+    after = benchmark.figures(shared)
+    changes = list(map(difference, before, after))
+    lines = [
+        Line(f"{against.name}, the same {len(shared)} items", tuple(before)),
+        Line(f"difference: {name} − {against.name}", tuple(changes)),
+    ]
+
+    shown: dict[str, list[str]] = {"higher": [], "lower": [], "no difference shown": []}
+    for column, change in zip(benchmark.columns, changes, strict=True):
+        if isnan(change.mean):
+            continue
+        if change.low is None or change.high is None:
+            fewest = f"which need {FEWEST_FOR_INTERVAL} groups"
+            return (
+                lines,
+                f"Compared with {against.name}: too few groups for intervals, {fewest}, so no difference is shown.",
+            )
+        sign = "higher" if change.low > 0 else "lower" if change.high < 0 else "no difference shown"
+        shown[sign].append(column)
+    parts = [f"{sign} in {', '.join(columns)}" for sign, columns in shown.items() if columns]
+    return lines, f"Compared with {against.name} on the same {len(shared)} items: {'; '.join(parts)}."
+
+
+def _gather(
+    benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str], against: Path | None
+) -> Outcome:
     """Compute the figures from the rows of all processes; each item counts once."""
     # Sort the rows. They are read again, because other processes have measured in the meantime.
     keys = list(benchmark.texts())
@@ -398,6 +464,8 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
         tables += benchmark.breakdowns(good)
     if leaked and clean:
         lines.append(Line(f"{name}, without its training data", tuple(benchmark.figures(clean))))
+    compared, comparison = _compared(benchmark, good, against, name=name)
+    lines += compared
     # The paper's rows, padded to our columns.
     source = ""
     if benchmark.paper:
@@ -416,4 +484,5 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
         skipped=skipped,
         trained_on=leaked,
         tables=(main, *tables),
+        comparison=comparison,
     )

@@ -161,11 +161,11 @@ def cell_text(cell: Interval | float | None) -> str:
     # NaN is the mean of no values.
     if isnan(interval.mean):
         return "–"
-    text = f"{interval.mean:.3f}"
+    text = f"{interval.mean:z.3f}"
     bounds = []
     for end in (interval.low, interval.high):
         if end is not None:
-            bounds.append(f"{end:.3f}")
+            bounds.append(f"{end:z.3f}")
 
     if bounds:
         text += f" [{', '.join(bounds)}]"

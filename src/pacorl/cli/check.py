@@ -423,7 +423,7 @@ def _verdict(before: Interval, after: Interval) -> str:
     if after.mean >= before.mean:
         return "the calibration does not lower the error: do without it, or fit it on more pairs"
     if before.low is None or after.high is None:
-        return "the calibration lowers the error of these pairs; of one group, they give no interval"
+        return "the calibration lowers the error of these pairs; of so few groups (prompts), they give no interval"
     sure = "" if after.high < before.low else ", but the intervals overlap: more pairs would tell"
     return f"the calibration lowers the error{sure}"
 

@@ -387,37 +387,24 @@ def train_reward(
     # Train; the trainer imports the heavy libraries.
     from pacorl.judge_training.judge_trainer import JudgeTrainer
     from pacorl.judge_training.loop import processes
+    from pacorl.report.page import write_report
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
     # Of several processes the main one has written the summary.
     if processes().is_main_process:
-        echo("\n".join([*judge_lines(folder), f"done: {folder / 'summary.json'}"]))
+        echo("\n".join([*judge_lines(folder), f"done: {write_report(folder)}"]))
 
 
 def judge_lines(folder: Path) -> list[str]:
     """Say what a judge's training did on its held-out pairs."""
-    from pacorl.core.ranking import FEWEST
     from pacorl.io.documents import read_object
 
     summary = read_object(folder / "summary.json")
-    if "after" not in summary:
-        return [f"{summary['steps']} steps; no pairs were held out, so nothing says whether the judge has improved"]
-    changes = []
-    for name, key in (("accuracy", "decision_accuracy"), ("AUC", "auc")):
-        # There is no AUC without both labels.
-        figures = []
-        for when in ("before", "after"):
-            figure = summary[when].get(key)
-            figures.append(f"{'–' if figure is None else f'{figure:.3f}'} {when}")
-        changes.append(f"{name} {', '.join(figures)}")
-    pairs = summary["held_out_pairs"]
-    lines = [f"{summary['steps']} steps; on {pairs} held-out pairs: {'; '.join(changes)}"]
-    if "commoner_label" in summary:  # not in summaries of earlier versions
-        lines.append(f"accuracy of always giving the commoner label: {summary['commoner_label']:.3f}")
-    if pairs < FEWEST:
-        lines.append(f"fewer than {FEWEST} held-out pairs are too few for a conclusion")
-    return lines
+    steps = "1 step" if summary["steps"] == 1 else f"{summary['steps']} steps"
+    if "verdict" not in summary:
+        return [f"{steps}; no pairs were held out, so nothing says whether the judge has improved"]
+    return [steps, *summary["verdict"]]
 
 
 def quickstart(
@@ -460,11 +447,17 @@ def report(
 ) -> None:
     """Write a run's page again; with two runs, a page of their comparison."""
     from pacorl.io.files import check_made
-    from pacorl.report.compare import comparison_path, write_comparison
+    from pacorl.report.compare import comparison_path, different_data, write_comparison
     from pacorl.report.page import write_report
 
     check_made(run / "report.html" if other is None else comparison_path(run, other))
-    echo(write_comparison(run, other) if other else write_report(run))
+    if not other:
+        echo(write_report(run))
+        return
+    page = write_comparison(run, other)
+    if warning := different_data(run, other):
+        echo_errors(f"warning: {warning}")
+    echo(page)
 
 
 def publish(

@@ -9,7 +9,7 @@ names.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -25,7 +25,7 @@ TAIL = (1 - 0.95) / 2
 FEWEST = 30
 """Items below which a mean is called too uncertain for a conclusion."""
 FEWEST_FOR_INTERVAL = 8
-"""Prompts below which a run's measure has no interval: of two prompts it would be the two values themselves."""
+"""Groups below which a figure has no interval: of two prompts it would be the two values themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Interval:
     high: float | None = None
     groups: int | None = None
     """Groups that were resampled, such as prompts; None if unknown."""
+    drawn: Floats | None = field(default=None, compare=False, repr=False)
+    """The figure of each resample, for `difference`; None without an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def bootstrap(
     *,
     draws: int = DRAWS,
     seed: int = 0,
-    fewest: int = 2,
+    fewest: int = FEWEST_FOR_INTERVAL,
 ) -> list[Interval]:
     """Compute 95 % percentile intervals of a statistic, drawing whole groups with replacement.
 
@@ -148,4 +150,12 @@ def _interval(mean: float, drawn: Floats, groups: int) -> Interval:
     if np.isnan(mean) or not len(finite):
         return Interval(mean, groups=groups)
     low, high = np.quantile(finite, [TAIL, 1 - TAIL])
-    return Interval(mean, float(low), float(high), groups)
+    return Interval(mean, float(low), float(high), groups, drawn)
+
+
+def difference(before: Interval, after: Interval) -> Interval:
+    """Subtract two figures of `bootstrap` on the same items in one order, draws and seed: the interval is paired."""
+    mean = after.mean - before.mean
+    if before.drawn is None or after.drawn is None or after.groups is None:
+        return Interval(mean, groups=after.groups)
+    return _interval(mean, after.drawn - before.drawn, after.groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from pacorl.io.images import check_readable, open_image
 from pacorl.judge.local import single_token
 from pacorl.judge.prompting import chat_text
 from pacorl.judge_training.judge_config import JudgeConfig
-from pacorl.judge_training.loop import decision_metrics, processes
+from pacorl.judge_training.loop import processes
 from pacorl.judge_training.tuning import processor_of
 from pacorl.records.comparisons import IMAGE_TAG, answer_text, comparisons_from
 from pacorl.types import Comparison
@@ -204,21 +204,3 @@ def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None
     beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
-
-
-def measure_of(
-    rows: ComparisonDataset, comparisons: Sequence[Comparison]
-) -> Callable[[Mapping[int, float]], dict[str, float]]:
-    """Return the metrics of an evaluation as a function of P(Yes) by row of `in_both_orders(comparisons)`."""
-    row_of = {(id(row.comparison), row.swapped): index for index, row in enumerate(rows.rows)}
-
-    def measure(p_yes: Mapping[int, float]) -> dict[str, float]:
-        swapped = [row_of.get((id(comparison), True)) for comparison in comparisons]
-        return decision_metrics(
-            [p_yes[row_of[id(comparison), False]] for comparison in comparisons],
-            [comparison.consistent for comparison in comparisons],
-            swapped=[None if index is None else p_yes[index] for index in swapped],
-            category=[comparison.category for comparison in comparisons],
-        )
-
-    return measure

@@ -4,7 +4,8 @@
     accelerate launch --num_processes 8 --no_python pacorl train-reward configs/reward/paco_reward_7b.yaml
 
 Supervised fine-tuning by the weighted likelihood (arXiv 2512.04784, §3.2) on the transformers `Trainer`. A run's
-folder holds config.yaml, metrics.jsonl, summary.json, checkpoints/, adapter/ (or model/), and merged/ on request.
+folder holds config.yaml, metrics.jsonl, held_out/, summary.json, report.html, checkpoints/, adapter/ (or model/), and
+merged/ on request.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from pacorl.io.files import (
     weight_write_errors,
     write_atomic,
 )
-from pacorl.judge_training.examples import JudgeData, each_once, in_both_orders, load_data, measure_of
+from pacorl.judge_training.examples import JudgeData, each_once, load_data
+from pacorl.judge_training.held_out import HeldOut
 from pacorl.judge_training.judge_config import JudgeConfig
 from pacorl.judge_training.loop import (
     ALL_FILES,
@@ -63,6 +65,7 @@ from pacorl.runtime.heartbeat import own_process
 from pacorl.runtime.logbook import TIME, Logbook, check_trackers
 from pacorl.runtime.processes import MAX_BAD_STEPS
 from pacorl.runtime.stopping import Interrupted, StopSignals, lost_ranks
+from pacorl.types import PanelSet
 
 logger = logging.getLogger(__name__)
 
@@ -228,17 +231,23 @@ class JudgeTrainer:
             if line["kind"] == "evaluation":
                 evaluations.append(line)
 
-        if evaluations:
-            labels = Counter(labels_of(data))
-            pairs = labels.total()
-            summary |= {"held_out_pairs": pairs, "before": evaluations[0], "after": evaluations[-1]}
-            summary["commoner_label"] = max(labels.values()) / pairs
+        if evaluations and data.evaluation:
+            first, last = evaluations[0], evaluations[-1]
+            if isinstance(data, SetData):
+                summary |= set_summary(data.evaluation, first, last)
+            else:
+                summary |= held_out_of(self.config, data).summary(first, last)
         if isinstance(data, SetData):
-            correlation = summary["after"].get(CORRELATION) if evaluations else None
+            correlation = summary["after"].get(CORRELATION) if "after" in summary else None
             for folder in folders:
                 replace(data.origin, panel_correlation=correlation).write(folder)
         flush_tree(folders[0])
         write_json(self.config.out / "summary.json", summary)
+
+
+def held_out_of(config: JudgeConfig, data: JudgeData) -> HeldOut:
+    """Return a run's evaluation pairs, with the folder of their answers."""
+    return HeldOut(data.evaluation, config.out / "held_out")
 
 
 def build_trainer(
@@ -261,14 +270,14 @@ def build_trainer(
     if isinstance(data, SetData):
         trainer: WeightedLikelihoodTrainer = build_set_trainer(data, **common)
     else:
-        rows = in_both_orders(data.evaluation) if data.evaluation else None
+        held_out = held_out_of(config, data) if data.evaluation else None
         trainer = WeightedLikelihoodTrainer(
             alpha=None if config.loss.alpha == "uniform" else float(config.loss.alpha),
             yes=data.collator.yes,
             no=data.collator.no,
-            measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
+            measure=held_out.measure if held_out else lambda p_yes, step: {},
             train_dataset=each_once(data.train),
-            eval_dataset=rows,
+            eval_dataset=held_out.rows if held_out else None,
             data_collator=data.collator,
             **common,
         )
@@ -278,14 +287,24 @@ def build_trainer(
     return trainer
 
 
-def labels_of(data: JudgeData | SetData) -> list[bool]:
-    """Return the labels of the evaluated pairs; of sets the pair judge's decisions."""
-    if not isinstance(data, SetData):
-        return [pair.consistent for pair in data.evaluation]
+def set_summary(sets: Sequence[PanelSet], first: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarise the evaluations of a set judge, whose labels are the pair judge's decisions."""
     labels: list[bool] = []
-    for panel_set in data.evaluation:
+    for panel_set in sets:
         labels += (target_logits(panel_set, range(len(panel_set.images))) > 0).tolist()
-    return labels
+    commoner = max(Counter(labels).values()) / len(labels)
+    accuracies = [f"{line['decision_accuracy']:.3f}" for line in (first, last)]
+    verdict = (
+        f"{len(labels)} held-out pairs of {len(sets)} sets, labelled by the pair judge; accuracy {accuracies[0]} "
+        f"before training, {accuracies[1]} after; always answering the commoner label {commoner:.3f}."
+    )
+    return {
+        "held_out_pairs": len(labels),
+        "before": first,
+        "after": last,
+        "commoner_label": commoner,
+        "verdict": [verdict],
+    }
 
 
 # --- checkpoints and logs --------------------------------------------------------------------------------------

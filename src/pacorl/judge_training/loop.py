@@ -133,7 +133,7 @@ class LossSums:
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
-    """Trainer that minimises `decision_weighted` and passes P(Yes) of every evaluation row to `measure`.
+    """Trainer that minimises `decision_weighted` and passes P(Yes) of every evaluation row, and the step, to `measure`.
 
     The loss of an optimizer step is the mean over its comparisons, independent of micro-batches and processes.
     `Trainer` itself would count tokens, or average the micro-batches' means.
@@ -149,7 +149,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         no: int,
         sums: LossSums,
         position: Position,
-        measure: Callable[[Mapping[int, float]], dict[str, float]],
+        measure: Callable[[Mapping[int, float], int], dict[str, float]],
         **trainer: Any,
     ) -> None:
         super().__init__(**trainer, compute_metrics=self._measured)
@@ -163,7 +163,8 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
     def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
         # By row, since rows of several processes are interleaved.
-        return self.measure(dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True)))
+        p_yes = dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True))
+        return self.measure(p_yes, self.state.global_step)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
         """Return the micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since

@@ -213,7 +213,7 @@ def build_set_trainer(data: SetData, **trainer: Any) -> SetTrainer:
         most_pairs=len(pairs_of(max(sizes))),
         yes=single_token(tokenizer, "Yes"),
         no=single_token(tokenizer, "No"),
-        measure=partial(set_metrics, data.evaluation),
+        measure=lambda p_yes, step: set_metrics(data.evaluation, p_yes),
         train_dataset=SetDataset(data.train),
         eval_dataset=SetDataset(data.evaluation) if data.evaluation else None,
         data_collator=collate,

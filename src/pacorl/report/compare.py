@@ -11,12 +11,13 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from pacorl.io.documents import read_object
 from pacorl.io.files import kept_digest, write_atomic
 from pacorl.report.curves import Chart, charts
 from pacorl.report.figures import changes_svg, label, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
 from pacorl.report.page import MEASURES, OPEN_SETS, choose, drawn, links_to, match, measure_of, render, spread
-from pacorl.report.results import Result, alarms, compared, draws_differ, facts, results
+from pacorl.report.results import Result, alarms, compared, draws_differ, facts, paired_by, results
 
 NOT_COMPARED = {"out"}
 """Keys that differ between any two runs."""
@@ -51,6 +52,27 @@ def side_names(first: Path, second: Path) -> tuple[str, str]:
     return "/".join(first_parts[-count:]), "/".join(second_parts[-count:])
 
 
+def different_data(first: Path, second: Path) -> str:
+    """State that two judges were evaluated on different pairs; empty if nothing shows it."""
+    names = side_names(first, second)
+    sides = []
+    stated: list[dict[str, object]] = []
+    for name, run in zip(names, (first, second), strict=True):
+        path = run / "summary.json"
+        summary = read_object(path) if path.is_file() else {}
+        if "held_out_pairs" not in summary:
+            return ""
+        groups = f" of {summary['held_out_groups']} prompts" if "held_out_groups" in summary else ""
+        sides.append(f"{name} was evaluated on {summary['held_out_pairs']} held-out pairs{groups}")
+        stated.append({key: summary[key] for key in ("held_out_pairs", "held_out_digest") if key in summary})
+
+    # Runs of earlier versions have no digest, so only what both state is compared.
+    shared = stated[0].keys() & stated[1].keys()
+    if all(stated[0][key] == stated[1][key] for key in shared):
+        return ""
+    return f"{' and '.join(sides)}. The pairs differ, so the figures of one cannot be compared with the other's."
+
+
 def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
     # The gallery: shared images, by their change.
     names = side_names(first.path, second.path)
@@ -72,6 +94,8 @@ def _contents(first: RunFolder, second: RunFolder) -> dict[str, object]:
         "measure": MEASURES[measure_of(samples)],
         "lead": sets[len(sets) // 2] if sets else None,
         "results": rows,
+        "paired": paired_by(second),
+        "different_data": different_data(first.path, second.path),
         "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "open_sets": open_sets,
         "folded_sets": [row for row in sets if row not in open_sets],

@@ -87,6 +87,15 @@ def change(value: float | None) -> str:
     return sign + amount(value)
 
 
+def interval_text(figure: Interval, *, signed: bool = False) -> str:
+    """Format as `0.549 (0.412 to 0.683)`; the mean alone without an interval."""
+    form = "+z.3f" if signed else "z.3f"
+    text = f"{figure.mean:{form}}"
+    if figure.low is not None and figure.high is not None:
+        text += f" ({figure.low:{form}} to {figure.high:{form}})"
+    return text.replace("-", MINUS)
+
+
 def duration(seconds: float) -> str:
     """`0.8 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 10:

@@ -128,6 +128,11 @@ def read_run(run: Path) -> RunFolder:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     metrics = run / "metrics.jsonl"
+    if not metrics.is_file() and (run / "settings.json").is_file() and (run / "table.html").is_file():
+        raise ValueError(
+            f"{run} is a folder of `pacorl benchmark`, whose page is table.html; to compare two, repeat one's command "
+            "with --against FOLDER of the other"
+        )
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
 

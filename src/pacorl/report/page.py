@@ -28,7 +28,7 @@ from pacorl.report import figures
 from pacorl.report.curves import Chart, charts, folded, line_chart_svg
 from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run, settings_of
-from pacorl.report.results import alarms, draws_differ, facts, is_monitored, provenance, rows_of, seconds
+from pacorl.report.results import alarms, draws_differ, facts, is_monitored, paired_by, provenance, rows_of, seconds
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
@@ -136,6 +136,7 @@ def _contents(run: RunFolder, name: str) -> dict[str, object]:
         "leaks": run.leaks,
         "monitored": is_monitored(run),
         "results": rows,
+        "paired": paired_by(run),
         "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, sign_meaning
-from pacorl.core.ranking import FEWEST_FOR_INTERVAL, Interval, bootstrap
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, sign_meaning
+from pacorl.core.ranking import Interval, bootstrap
 from pacorl.report.figures import MEANINGS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
@@ -58,15 +58,31 @@ def rows_of(run: RunFolder) -> list[Result]:
     return results(run.summary) or compared(run.samples)
 
 
+def paired_by(run: RunFolder) -> tuple[str, str]:
+    """Return what both sides of a difference share, and the unit of its interval."""
+    if "held_out_pairs" in run.summary:
+        return "pairs", "groups of pairs (prompts)"
+    return "prompts and seeds", "prompts"
+
+
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
     """Read a section's entries, intervals or plain numbers; entries without a finite mean are left out."""
     intervals = {}
     for name, entry in section(summary, key).items():
+        if not is_measure(name):
+            continue
         ends = entry if isinstance(entry, Mapping) else {"mean": entry}
         mean = number(ends.get("mean"))
         if mean is not None:
-            intervals[name] = Interval(mean, number(ends.get("low")), number(ends.get("high")))
+            groups = number(ends.get("groups"))
+            ends_known = (number(ends.get("low")), number(ends.get("high")))
+            intervals[name] = Interval(mean, *ends_known, None if groups is None else int(groups))
     return intervals
+
+
+def is_measure(name: str) -> bool:
+    """Whether an entry of an evaluation is a measure, not its position or a time."""
+    return name not in ("kind", "epoch", "step") and not name.startswith(SECONDS)
 
 
 def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
@@ -109,7 +125,7 @@ def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: ND
     def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.asarray(sides[:, rows].mean(1))
 
-    return bootstrap(prompts, means, draws=DRAWS, fewest=FEWEST_FOR_INTERVAL)
+    return bootstrap(prompts, means, draws=DRAWS)
 
 
 def seconds(run: RunFolder) -> dict[str, float]:

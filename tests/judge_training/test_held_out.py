@@ -1,0 +1,137 @@
+"""What a judge's training says of its held-out pairs: paired intervals, a verdict, and which pairs these were."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from pacorl import cli
+from pacorl.cli.train import judge_lines
+from pacorl.judge_training.held_out import HeldOut
+from pacorl.report.compare import different_data, write_comparison
+from pacorl.report.page import write_report
+from pacorl.types import Comparison
+
+
+def pairs(folder: Path, *, prompts: int, each: int = 6, colour: str = "red") -> list[Comparison]:
+    """Pairs of two images, Yes and No in turn."""
+    folder.mkdir(exist_ok=True)
+    image = folder / "a.png"
+    Image.new("RGB", (8, 8), colour).save(image)
+    return [
+        Comparison((image, image), "Same?", consistent=number % 2 == 0, group=f"prompt {number // each}")
+        for number in range(prompts * each)
+    ]
+
+
+def evaluate(folder: Path, comparisons: Sequence[Comparison], before: Sequence[float], after: Sequence[float]) -> Any:
+    """The summary of a run with these answers, in its folder with a log."""
+    lines = []
+    for step, answers in ((0, before), (20, after)):
+        held_out = HeldOut(comparisons, folder / "held_out")
+        rows = dict(enumerate([*answers, *answers]))
+        metrics = held_out.measure(rows, step)
+        lines.append({"kind": "evaluation", "epoch": step, "step": step, **metrics, "seconds/evaluation": 1.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = {"steps": 20} | HeldOut(comparisons, folder / "held_out").summary(*lines)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return summary
+
+
+def answers(comparisons: Sequence[Comparison], *, right: float, seed: int = 0) -> list[float]:
+    """P(Yes) that is on the label's side for a share of the pairs."""
+    rng = np.random.default_rng(seed)
+    return [
+        float(0.5 + (0.1 + 0.3 * rng.random()) * (1 if pair.consistent == (rng.random() < right) else -1))
+        for pair in comparisons
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "before", "after", "words"),
+    [
+        (12, 0.5, 0.95, "Better than before training: AUC +"),
+        (12, 0.95, 0.5, "Worse than before training: AUC −"),
+        (12, 0.7, 0.7, "No difference from before training is shown: AUC "),
+        (6, 0.5, 0.95, "Too few for a conclusion, which needs 30 pairs of 8 prompts at least: AUC +"),
+    ],
+)
+def test_the_verdict_follows_the_paired_interval(
+    tmp_path: Path, prompts: int, before: float, after: float, words: str
+) -> None:
+    given = pairs(tmp_path, prompts=prompts)
+    summary = evaluate(tmp_path, given, answers(given, right=before), answers(given, right=after, seed=1))
+    first, second, *_ = summary["verdict"]
+    assert first.startswith(f"{6 * prompts} held-out pairs of {prompts} prompts; accuracy 0.")
+    assert first.endswith("; always answering the commoner label 0.500.")
+    assert second.startswith(words)
+    assert judge_lines(tmp_path) == ["20 steps", *summary["verdict"]]
+
+    # The page begins with the same lines, and has no row of a position or a time.
+    page = write_report(tmp_path).read_text("utf-8")
+    assert f'<div class="verdict"><p>{first}</p><p>{second}</p>' in page.replace("&lt;", "<")
+    table = page.partition('<section id="results">')[2].partition("</section>")[0]
+    rows = [name for name in ("Epoch", "Step", "Seconds · evaluation") if f">{name}<" in table]
+    assert rows == []
+    assert "prompts and seeds" not in table
+    assert (f"n = {prompts}" in table, "95 % intervals" in table) == (True, True)
+
+
+def test_a_difference_is_of_the_same_pairs(tmp_path: Path) -> None:
+    """With the same answers on both sides the difference is certain, and neither side is."""
+    given = pairs(tmp_path, prompts=12)
+    before = answers(given, right=0.7)
+    summary = evaluate(tmp_path, given, before, before)
+    assert summary["difference"]["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "groups": 12}
+    assert summary["after"]["auc"]["high"] - summary["after"]["auc"]["low"] > 0.1
+
+
+def test_a_judge_no_better_than_the_commoner_label_is_told_so(tmp_path: Path) -> None:
+    given = pairs(tmp_path, prompts=12)
+    chance = answers(given, right=0.5)
+    assert evaluate(tmp_path, given, chance, chance)["verdict"][2:] == [
+        "The accuracy is not shown to be above that of the commoner label."
+    ]
+
+
+def test_answers_to_other_pairs_are_not_compared(tmp_path: Path) -> None:
+    """As in a run that is resumed with another data.evaluation."""
+    old, new = pairs(tmp_path / "old", prompts=9), pairs(tmp_path / "new", prompts=10, colour="blue")
+    HeldOut(old, tmp_path / "held_out").measure(dict(enumerate([0.4] * 2 * len(old))), 0)
+    now = HeldOut(new, tmp_path / "held_out")
+    line: Mapping[str, Any] = now.measure(dict(enumerate([0.4] * 2 * len(new))), 20)
+    summary = now.summary({"decision_accuracy": 0.1}, line)
+    assert (summary["before"], summary["difference"]) == ({}, {})
+    assert "There are no answers before training to these pairs" in summary["verdict"][1]
+
+
+def test_runs_with_different_test_data_are_told_apart(tmp_path: Path) -> None:
+    first, second, third = tmp_path / "judge", tmp_path / "judge2", tmp_path / "judge3"
+    small, large = pairs(tmp_path / "small", prompts=2), pairs(tmp_path / "large", prompts=9)
+    for run, given in ((first, small), (second, large), (third, large)):
+        run.mkdir()
+        evaluate(run, given, answers(given, right=0.5), answers(given, right=0.6))
+    words = (
+        "judge was evaluated on 12 held-out pairs of 2 prompts and judge2 was evaluated on 54 held-out pairs of 9 "
+        "prompts. The pairs differ, so the figures of one cannot be compared with the other's."
+    )
+    assert different_data(first, second) == words
+    page = write_comparison(first, second).read_text("utf-8")
+    assert "Different test data" in page.partition('<section id="results">')[0]
+    assert words.replace("'", "&#39;") in page
+    assert "No image of one run" not in page
+    shown = CliRunner().invoke(cli.app, ["report", str(first), str(second)])
+    assert (shown.stderr, shown.stdout) == (f"warning: {words}\n", f"{second / 'compare-judge.html'}\n")
+    assert different_data(second, third) == ""
+    assert "Different test data" not in write_comparison(second, third).read_text("utf-8")
+
+
+def test_a_changed_image_is_different_data(tmp_path: Path) -> None:
+    """The same paths, questions and labels, but another picture."""
+    digests = [HeldOut(pairs(tmp_path, prompts=2, colour=colour), tmp_path).digest for colour in ("red", "blue", "red")]
+    assert digests[0] == digests[2] != digests[1]
