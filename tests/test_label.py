@@ -31,7 +31,7 @@ def test_the_pilot_leads_from_prompts_to_an_export(tmp_path: Path, monkeypatch: 
         run_command(shlex.split(line), monkeypatch)
 
     answers = read_answers(Path(folder, "rankings.jsonl"))
-    assert len(answers) == 40
-    assert len({answer.group for answer in answers}) == 6
+    assert len(answers) == 2 * 40
+    assert len({answer.group for answer in answers}) == 16
     for split in ("train", "test"):
         assert load_comparisons(Path(folder, "export", f"comparisons_{split}.jsonl"))

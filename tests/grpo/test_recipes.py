@@ -220,6 +220,7 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
         "trackers": "[]",
         "model.checkpoint": "tiny" if kind == "flux" else parts / kind,
         "model.dtype": "float32",
+        "model.compile": "none",  # minutes on a CPU; tests/runtime and tests/gpu have compiled blocks
         "adapter.rank": 2,
         "adapter.alpha": 4,
         "prompts.train": parts / "train.jsonl" if edits else "tiny:train:2",

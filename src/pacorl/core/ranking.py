@@ -40,6 +40,10 @@ class Interval:
     drawn: Floats | None = field(default=None, compare=False, repr=False)
     """The figure of each resample, for `difference`; None without an interval."""
 
+    def document(self) -> dict[str, float | int | None]:
+        """Return the figure, its bounds and the number of groups, for JSON."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "groups": self.groups}
+
 
 @dataclass(frozen=True, slots=True)
 class RankAgreement:

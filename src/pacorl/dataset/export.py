@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -376,7 +376,7 @@ def export(
     if trail := count_trail(folder):
         counts["trail"] = {"exported": len(collect_answers(folder, dry_run=True)) - trail["decisions"], **trail}
     if agreement := pair_agreement(labelled.answers):
-        counts["agreement"] = asdict(agreement)
+        counts["agreement"] = agreement.document()
     if others := other_questions(labelled.answers, question):
         counts["other questions"] = others
     if "consistency_rank" in formats:

@@ -83,9 +83,17 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         metrics |= check_suffix(
             run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
         )
-        metrics |= check_set_judge(
-            run, sampler, rows, samples=samples, scores=scores, parts=parts, by_set=epoch_advantages, compare=compare
-        )
+        if getattr(run.judge, "reads_sets", False):
+            metrics |= check_set_judge(
+                run,
+                sampler,
+                rows,
+                samples=samples,
+                scores=scores,
+                parts=parts,
+                by_set=epoch_advantages,
+                compare=compare,
+            )
         metrics |= run.judge_counts(before=judged_before)
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.

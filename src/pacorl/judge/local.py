@@ -31,7 +31,7 @@ from pacorl.judge.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, Ju
 from pacorl.judge.pairwise import Pair, both_orders
 from pacorl.judge.prompting import ChatPrompt, Prompting
 from pacorl.judge.set_judge import LEAST_CORRELATION, RECORD, check_can_read_sets, pairs_of, set_hidden, set_record
-from pacorl.judge.sharing import SharedForward, can_share, packed
+from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import check_quantization, quantize_model
 from pacorl.tiny import CHECKPOINTS
@@ -336,7 +336,10 @@ class LocalJudge:
         # Shared: a forward over the tree of common prefixes.
         if self.share:
             feature_KND, runs = self.prompting.featured(encoded, batch_tokens=most)
-            hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).last_hidden(runs)
+            forest = prefix_forest([run.symbol_N for run in runs])
+            hidden_PD = SharedForward(self.model, feature_KND, self._forward_tokens).answers(
+                runs, forest, count=len(runs)
+            )
             # Only `columns` are kept, so that memory never holds all rows of the vocabulary.
             return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
 

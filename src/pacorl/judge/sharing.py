@@ -71,10 +71,8 @@ class Node:
         return self.end - self.start
 
     @property
-    def answers_at(self) -> Tensor:
-        """Positions within the node where its `ends` are read."""
-        if self.sees_QN is None:
-            return torch.full((len(self.ends),), len(self) - 1)
+    def query_ends(self) -> Tensor:
+        """Last positions of its equally long queries, where its `ends` are read."""
         return torch.arange(1, len(self.ends) + 1) * (len(self) // len(self.ends)) - 1
 
 
@@ -259,10 +257,6 @@ class SharedForward:
     """Features of all images' tokens; row 0 is embedded, further rows (DeepStack) are added after the first layers."""
     batch_tokens: int
 
-    def last_hidden(self, prompts: Sequence[TokenRun]) -> Tensor:
-        """Compute the last layer's state (P, D) at every prompt's last token."""
-        return self.answers(prompts, prefix_forest([prompt.symbol_N for prompt in prompts]), count=len(prompts))
-
     def answers(self, prompts: Sequence[TokenRun], forest: Sequence[Node], *, count: int) -> Tensor:
         """Compute the last layer's state (count, D) at the ends of a forest's nodes, together 0 … count − 1."""
         hidden_PD = self.feature_KND.new_empty(count, self.feature_KND.shape[-1])
@@ -286,7 +280,8 @@ class SharedForward:
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
                 if node.ends:
-                    hidden_PD[node.ends] = hidden_BQD[row, node.answers_at]
+                    read_at = len(node) - 1 if node.sees_QN is None else node.query_ends
+                    hidden_PD[node.ends] = hidden_BQD[row, read_at]
 
             # Depth first: the batch's cache is freed before the next batch.
             children: list[Node] = []

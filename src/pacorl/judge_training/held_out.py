@@ -157,5 +157,5 @@ def _plain(intervals: Mapping[str, Interval]) -> JsonObject:
     plain: JsonObject = {}
     for name, found in intervals.items():
         if not np.isnan(found.mean):
-            plain[name] = {"mean": found.mean, "low": found.low, "high": found.high, "groups": found.groups}
+            plain[name] = found.document()
     return plain

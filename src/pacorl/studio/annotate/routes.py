@@ -436,7 +436,7 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
         answers = store.answers()
         pairs = pair_agreement(answers)
         summary = {"agreement": agreement(answers), "skips": skips[-100:], "skipped": len(skips)}
-        summary["pairs"] = asdict(pairs) if pairs else None
+        summary["pairs"] = pairs.document() if pairs else None
         state.summary = (version, summary)
 
     controls = store.controls_passed()
