@@ -37,6 +37,8 @@ def check_set_judge(
 ) -> dict[str, float]:
     """Correlate the epoch's advantages with those by the pair judge, if a check is due; warn if it is low.
 
+    Called where a set judge scored the epoch.
+
     Args:
         run: the run.
         sampler: sampler of the epoch.
@@ -53,7 +55,7 @@ def check_set_judge(
     # 1. Is a check due?
     judge = run.judge
     every = getattr(run.config.judge, "set_check_every", 0)
-    if not isinstance(judge, PairByPair) or not judge.reads_sets or not every or run.epoch % every:
+    if not isinstance(judge, PairByPair) or not every or run.epoch % every:
         return {}
 
     # 2. Score the images again by the rewards that ask the judge.

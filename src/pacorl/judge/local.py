@@ -282,9 +282,9 @@ class LocalJudge:
             return [Verdict(None, fault) if fault else next(answers) for fault in faults]
         of_sets = [question for question in questions if self.set_model and question.panels]
         if of_sets:
-            rest = [question for question in questions if not question.panels]
+            without_set = [question for question in questions if not question.panels]
             by_set = iter(self._set_verdicts(of_sets))
-            answers = iter(self._verdicts(rest) if rest else [])
+            answers = iter(self._verdicts(without_set) if without_set else [])
             return [next(by_set if question.panels else answers) for question in questions]
 
         prompts = self.prompting.chat_prompts(questions)
@@ -357,9 +357,9 @@ def _pair_in(question: Question) -> Pair:
     """Find the two images of a question among the panels of its set."""
     first, second = question.images
     numbers = range(len(question.panels))
-    one = next(number for number in numbers if question.panels[number] is first)
-    other = next(number for number in numbers if question.panels[number] is second and number != one)
-    return min(one, other), max(one, other)
+    first_number = next(number for number in numbers if question.panels[number] is first)
+    second_number = next(number for number in numbers if question.panels[number] is second and number != first_number)
+    return min(first_number, second_number), max(first_number, second_number)
 
 
 def _load_model(
@@ -433,12 +433,12 @@ def warn_of_disagreement(source: str) -> None:
     record = set_record(source)
     assert record is not None
     if record.panel_correlation is None or record.panel_correlation < LEAST_CORRELATION:
-        found = "not measured" if record.panel_correlation is None else f"{record.panel_correlation:.3f}"
+        correlation = "not measured" if record.panel_correlation is None else f"{record.panel_correlation:.3f}"
         logger.warning(
             "set judge %s: its correlation with its pair judge is %s, and %s is needed to train by it; distil it on "
             "more sets or for more steps",
             source,
-            found,
+            correlation,
             LEAST_CORRELATION,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -87,15 +87,7 @@ class Prompting:
 
     def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
         """Render one user turn per question: its images, then its text."""
-        images: dict[int, DistinctImage] = {}
-        prompts = []
-        for question in questions:
-            for number, image in enumerate(question.images, 1):
-                if id(image) not in images:
-                    images[id(image)] = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
-            text = self._question_text(len(question.images), question.text)
-            prompts.append(ChatPrompt(text, tuple(images[id(image)] for image in question.images)))
-        return prompts
+        return _rendered([(question.text, question.images) for question in questions], self._question_text, "image")
 
     def _render(self, images: int, text: str) -> str:
         content = [{"type": "image"}] * images + [{"type": "text", "text": text}]
@@ -103,15 +95,7 @@ class Prompting:
 
     def set_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
         """Render the set of each question: its text, then all panels of its set."""
-        images: dict[int, DistinctImage] = {}
-        prompts = []
-        for question in questions:
-            for number, panel in enumerate(question.panels, 1):
-                if id(panel) not in images:
-                    images[id(panel)] = DistinctImage.of(panel, name=f"panel {number} of {question.text!r}")
-            text = self._set_text(len(question.panels), question.text)
-            prompts.append(ChatPrompt(text, tuple(images[id(panel)] for panel in question.panels)))
-        return prompts
+        return _rendered([(question.text, question.panels) for question in questions], self._set_text, "panel")
 
     def _render_set(self, panels: int, text: str) -> str:
         content = [{"type": "text", "text": text}] + [{"type": "image"}] * panels
@@ -266,6 +250,20 @@ class Prompting:
         """Count an image's tokens in the language model."""
         merged = int(self._processor.image_processor.merge_size) ** 2
         return math.prod(self._grid(width, height)) // merged
+
+
+def _rendered(
+    questions: Sequence[tuple[str, Sequence[Image]]], render: Callable[[int, str], str], name: str
+) -> list[ChatPrompt]:
+    """Render one user turn per text and its images, by a template's function; an image of several turns is one."""
+    images: dict[int, DistinctImage] = {}
+    prompts = []
+    for text, shown in questions:
+        for number, image in enumerate(shown, 1):
+            if id(image) not in images:
+                images[id(image)] = DistinctImage.of(image, name=f"{name} {number} of {text!r}")
+        prompts.append(ChatPrompt(render(len(shown), text), tuple(images[id(image)] for image in shown)))
+    return prompts
 
 
 def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:

@@ -109,7 +109,7 @@ def set_hidden(
     Args:
         model: The set judge; its language model may be in training.
         prompting: Conversion of texts and panels, by the vision tower of the pair judge.
-        sets: Question and panels of each set (`Prompting.set_prompt`).
+        sets: Question and panels of each set (`Prompting.set_prompts`).
         batch_tokens: Most tokens of a forward of the language model.
         vision_tokens: Most image tokens of a call of the vision tower.
     """

@@ -111,12 +111,12 @@ class HeldOut:
         y_N = np.array(self.labels)
         names = list(self._metrics(p_N, swapped_N, y_N))
         # The same groups are drawn on both sides, so that the difference is paired.
-        found = bootstrap(
+        intervals = bootstrap(
             self.groups,
             lambda rows: np.array([*self._metrics(p_N[rows], swapped_N[rows], y_N[rows]).values()]),
             draws=DRAWS,
         )
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, intervals, strict=True))
 
     @staticmethod
     def _metrics(p_N: Any, swapped_N: Any, y_N: Any) -> dict[str, float]:
@@ -155,7 +155,7 @@ class HeldOut:
 def _plain(intervals: Mapping[str, Interval]) -> JsonObject:
     """Convert to JSON, which has no NaN."""
     plain: JsonObject = {}
-    for name, found in intervals.items():
-        if not np.isnan(found.mean):
-            plain[name] = found.document()
+    for name, interval in intervals.items():
+        if not np.isnan(interval.mean):
+            plain[name] = interval.document()
     return plain
