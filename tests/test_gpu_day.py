@@ -294,7 +294,7 @@ TITLES = {
     "product": "Figures",
 }
 """Part → title of the table with its records; of all other parts it is Forms."""
-LONG = ("form-compiled", "form-compiled-int8", "product", "full", "launchers")
+LONG = ("form-compiled", "form-compiled-int8", "product", "full", "full-recipe", "launchers")
 
 
 def parts_of_a_day() -> Iterator[Any]:

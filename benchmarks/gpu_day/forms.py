@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -82,28 +82,39 @@ def trained(bench: Bench, side: int, batch: int) -> Record:
 
 
 def measure_full(options: argparse.Namespace) -> Iterator[Record]:
-    """The published depth in bf16 at both sizes: seconds, FLOPs, share of the products' peak, memory and its plan."""
+    """The published depth in bf16, an image at a time, at both sizes."""
+    yield from full_depth("bf16", 1, sides(options), options)
+
+
+def measure_recipe(options: argparse.Namespace) -> Iterator[Record]:
+    """The published depth as `flux_t2is` trains it: compiled, four images a forward."""
+    yield from full_depth("compiled", 4, sides(options)[:1], options)
+
+
+def full_depth(form: str, batch: int, sizes: Sequence[int], options: argparse.Namespace) -> Iterator[Record]:
+    """Seconds, FLOPs, share of the products' peak, memory and its plan, by phase."""
     device = device_of(options)
     dtype = torch.float32 if options.tiny else torch.bfloat16
     peak = matmul_peak(device, dtype, side=512 if options.tiny else 8192)
     yield {"figure": "products in the model's dtype, TFLOP/s", "value": peak / 1e12}
-    bench = Bench(run_of(sides(options)[0], options), options, device)
-    for side in sides(options):
-        samples = bench.collect(side, 1)
+    bench = Bench(run_of(sizes[0], options, batch=batch), options, device, form=FORMS[form])
+    for side in sizes:
+        about = {"full_form": form, "batch": batch, "side": side}
+        samples = bench.collect(side, batch)
         bench.checkpoint_gradients(enabled=True)
         bench.train(samples, side)  # the optimizer's moments exist from its first step on
-        plan = planned(run_of(side, options))
-        for phase, work in works(bench, samples, side).items():
-            yield {"full": phase, "side": side, **costs(work, bench, peak), "planned": plan.phase_bytes(phase)}
+        plan = planned(run_of(side, options, batch=batch))
+        for phase, work in works(bench, samples, side, batch).items():
+            yield {"full": phase, **about, **costs(work, bench, peak), "planned": plan.phase_bytes(phase)}
         bench.checkpoint_gradients(enabled=False)
         work = partial(bench.train, samples, side)
-        yield {"full": "train without checkpointing", "side": side, **costs(work, bench, peak)}
+        yield {"full": "train without checkpointing", **about, **costs(work, bench, peak)}
 
 
-def works(bench: Bench, samples: Samples, side: int) -> dict[Phase, Work]:
+def works(bench: Bench, samples: Samples, side: int, batch: int) -> dict[Phase, Work]:
     """All steps of sampling, a decode, and a trained step."""
     return {
-        "sample": partial(bench.sample, side, 1, None),
+        "sample": partial(bench.sample, side, batch, None),
         "decode": partial(bench.decode, samples, side),
         "train": partial(bench.train, samples, side),
     }

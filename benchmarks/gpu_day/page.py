@@ -30,7 +30,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         ),
         (
             "Full depth",
-            ("Phase", "Side", "Seconds", "TFLOP", "Of the products' peak", "Allocated", "Planned", "Reserved"),
+            ("Form", "Batch", "Phase", "Side", "Seconds", "TFLOP", "Of the products' peak", "Allocated", "Planned", "Reserved"),
             full(records),
         ),
         ("Kernels", ("Phase", "Double blocks", "Class", "Seconds", "Share"), kernels(records)),
@@ -131,7 +131,8 @@ def full(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         share = f"{r['share']:.1%}" if "share" in r else "–"
         allocated, reserved = memory(r)
         planned = size(r.get("planned"))
-        rows.append([r["full"], str(r["side"]), number(r, "seconds"), flops, share, allocated, planned, reserved])
+        about = [r["full_form"], str(r["batch"]), r["full"], str(r["side"])]
+        rows.append([*about, number(r, "seconds"), flops, share, allocated, planned, reserved])
     return rows
 
 

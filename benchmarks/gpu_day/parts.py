@@ -65,6 +65,7 @@ ALL = (
     form_part("fp8", 50, 50),
     form_part("nf4", 50, 45),
     Part("full", "forms:measure_full", 120, 110),
+    Part("full-recipe", "forms:measure_recipe", 120, 100),
     Part("kernels", "kernels:measure_kernels", 60, 54),
     form_part("compiled", 150, 120),
     form_part("compiled-int8", 150, 60),

@@ -175,9 +175,9 @@ def cpu_seconds() -> float:
 
 
 def machine() -> str:
-    """Describe the machine by its cores and instruction set, by which figures differ in their last digits."""
+    """Describe the machine by what changes the last digits of a figure: cores, instruction set, torch's version."""
     import torch
 
     from pacorl.runtime.cores import available_cores
 
-    return f"{available_cores()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{available_cores()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
