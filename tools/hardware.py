@@ -97,7 +97,7 @@ smallest cards that hold it. Judging counts where the judge computes on the card
 prompts, CLIP, models that change places by `memory: low`, and waiting for other cards.
 
 *Measured* are sampling and training alone{measured},
-extrapolated from two depths by `python -m benchmarks.gpu_day`: recipes of FLUX.1-dev whose batch was measured.
+by `python -m benchmarks.gpu_day`, at full depth or extrapolated from two: recipes of FLUX.1-dev whose batch was measured.
 
 | Recipe | GPUs that train | PFLOP an epoch | Card | Sampling | Training | Decoding | Judging | Seconds | Measured |
 |---|---|---|---|---|---|---|---|---|---|
@@ -169,21 +169,40 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
     batch = run.sampling.batch
     work = work_of(run, world=1)
     nodes = work.node_batch or batch
-    training = "trained step" if run.model.gradient_checkpointing is True else "trained step without checkpointing"
+    kept = "" if run.model.gradient_checkpointing is True else " without checkpointing"
+    training = "trained step" + kept
     here = []
     for record in records:
         if record.get("side") == run.sampling.size[0]:
             here.append(record)
 
-    depths = two_depths(here) if run.model.kind == "flux" else {}
-    sampled = depths.get((form_of(run), batch, "a forward"))
-    trained = depths.get((form_of(run), nodes, training))
-    if not (sampled and trained):
+    if run.model.kind != "flux":
         return ""
+    # At full depth if it was measured, else extrapolated from two depths.
+    form = form_of(run)
+    whole = {}
+    for record in here:
+        if (record.get("full_form"), record.get("batch")) == (form, batch):
+            whole[record["full"]] = record["seconds"]
     forwards = work.forwards_per_image
-    sampling = forwards["sampling"] * at_full_depth(sampled, "seconds") / batch
-    update = forwards["training"] * at_full_depth(trained, "seconds") / nodes
+    depths = two_depths(here)
+    if batch == nodes and whole:
+        forward = whole["sample"] / steps_of(records)
+        step = whole["train" + kept]
+    elif (form, batch, "a forward") in depths and (form, nodes, training) in depths:
+        forward = at_full_depth(depths[form, batch, "a forward"], "seconds")
+        step = at_full_depth(depths[form, nodes, training], "seconds")
+    else:
+        return ""
+    sampling = forwards["sampling"] * forward / batch
+    update = forwards["training"] * step / nodes
     return f"{work.samples / processes * (sampling + update):.0f}"
+
+
+def steps_of(records: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of sampling steps that were timed together at full depth."""
+    settings = [record["settings"] for record in records if "settings" in record]
+    return int(settings[-1]["steps"])
 
 
 def form_of(run: PolicyConfig) -> str:

@@ -168,7 +168,7 @@ class Bench:
         # The run's own builders, in the run's order.
         builders.add_adapter(config, self.policy)
         if config.model.compile == "blocks":
-            compile_blocks(transformer)
+            compile_blocks(transformer, packed=config.model.quantize != NONE)
         self.cache = cast(ConditioningCache, RandomConditioning(self.generator, device))
         builders.place_transformer(config, self.policy, self.cache, PROMPT, device=device)
         self.checkpoint_gradients(enabled=bool(config.model.gradient_checkpointing))

@@ -153,3 +153,28 @@ def test_log_probs_of_compiled_blocks_are_equal_in_sampling_and_training(
     assert all(p.grad is not None and p.grad.any() for p in transformer.parameters() if p.requires_grad)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(samples.rollouts[0].final_BNC, eager.rollouts[0].final_BNC, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_compiled_layers_keep_their_packed_weights_for_the_backward(name: str) -> None:
+    """Unpacked ones would be the whole model in bf16 once more."""
+    torch._dynamo.reset()
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))])
+    model.requires_grad_(False).to(torch.bfloat16)
+    quantize_model(model, name, device="cpu")
+    compile_blocks(model, packed=True, backend="aot_eager_decomp_partition")
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    x = torch.randn(2, 64, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = model.blocks[0](x)
+    y.sum().backward()
+    assert x.grad is not None
+    weights = [tensor for tensor in kept if tensor.numel() == 64 * 256]
+    assert len(weights) == 2
+    assert {tensor.element_size() for tensor in weights} == {1}

@@ -217,7 +217,7 @@ def adapted_policy(
     # After the sizes are checked: the adapter changes the modules.
     add_adapter(config, policy)
     if config.model.compile == "blocks":
-        compile_blocks(policy.transformer)
+        compile_blocks(policy.transformer, packed=config.model.quantize != NONE)
 
     # A run that continues an earlier adapter.
     if config.adapter.start:
