@@ -96,8 +96,8 @@ Every forward is taken to have the recipe's whole batch, and `w8a8` counts as bf
 smallest cards that hold it. Judging counts where the judge computes on the card that trains. Left out are evaluations,
 prompts, CLIP, models that change places by `memory: low`, and waiting for other cards.
 
-*Measured* are sampling and training alone{measured},
-by `python -m benchmarks.gpu_day`, at full depth or extrapolated from two: recipes of FLUX.1-dev whose batch was measured.
+*Measured* are sampling and training alone{measured}, by `python -m benchmarks.gpu_day`:
+at full depth or extrapolated from two depths, for recipes of FLUX.1-dev whose batch was measured.
 
 | Recipe | GPUs that train | PFLOP an epoch | Card | Sampling | Training | Decoding | Judging | Seconds | Measured |
 |---|---|---|---|---|---|---|---|---|---|

@@ -52,7 +52,7 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_day", description="Measure a card in parts.")
     parser.add_argument("--out", type=Path, default=Path("gpu-day.jsonl"), help="a new JSONL file of results")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the parts that FILE lacks")
-    parser.add_argument("--minutes", type=float, default=25, help="in all, over all slices")
+    parser.add_argument("--minutes", type=float, default=30, help="in all, over all slices")
     parser.add_argument("--slice", type=float, default=9, metavar="MINUTES", help="end cleanly after so many")
     parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--depth", type=depth, help="two depths, the larger as DOUBLE+SINGLE blocks, such as 4+8")

@@ -180,4 +180,6 @@ def machine() -> str:
 
     from pacorl.runtime.cores import available_cores
 
-    return f"{available_cores()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+    return (
+        f"{available_cores()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+    )
