@@ -176,7 +176,7 @@ def _plain(cell: Interval | float | None) -> Any:
     if not isinstance(cell, Interval):
         return cell
     # JSON has no NaN.
-    return None if isnan(cell.mean) else {"mean": cell.mean, "low": cell.low, "high": cell.high}
+    return None if isnan(cell.mean) else cell.document()
 
 
 def grouped(
