@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.table import Table
-from pacorl.config.user_files import user_files
+from pacorl.config.user_files import code_digest, file_digests, user_files
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
@@ -265,3 +267,47 @@ def test_a_config_names_an_entry_point(mine: Path, tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.startswith("plain 0.5\n"), result.stderr
     assert "name: plain" in result.stdout
+
+
+class Named:
+    def __call__(self, prompts: object, images: object) -> object:
+        return {"red", "green", "blue"}.intersection(("red",))
+
+
+TYPED = """
+def red(prompts, images, *, gain={gain}):
+    return [{gain} * len({{"a", "b", "c", "d"}} - {{name}}) for name in images]
+
+digest = code_digest(red)
+"""
+
+
+def test_code_is_compared_by_its_source_and_without_one_by_its_bytecode() -> None:
+    def plus(value: float) -> float:
+        return value + 1
+
+    assert code_digest(Named()) == code_digest(Named()) != code_digest(plus)
+    assert code_digest(partial(plus, 2)) == code_digest(plus)
+    # One statement, whose other arguments are no part of the function.
+    one, two = {"f": lambda value: value + 1, "epochs": 1}, {"f": lambda value: value + 2, "epochs": 1}
+    again = {"f": lambda value: value + 1, "epochs": 2}
+    assert code_digest(one["f"]) == code_digest(again["f"]) != code_digest(two["f"])
+    assert code_digest(max) != code_digest(min)
+
+
+def test_the_bytecode_of_a_function_has_one_digest_in_every_process() -> None:
+    digests = []
+    for seed, gain in (("1", 2), ("2", 2), ("1", 3)):
+        script = f"from pacorl.config.user_files import code_digest\n{TYPED.format(gain=gain)}print(digest)"
+        done = subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        )
+        digests.append(done.stdout)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_every_file_that_a_config_names_is_hashed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("x = 1\n")
+    document = {"objective": {"name": f"{mine}:a"}, "rewards": [{"name": f"{mine}:b"}, {"name": "gone.py:c"}], "n": 1}
+    assert file_digests(document).keys() == {f"{mine}:a", f"{mine}:b"}

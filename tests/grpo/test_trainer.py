@@ -360,3 +360,37 @@ def test_the_package_exports_the_trainer_and_its_config() -> None:
 
     assert pacorl.PolicyTrainer is trainer.PolicyTrainer
     assert pacorl.PolicyConfig is PolicyConfig
+
+
+def test_another_function_does_not_take_over_in_the_middle_of_a_run(settings: dict[str, Any]) -> None:
+    """The change of a measure from before to after would be the change of its definition."""
+
+    def first(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        return [image.getpixel((0, 0))[0] / 255 for image in images]  # type: ignore[index]
+
+    def second(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        return [1 - image.getpixel((0, 0))[0] / 255 for image in images]  # type: ignore[index]
+
+    arguments: dict[str, Any] = {"prompts": ["a fox", "a bear"], **settings}
+    PolicyTrainer("flux", rewards={"mine": first}, **arguments).train()
+    arguments |= {"epochs": 2, "resume": "auto"}
+    changed = r"code of mine was 'sha256 (\w+)' and is now 'sha256 (?!\1)\w+': .*--allow-changes .*allow_changes=True"
+    with pytest.raises(ConfigError, match=changed):
+        PolicyTrainer("flux", rewards={"mine": second}, **arguments)
+    PolicyTrainer("flux", rewards={"mine": first}, **arguments).train()
+    arguments |= {"epochs": 3, "allow_changes": True}
+    result = PolicyTrainer("flux", rewards={"mine": second}, **arguments).train()
+    assert set(metrics(result.folder, "changes")[-1]["changes"]) == {"epochs", "code of mine"}  # type: ignore[call-overload]
+
+
+def test_a_function_of_trl_s_signature_is_compared_by_its_own_code(settings: dict[str, Any]) -> None:
+    def dark(prompts: list[str], completions: list[Image.Image]) -> list[float]:
+        return [-float(image.getpixel((0, 0))[0]) for image in completions]  # type: ignore[index]
+
+    def light(prompts: list[str], completions: list[Image.Image]) -> list[float]:
+        return [float(image.getpixel((0, 0))[0]) for image in completions]  # type: ignore[index]
+
+    arguments: dict[str, Any] = {"prompts": ["a fox", "a bear"], **settings}
+    PolicyTrainer("flux", rewards={"mine": dark}, **arguments).train()
+    with pytest.raises(ConfigError, match="code of mine was"):
+        PolicyTrainer("flux", rewards={"mine": light}, **arguments, resume="auto")

@@ -280,7 +280,7 @@ class CharacterTrainer(LoraRun):
         if state["pictures"] != as_read_back(self.pictures.identity) and not self.allow_changes:
             raise ValueError(
                 f"{self.config.character} has other images or captions than {checkpoint}; put the earlier ones back, "
-                "add --allow-changes, or start anew with out=…"
+                "add --allow-changes (in Python allow_changes=True), or start anew with out=…"
             )
         return changes
 

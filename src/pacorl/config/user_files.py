@@ -7,16 +7,19 @@ configs of unknown origin.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
+from pacorl.io.documents import read_text
 from pacorl.io.files import text_digest
 
 FAULTS = (Exception, SystemExit)
@@ -72,6 +75,54 @@ def value_in_file(name: str) -> Any:
     if not hasattr(module, attribute):
         raise ValueError(f"{path} has no {attribute!r}")
     return getattr(module, attribute)
+
+
+def file_digests(document: Any) -> dict[str, str]:
+    """Hash the file of every `path/to/file.py:NAME` in a dumped config: name → digest."""
+    if isinstance(document, str):
+        match = NAME.fullmatch(document)
+        return (
+            {document: text_digest(read_text(Path(match["path"])))} if match and Path(match["path"]).is_file() else {}
+        )
+    if isinstance(document, Mapping):
+        document = list(document.values())
+    digests: dict[str, str] = {}
+    for value in document if isinstance(document, list | tuple) else ():
+        digests |= file_digests(value)
+    return digests
+
+
+def code_digest(target: Any) -> str:
+    """Hash the source of a function, or of a callable object's class; without a source its bytecode.
+
+    Called functions, and values from outside its body, are not part of it.
+    """
+    while isinstance(target, partial):
+        target = target.func
+    target = inspect.unwrap(target)
+    if not inspect.isroutine(target):
+        target = type(target)
+    # The source of a lambda is the whole statement around it, such as the call that makes the run.
+    if target.__name__ != "<lambda>":
+        try:
+            return text_digest(inspect.getsource(target))
+        except (OSError, TypeError):  # typed at a prompt, or built in
+            pass
+    code = getattr(target if inspect.isroutine(target) else target.__call__, "__code__", None)
+    return text_digest(_bytecode(code) if code else f"{target.__module__}.{target.__qualname__}")
+
+
+def _bytecode(code: CodeType) -> str:
+    """Write instructions, names and constants as text, alike in every process."""
+    words = [code.co_code.hex(), *code.co_names]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):  # its repr has an address
+            words.append(_bytecode(constant))
+        elif isinstance(constant, frozenset):  # its order is that of the process's hashes
+            words.append(str(sorted(map(repr, constant))))
+        else:
+            words.append(repr(constant))
+    return "\n".join(words)
 
 
 def line_in(path: Path, error: BaseException) -> str:

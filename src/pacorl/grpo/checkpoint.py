@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pacorl.config.base import changes_to, check_changes, frozen_changes
-from pacorl.config.user_files import user_files
+from pacorl.config.base import changed_keys, changes_to, check_changes, frozen_changes
+from pacorl.config.user_files import code_digest, file_digests, user_files
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.policy_config import PolicyConfig
@@ -50,6 +50,7 @@ from pacorl.judge import JUDGE
 from pacorl.judge.judge import BackendOptions
 from pacorl.models.lora.adapters import adapter_state, full_state, full_tensor, set_adapter_state, shard_like
 from pacorl.models.lora.formats import ADAPTER_FILES, save_lora
+from pacorl.rewards.reward import RewardFunction
 
 logger = logging.getLogger(__name__)
 
@@ -315,11 +316,11 @@ class Changes:
     """Allowed changes of keys that are not free."""
 
 
-def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> Changes:
-    """Compare a config with a checkpoint's.
+def changes_since(checkpoint: Path, config: PolicyConfig, *, code: Mapping[str, str], allowed: bool) -> Changes:
+    """Compare a config and the user's code (`code_identities`) with a checkpoint's.
 
     Raises:
-        ConfigError: if a key changes that is not free, and changes are not `allowed`.
+        ConfigError: if code, or a key that is not free, changes and changes are not `allowed`.
     """
     state = read_object(checkpoint / "state.json")
     before = state["config"]
@@ -338,13 +339,23 @@ def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> C
                 f"{_value_at(config.model_dump(), path)} ({now})",
             ]
     frozen = frozen_changes(changes, free=free)
+    # Code of other names came or went with a key.
+    edited = changed_keys(state.get("code", {}), code, path="code of ")
+    frozen |= edited
     check_changes(frozen, allowed=allowed)
-    return Changes(changes, frozen)
+    return Changes(changes | edited, frozen)
 
 
 def free_keys(config: PolicyConfig) -> tuple[str, ...]:
     """List the config keys that a resumed run may change, except its judges' sources."""
     return FREE_KEYS + LENGTH_KEYS if config.optimizer.schedule == "constant" else FREE_KEYS
+
+
+def code_identities(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> dict[str, str]:
+    """Hash the user's code: reward function's name, or `path/to/file.py:NAME` in the config → short digest."""
+    digests = {name: code_digest(function) for name, function in functions.items()}
+    digests |= file_digests(config.model_dump(mode="json"))
+    return {name: f"sha256 {digest[:12]}" for name, digest in digests.items()}
 
 
 def judge_identities(config: PolicyConfig) -> dict[str, str]:

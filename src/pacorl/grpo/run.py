@@ -21,6 +21,7 @@ from pacorl.grpo.activations import AUTO, decide_checkpointing
 from pacorl.grpo.checkpoint import (
     Changes,
     changes_since,
+    code_identities,
     judge_identities,
     restore,
     save_run,
@@ -100,6 +101,9 @@ class Run(LoraRun):
         # The given config is not kept: its judges may be idle, and it lacks the functions.
         self.config = config = builders.checked_config(config, functions, pipeline=pipeline)
         """The config with the reward functions added and unused judges removed."""
+        # Once, as the files are executed: somebody may edit them during the run.
+        self.code = code_identities(config, functions)
+        """Digest of the user's code by its name."""
         updates = config.optimizer.updates_per_epoch * config.objective.inner_epochs
         self.total_steps = min(config.epochs * updates, config.max_steps or config.epochs * updates)
         # Progress, which a checkpoint restores.
@@ -151,7 +155,8 @@ class Run(LoraRun):
             if start:
                 self.config = self.runtime.on_main(partial(with_chosen_credit, self.config, start))
                 # Only the main process reads a local judge's weights for their digest.
-                changes = self.runtime.on_main(partial(changes_since, start, self.config, allowed=allow_changes))
+                compare = partial(changes_since, start, self.config, code=self.code, allowed=allow_changes)
+                changes = self.runtime.on_main(compare)
             check_division(self.config, world=self.runtime.world, sharded=self.runtime.sharded)
             if self.runtime.sharded:
                 check_image_counts(self.config, self.train_prompts, self.evaluation_prompts)
@@ -352,6 +357,7 @@ class Run(LoraRun):
             "log_lines": self.logbook.count_lines(),
             "processes": self.runtime.world,
             "judges": self.judge_identities,
+            "code": self.code,
         }
 
     @property

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
@@ -207,6 +207,7 @@ def with_completions(target: Callable[..., Any], columns: Columns | None = None)
         return target
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
+    @wraps(target)  # a resumed run compares the code of the target
     def call(prompts: Sequence[Prompt], images: Sequence[Image], **args: Any) -> Any:
         records = [(columns or {}).get((prompt.text, prompt.id), {}) for prompt in prompts]
         # Each column of the records as a list, None where a record lacks it.
