@@ -55,7 +55,8 @@ The memory of each recipe decides its card. A row is the plan of `pacorl train-p
 checkpointing, from the published shapes on meta tensors. On [a card](engine.md#a-day-with-an-h200) FLUX.1-dev's peaks
 lay between 0.1 GiB above and 0.7 GiB below the plan. The smallest card has room for the largest phase and 1 GiB of
 CUDA's own memory; if several GPUs train, the row is for one of them. `pacorl doctor RECIPE` compares your own changes
-with your card.
+with your card. Without a card it plans both choices of
+`gradient_checkpointing: auto`.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 

@@ -126,6 +126,16 @@ def test_files_of_equal_content_are_no_difference(tmp_path: Path) -> None:
     assert [key for key, *_ in differing_keys(configs[0], configs[2])] == ["prompts.train"]
 
 
+def test_a_run_s_own_files_of_one_digest_are_no_difference_wherever_they_are() -> None:
+    def config(out: str, name: str) -> str:
+        return f"out: {out}\nprompts: {{train: {out}/prompts/{name}.jsonl}}"
+
+    first = config("runs/a", "train-0123abcd")
+    assert differing_keys(first, config("runs/b", "train-0123abcd")) == []
+    assert len(differing_keys(first, config("runs/b", "train-0123abce"))) == 1
+    assert len(differing_keys(config("runs/a", "train"), config("runs/b", "train"))) == 1
+
+
 def test_configs_differ_by_dotted_keys() -> None:
     first, second = (
         "out: x\nseed: 1\nadapter: {rank: 4, alpha: 8}\nrewards: [{name: a}]",

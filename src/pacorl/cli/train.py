@@ -442,22 +442,29 @@ def quickstart(
 
 
 def report(
-    run: Path = Argument(help="A run's folder."),
-    other: Path = Argument(None, help="A second run's folder, for a comparison."),
+    runs: list[Path] = Argument(help="A run's folder; two for a comparison; more for two settings over seeds."),
 ) -> None:
-    """Write a run's page again; with two runs, a page of their comparison."""
+    """Write a run's page again; with two runs, a page of their comparison; with more, of two settings over seeds.
+
+    Runs whose configs differ in their seed alone have one setting. Differences are paired by seed.
+    """
     from pacorl.io.files import check_made
+    from pacorl.report.arms import write_arms
     from pacorl.report.compare import comparison_path, different_data, write_comparison
     from pacorl.report.page import write_report
 
-    check_made(run / "report.html" if other is None else comparison_path(run, other))
-    if not other:
-        echo(write_report(run))
-        return
-    page = write_comparison(run, other)
-    if warning := different_data(run, other):
-        echo_errors(f"warning: {warning}")
-    echo(page)
+    if len(runs) == 1:
+        check_made(runs[0] / "report.html")
+        echo(write_report(runs[0]))
+    elif len(runs) == 2:
+        check_made(comparison_path(*runs))
+        page = write_comparison(*runs)
+        if warning := different_data(*runs):
+            echo_errors(f"warning: {warning}")
+        echo(page)
+    else:
+        page, lines = write_arms(runs)
+        echo("\n".join([*lines, f"page: {page}"]))
 
 
 def publish(

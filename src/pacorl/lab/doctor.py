@@ -218,7 +218,7 @@ def _memory(plan: Plan) -> Iterator[Finding]:
         resident += plan.peak_bytes
         parameters = next((row.parameters or 0 for row in plan.rows if row.component == "transformer"), 0)
         if parameters > SLOW_ON_CPU:
-            needed = size_text(plan.peak_bytes + CUDA_BYTES)
+            needed = size_text(plan.least_bytes + CUDA_BYTES)
             yield Finding("error", "memory", f"no CUDA device is here; the run needs one of {needed} or more")
         else:
             text = f"{size_text(plan.peak_bytes)} on the CPU, enough for a generator of this size"

@@ -6,6 +6,7 @@ and last evaluation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +22,8 @@ from pacorl.report.results import Result, alarms, compared, draws_differ, facts,
 
 NOT_COMPARED = {"out"}
 """Keys that differ between any two runs."""
+OWN_FILE = re.compile(r"-[0-9a-f]{8}\.jsonl$")
+"""Ending of the prompts that `PolicyTrainer` writes into a run's folder: eight digits of their digest."""
 
 
 def write_comparison(first: Path, second: Path) -> Path:
@@ -188,11 +191,16 @@ def differing_keys(first: str, second: str) -> list[tuple[str, str, str]]:
     others = settings_of(second)
     differing = []
     for key in dict.fromkeys([*values, *others]):
-        value = values.get(key, "–")
-        other = others.get(key, "–")
+        value = _without_folder(values.get(key, "–"), values.get("out"))
+        other = _without_folder(others.get(key, "–"), others.get("out"))
         if key not in NOT_COMPARED and value != other and not _are_equal_files(value, other):
             differing.append((key, value, other))
     return differing
+
+
+def _without_folder(value: str, out: str | None) -> str:
+    """Leave a run's folder out of the name of a file in it, if the name has a digest of the content."""
+    return value.removeprefix(f"{out}/") if OWN_FILE.search(value) else value
 
 
 def _are_equal_files(*names: str) -> bool:

@@ -20,7 +20,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan.components import Row
 from pacorl.lab.plan.cost import CARDS, Card, Cost, Load, _evaluations, roofline
-from pacorl.lab.plan.plan import Plan, peak_line, print_plan, timed_cards
+from pacorl.lab.plan.plan import Plan, peak_line, print_plan, summary, timed_cards
 
 H100 = CARDS[-1]
 LARGE = ("evaluation={size: [128, 128], steps: 6, every: 5}", "epochs=11")
@@ -190,6 +190,19 @@ def test_hours_are_of_the_card_that_is_here_or_of_those_that_hold_the_run() -> N
     assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), PAPER) == [H100]
     minutes = dataclasses.replace(PAPER, epochs=1, samples=1, evaluations=())
     assert timed_cards(Plan(rows, (), (), H100.name, 80 * 10**9), minutes) == []
+
+
+def test_a_plan_without_a_card_names_the_cards_that_need_checkpointing() -> None:
+    checkpointed = Plan((Row("transformer", 30 * 2**30),), (), (), "CPU", None, cost=PAPER)
+    rows = (Row("transformer", 100 * 2**30),)
+    plan = dataclasses.replace(checkpointed, rows=rows, checkpointed=checkpointed)
+    lines = list(summary(plan))
+    assert lines[0] == (
+        "device: CPU; 100.0 GiB needed without gradient checkpointing, 30.0 GiB with it (`auto`: by the card)"
+    )
+    setting = " with gradient checkpointing, which these cards need"
+    assert lines[-2:] == [PAPER.time_line(CARDS[-1:]), PAPER.time_line(CARDS[3:-1], setting)]
+    assert lines[-1].startswith(f"hours{setting}, computed")
 
 
 # --- measured --------------------------------------------------------------------------------------------------

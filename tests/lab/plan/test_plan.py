@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -152,7 +153,17 @@ def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoi
         (None, False),  # a CPU, to which memory is no card's
     ):
         assert decided(config, card_bytes=card_bytes).model.gradient_checkpointing is checkpointed
-    assert plan_policy(config).peak_bytes == peaks[False]
+
+
+@pytest.mark.slow
+def test_without_a_card_both_of_auto_s_choices_are_planned(checkpoints: Path) -> None:
+    plan = plan_policy(tiny_run(checkpoints, "model.gradient_checkpointing=auto"))
+    without, checkpointed = (
+        plan_policy(tiny_run(checkpoints, f"model.gradient_checkpointing={choice}")) for choice in (False, True)
+    )
+    assert plan == dataclasses.replace(without, checkpointed=checkpointed)
+    assert without.checkpointed is checkpointed.checkpointed is None
+    assert json.loads(plan.to_json())["least_gib"] == round(checkpointed.peak_bytes / 2**30, 2)
 
 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:

@@ -186,10 +186,10 @@ class Cost:
         seconds = self.epochs * epoch + roofline_seconds(card, self.evaluations)
         return seconds / self.world / 3600
 
-    def time_line(self, cards: Sequence[Card]) -> str:
-        """The hours on some cards in one line."""
+    def time_line(self, cards: Sequence[Card], setting: str = "") -> str:
+        """The hours on some cards in one line; `setting` follows the word "hours"."""
         hours = ", ".join(f"{self.hours(card):.3g} on {card.name}" for card in cards)
-        return f"hours, computed by a roofline at {PRODUCTS_SHARE:.0%} of the peak in bf16: {hours}"
+        return f"hours{setting}, computed by a roofline at {PRODUCTS_SHARE:.0%} of the peak in bf16: {hours}"
 
     def warnings(self) -> list[str]:
         """Notes about costly evaluations and a slow judge."""

@@ -73,6 +73,8 @@ class Plan:
     """Forwards by phase, counted by `lab.plan.work`."""
     cost: Cost | None = None
     """FLOPs of the run; None for generating."""
+    checkpointed: Plan | None = None
+    """The plan with gradient checkpointing, where a card that is not here decides `auto`."""
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
         """Add up a phase's bytes on the device or elsewhere, with or without pages of files."""
@@ -86,6 +88,11 @@ class Plan:
     def peak_bytes(self) -> int:
         """Peak memory of the device."""
         return max(self.phase_bytes(phase) for phase in PHASES)
+
+    @property
+    def least_bytes(self) -> int:
+        """Peak memory of the device, with gradient checkpointing where a card decides it."""
+        return min(self.peak_bytes, self.checkpointed.peak_bytes) if self.checkpointed else self.peak_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -120,6 +127,7 @@ class Plan:
             "phases": phases,
             "peak_bytes": self.peak_bytes,
             "peak_gib": round(self.peak_bytes / 2**30, 2),
+            "least_gib": round(self.least_bytes / 2**30, 2),
             "host_gib": round(self.host_bytes / 2**30, 2),
             "verdict": self.verdict,
         }
@@ -137,7 +145,10 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
-    # The config alone.
+    # The config alone. Without a card both of `auto`'s choices are planned.
+    checkpointed = None
+    if config.model.gradient_checkpointing == AUTO and device()[1] is None:
+        checkpointed = plan_policy(with_checkpointing(config, on=True), world=world)
     config = decided(config, card_bytes=device()[1])
     world = world or int(os.environ.get("WORLD_SIZE", "1"))
     try:
@@ -203,7 +214,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     # Absent weights, and warnings, most of which are empty.
     checkpoints = (generator, judge, held_out_judge)
     absences = sources.all_absences(config, checkpoints)
-    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, cost)
+    plan = Plan(rows, absences, (), *device(), work.forwards_per_image, cost, checkpointed)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints), *cost.warnings()]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(warning for warning in warnings if warning))
@@ -340,7 +351,12 @@ def summary(plan: Plan) -> Iterator[str]:
     if plan.device_bytes:
         card = f" of {size_text(plan.device_bytes)}"
     cuda = ", and about 1 GiB for CUDA" if card else ""
-    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed{cuda}"
+    either = ""
+    if plan.checkpointed:
+        either = (
+            f" without gradient checkpointing, {size_text(plan.checkpointed.peak_bytes)} with it (`auto`: by the card)"
+        )
+    yield f"device: {plan.device}; {size_text(plan.peak_bytes)}{card} needed{cuda}{either}"
 
     # The work of an image, by phase.
     counts = []
@@ -355,9 +371,19 @@ def summary(plan: Plan) -> Iterator[str]:
         if plan.cost.questions:
             yield plan.cost.balance_line
         yield plan.cost.evaluation_line
-        cards = timed_cards(plan, plan.cost)
-        if cards:
-            yield plan.cost.time_line(cards)
+        yield from _time_lines(plan, plan.cost)
+
+
+def _time_lines(plan: Plan, cost: Cost) -> Iterator[str]:
+    cards = timed_cards(plan, cost)
+    if cards:
+        yield cost.time_line(cards)
+    # Cards that hold the run with gradient checkpointing alone.
+    if plan.checkpointed and plan.checkpointed.cost:
+        cost = plan.checkpointed.cost
+        further = [card for card in timed_cards(plan.checkpointed, cost) if card not in cards]
+        if further:
+            yield cost.time_line(further, " with gradient checkpointing, which these cards need")
 
 
 def timed_cards(plan: Plan, cost: Cost) -> list[Card]:
