@@ -260,8 +260,11 @@ def table(scores: Scores) -> str:
             cells[number - 1] = "·"
             padded = "".join(f"{cell:>7}" for cell in cells)
             rows.append(f"{number:>5}{padded}   {name}")
-    words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
-    return "\n".join([*rows, *summary(scores), *words])
+    lines = [*rows, *summary(scores)]
+    for pair in scores.pairs:
+        if pair.reasons or len(scores.questions) > 1:
+            lines.append(_words(scores, pair))
+    return "\n".join(lines)
 
 
 def _words(scores: Scores, pair: PairScore) -> str:
@@ -301,9 +304,13 @@ def page_of(
         # Its median in words.
         median = p_yes_text(scores.medians.get(number))
         if not scores.ranking:
-            card["role"] = f"{median} with the others{', the least' if odd and odd.image == number else ''}"
+            card["role"] = f"{median} with the others"
+            if odd and odd.image == number:
+                card["role"] += ", the least"
+        elif number:
+            card["role"] = f"{median} with the reference"
         else:
-            card["role"] = f"{median} with the reference" if number else "the reference"
+            card["role"] = "the reference"
         cards.append(card)
 
     # Headline: title, verdict, facts.
