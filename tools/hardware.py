@@ -144,7 +144,9 @@ def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str], *, cards: S
     for card in large_enough:
         if card not in smallest and not measured.get(card.name):
             continue
-        by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]
+        by_phase = []
+        for phase in TIMED_PHASES:
+            by_phase.append(phase_cell(card, phases[phase]) if phase in phases else "")
         epoch = f"{roofline_seconds(card, phases.values()):.0f}"
         work = (link(name), str(trains), f"{plan.cost.epoch / 1e15:.3g}")
         cells = (*work, sold_as(card), *by_phase, epoch, measured.get(card.name, ""))

@@ -295,11 +295,13 @@ def ask_controls(
     """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
     image = as_rgb(image, "the first image")
     width, height = image.size
+    # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
     margin_y = max(1, height // CROP)
     crop = image.crop((margin_x, margin_y, width - margin_x, height - margin_y)).resize(image.size, Resampling.BICUBIC)
     figure = open_image(CONTROL_FIGURE)
 
+    # As a ranking: each control is compared with the image, and not with the other controls.
     scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
     controls = []
     for pair, name in zip(scores.pairs, CONTROLS, strict=True):

@@ -140,6 +140,7 @@ class Domain:
             if not reason:
                 inside.append(question)
 
+        # The answers are of the inside questions alone, in their order.
         answers = iter(ask(inside) if inside else [])
         verdicts = []
         for reason in reasons:

@@ -139,7 +139,7 @@ class EndpointPool:
             UnreachableError: if all stay silent for the seconds of `wait_for_outages`.
             JudgeRefusedError: for a wrong name or key.
         """
-
+        # A retry prefers another server than the one that has just failed.
         tried: Endpoint | None = None
 
         async def attempt(number: int) -> T:

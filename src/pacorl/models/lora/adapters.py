@@ -167,6 +167,7 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
     """
     strengths: Mapping[Any, float] = source if isinstance(source, Mapping) else {source: 1.0}
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    # All of them before the first layer is wrapped: a refused adapter leaves the model as it was.
     loras = []
     for name, strength in strengths.items():
         lora = read_lora(name)
@@ -175,7 +176,10 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
             raise ValueError(f"{name} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
         loras.append((lora, strength))
 
-    lora = loras[0][0] if len(loras) == 1 and loras[0][1] == 1 else stacked(loras)
+    # A single adapter at full strength keeps its own rank and α, and every bit of its weights.
+    lora = loras[0][0]
+    if len(loras) > 1 or loras[0][1] != 1:
+        lora = stacked(loras)
     with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
