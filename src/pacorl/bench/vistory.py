@@ -212,7 +212,7 @@ class VistoryBench:
             for character in shot.characters:
                 cast[character.name] = character
                 shown_in.setdefault(character.name, []).append(image)
-        # The first image of each character is what its shots are compared with.
+        # Shots are compared with the first image of their characters.
         references = ImageCache(self.data.source)
         first_of = {}
         for name, images in shown_in.items():
@@ -304,7 +304,7 @@ def _generate(data: Dataset[Story, Path], options: VistoryOptions, out: Path, sh
 
 
 def _build(data: Dataset[Story, Path], options: VistoryOptions, reward: PacoReward, out: Path) -> VistoryBench:
-    # Only a run that measures copies waits for the import of torch.
+    # Without copies to measure, no run waits for the import of torch.
     encoder: ImageEncoder | None = None
     if options.copy_encoder:
         from pacorl.core.devices import available_device

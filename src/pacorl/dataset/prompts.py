@@ -206,7 +206,7 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     )
     if themes:
         request += "\nThese exist already; write something else:"
-    # Only the latest: a request that grows with every record would cost more each time.
+    # Only the latest: requests would grow with every record, and cost more each time.
     for theme in themes[-REMEMBERED_THEMES:]:
         request += f"\n- {theme}"
     return request

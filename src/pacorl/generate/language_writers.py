@@ -68,6 +68,7 @@ def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
 
 def load_writer(source: str) -> Callable[[Sequence[Message]], str]:
     """Load a language model: messages → its likeliest answer."""
+    # Before the imports, which take seconds.
     check_checkpoint(source, "config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer

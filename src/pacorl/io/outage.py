@@ -85,6 +85,7 @@ class Outage:
         """
         lasts = self.lasts
         if not isinstance(fault, SilentError):
+            # Most silences last a moment, and a line for each would hide the long ones.
             if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
                 self._announced_since = time.monotonic() - lasts
                 logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)

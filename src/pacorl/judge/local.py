@@ -277,7 +277,7 @@ class LocalJudge:
         return output
 
     def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        # A question that cannot be asked costs its own verdict alone.
+        # An unusable question costs its own verdict alone.
         faults = [text_fault(question.text) for question in questions]
         if any(faults):
             askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]

@@ -200,7 +200,7 @@ class ModelHost:
         key = f"{kind} {model}"
         if key not in self._generators:
             job.enter("Loading the models")
-            # Two published generators would not fit most cards; the embedded ones are small.
+            # Two published generators would not fit most cards; embedded models are small.
             if model != TINY:
                 self._generators.clear()
             with BUILDING:

@@ -105,7 +105,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        # Both locks, so that no statement runs on a connection that is closed.
+        # Under both locks, so that no thread is left with a closed connection in the middle of a change.
         with self._writing, self._reading:
             self._reader.close()
             self._db.close()
