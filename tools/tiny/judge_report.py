@@ -37,8 +37,13 @@ class Drawings:
     ) -> None:
         self.sizes = sizes
         self.negatives = negatives
-        self.mixed = [panel for panel in faulty if isinstance(panel, Mixed)]
-        self.defects = [panel for panel in faulty if isinstance(panel, Defect)]
+        self.mixed: list[Mixed] = []
+        self.defects: list[Defect] = []
+        for panel in faulty:
+            if isinstance(panel, Mixed):
+                self.mixed.append(panel)
+            else:
+                self.defects.append(panel)
         self.images: list[Image.Image] = []
 
     def of(self, panel: Panel, rng: Random) -> int:

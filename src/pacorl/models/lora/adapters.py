@@ -235,6 +235,7 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
 def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
     """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
+    # Saved, since a division by the scale would round, and could not undo 0.
     saved = [dict(layer.scaling) for layer in layers]
     for layer, factors in zip(layers, saved, strict=True):
         for name, factor in factors.items():
