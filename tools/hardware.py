@@ -145,7 +145,9 @@ def seconds_rows(name: str, plan: Plan, measured: Mapping[str, str], *, cards: S
     for card in large_enough:
         if card not in smallest and not measured.get(card.name):
             continue
-        by_phase = [phase_cell(card, phases[phase]) if phase in phases else "" for phase in TIMED_PHASES]
+        by_phase = []
+        for phase in TIMED_PHASES:
+            by_phase.append(phase_cell(card, phases[phase]) if phase in phases else "")
         epoch = f"{roofline_seconds(card, phases.values()):.0f}"
         work = (link(name), str(trains), f"{plan.cost.epoch / 1e15:.3g}")
         cells = (*work, sold_as(card), *by_phase, epoch, measured.get(card.name, ""))
@@ -188,7 +190,9 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
     forwards = work.forwards_per_image
     depths = two_depths(here)
     if batch == nodes and whole:
-        forward = whole["sample"] / steps_of(records)
+        # The number of steps that were timed together, by the latest settings.
+        settings = [record["settings"] for record in records if "settings" in record]
+        forward = whole["sample"] / int(settings[-1]["steps"])
         step = whole["train" + kept]
     elif (form, batch, "a forward") in depths and (form, nodes, training) in depths:
         forward = at_full_depth(depths[form, batch, "a forward"], "seconds")
@@ -198,12 +202,6 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
     sampling = forwards["sampling"] * forward / batch
     update = forwards["training"] * step / nodes
     return f"{work.samples / processes * (sampling + update):.0f}"
-
-
-def steps_of(records: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of sampling steps that were timed together at full depth."""
-    settings = [record["settings"] for record in records if "settings" in record]
-    return int(settings[-1]["steps"])
 
 
 def form_of(run: PolicyConfig) -> str:

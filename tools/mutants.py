@@ -260,7 +260,7 @@ class Trials:
         # The tests of the bug's own package.
         by_room: dict[str, list[str]] = {}
         for test in self.items:
-            by_room.setdefault(_room(test), []).append(test)
+            by_room.setdefault(test.split("/")[1], []).append(test)
         rooms = {}
         for room in {mutant.room for mutant in unseen}:
             rooms[room] = self._passing(by_room.get(room, []))
@@ -365,10 +365,6 @@ class Trials:
 
 def _file(test: str) -> str:
     return test.partition("::")[0]
-
-
-def _room(test: str) -> str:
-    return test.split("/")[1]
 
 
 def live_functions(source: Path) -> Functions:

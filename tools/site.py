@@ -58,8 +58,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Convert links of the repository to links of the site."""
     uri = page.file.src_uri
     if uri == "api.md":
-        for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
-            LOG.warning("api.md: %s has no docstring", name)
+        package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
+        for name in re.findall(r"^::: (\S+)", markdown, re.MULTILINE):
+            for path in undocumented(package[name.removeprefix("pacorl.")]):
+                LOG.warning("api.md: %s has no docstring", path)
     # Links are relative to the file in the repository, and become relative to the page.
     source = uri if uri in ADDED else f"docs/{uri}"
     if uri == "index.md":
@@ -94,17 +96,11 @@ def commands_page() -> str:
     return get_docs_for_click(obj=command, ctx=context, name="pacorl", title="Commands")
 
 
-def undocumented(names: list[str]) -> Iterator[str]:
-    """Yield the public modules, classes, fields and functions below `names` without a docstring.
+def undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
+    """Yield the public modules, classes, fields and functions of an item without a docstring, itself included.
 
     Loggers need none, nor does an attribute that keeps the constructor's argument of its name: `Args` explains it.
     """
-    package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
-    for name in names:
-        yield from _undocumented(package[name.removeprefix("pacorl.")])
-
-
-def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
     documented: Any = item.final_target if item.is_alias else item
     if not documented.has_docstring:
         yield documented.path
@@ -118,7 +114,7 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
     for member in documented.members.values():
         explained = member.name == "logger" or member.name in arguments
         if member.is_public and not (member.is_imported or member.is_special or explained):
-            yield from _undocumented(member)
+            yield from undocumented(member)
 
 
 class FencedExamples(griffe.Extension):  # type: ignore[misc]

@@ -159,6 +159,7 @@ def read_results(claim: Claim, root: Path = ROOT) -> Results:
                 continue
             with blamed_on(path):
                 result = typed(read_json(root / path), Result)
+            # A result of an earlier version would mix two experiments in one mean.
             if result.claim != claim.hash:
                 raise ValueError(
                     f"{path} is stale: {CLAIMS / claim.name}.yaml has changed since; delete it to run again"

@@ -142,7 +142,9 @@ def compare(before: Path, after: Path) -> int:
 def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
     """Yield every comparable value of a story's folder, with its file and path as the name."""
     # Weights and images by hash, documents value by value; other files are not compared.
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
         file = str(path.relative_to(folder))
         if path.suffix in (".safetensors", ".png", ".jpg"):
             if not file.startswith(COARSE):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,7 +96,11 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> JsonObject:
             compared = compare(held_out, before=LocalJudge.from_pretrained(TINY_JUDGE), after=served)
         finally:
             served.close()
-        print("judge on held-out pairs:", ", ".join(_in_words(name, compared[name]) for name in MEASURED))
+        intervals = []
+        for name in MEASURED:
+            interval = compared[name]
+            intervals.append(f"{name} {interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]")
+        print("judge on held-out pairs:", ", ".join(intervals))
         epoch = reward(dataset / "diverse.jsonl", folder / "policy", url=f"{url}/v1", seed=seed)
     print(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
 
@@ -251,10 +255,6 @@ def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
         failed = f"{len(errors)} of {len(questions)} held-out pairs were not judged"
         raise ValueError(f"{failed}, the first because: {errors[0]}")
     return np.array(right, dtype=float)
-
-
-def _in_words(name: str, interval: Mapping[str, float]) -> str:
-    return f"{name} {interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
 
 
 def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -38,8 +37,13 @@ class Drawings:
     ) -> None:
         self.sizes = sizes
         self.negatives = negatives
-        self.mixed = [panel for panel in faulty if isinstance(panel, Mixed)]
-        self.defects = [panel for panel in faulty if isinstance(panel, Defect)]
+        self.mixed: list[Mixed] = []
+        self.defects: list[Defect] = []
+        for panel in faulty:
+            if isinstance(panel, Mixed):
+                self.mixed.append(panel)
+            else:
+                self.defects.append(panel)
         self.images: list[Image.Image] = []
 
     def of(self, panel: Panel, rng: Random) -> int:
@@ -118,15 +122,15 @@ def every_kind(faulty: Sequence[Mixed | Defect]) -> dict[str, tuple[Make, Sequen
 
 def beside_sound(make: Make) -> Make:
     """Alternate, by chance, the examples of a kind and sound pairs."""
-    return partial(_beside_sound, make)
 
+    def alternating(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
+        if rng.random() < 0.5:
+            return make(panel, pool, rng, bank)
+        images = (bank.of(panel, rng), bank.of(lessons._new_scene(panel, rng), rng))
+        question = rng.choice((questions.consistent(), questions.same_theme(lessons._theme(panel, rng))))
+        return TrainingExample(images, question, "Yes.")
 
-def _beside_sound(make: Make, panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:
-    if rng.random() < 0.5:
-        return make(panel, pool, rng, bank)
-    images = (bank.of(panel, rng), bank.of(lessons._new_scene(panel, rng), rng))
-    question = rng.choice((questions.consistent(), questions.same_theme(lessons._theme(panel, rng))))
-    return TrainingExample(images, question, "Yes.")
+    return alternating
 
 
 def description(panel: Panel, pool: Sequence[Panel], rng: Random, bank: ImageBank) -> TrainingExample:

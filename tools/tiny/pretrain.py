@@ -53,6 +53,7 @@ class Stage:
     def __init__(self, modules: Sequence[nn.Module], *, lr: float, steps: int, log: Path, ema: float) -> None:
         def warm_cosine(step: int) -> float:
             cosine = 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+            # The rate ends at 1 % instead of 0, so that the last steps still count.
             return min((step + 1) / max(1, steps // 50), cosine + 0.01)
 
         self.parameters = [p for module in modules for p in module.parameters() if p.requires_grad]

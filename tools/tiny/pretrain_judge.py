@@ -103,8 +103,13 @@ class ImageBank:
         self.negative_count = len(negatives)
         self.faulty = {id(panel): len(images) + number for number, panel in enumerate(faulty)}
         images += [panel.image for panel in faulty]
-        self.mixed = [panel for panel in faulty if isinstance(panel, Mixed)]
-        self.defects = [panel for panel in faulty if isinstance(panel, Defect)]
+        self.mixed: list[Mixed] = []
+        self.defects: list[Defect] = []
+        for panel in faulty:
+            if isinstance(panel, Mixed):
+                self.mixed.append(panel)
+            else:
+                self.defects.append(panel)
 
         # A byte per value, and one of the two equal frames: 70,000 images take 0.2 GB.
         prepared = []

@@ -79,7 +79,10 @@ class YesNo:
         for number in range(len(comparisons)):
             both = (verdicts[number, 0], verdicts[number, 1])
             errors = [verdict.error for verdict in both if not verdict.valid]
-            results.append({"error": errors[0]} if errors else {"scores": [verdict.p_yes for verdict in both]})
+            if errors:
+                results.append({"error": errors[0]})
+            else:
+                results.append({"scores": [verdict.p_yes for verdict in both]})
         return results
 
 

@@ -118,8 +118,10 @@ class EditPairsBench:
         for row in rows:
             winner = self.data.items[row["key"]].winner
             scores = row["scores"]
-            is_tie = abs(scores[0] - scores[1]) < TIE
-            right.append(is_tie if winner is None else scores[winner] > scores[1 - winner])
+            if winner is None:
+                right.append(abs(scores[0] - scores[1]) < TIE)
+            else:
+                right.append(scores[winner] > scores[1 - winner])
         return np.array(right, dtype=float)
 
     def bootstrapped(self, rows: Sequence[Row], statistic: Callable[[Indices], Floats]) -> list[Interval]:
@@ -196,6 +198,7 @@ class EditRewardCompass(EditPairsBench):
 
         def statistic(drawn: Indices) -> Floats:
             means = []
+            # A draw may lack a dimension altogether, and the mean of no rows would warn.
             for dimension in COMPASS_DIMENSIONS:
                 of_dimension = right_N[drawn][dimension_N[drawn] == dimension]
                 means.append(of_dimension.mean() if len(of_dimension) else np.nan)

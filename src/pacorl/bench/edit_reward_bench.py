@@ -156,6 +156,7 @@ class EditRewardBench:
         judged = []
         for choice in self.data.items.values():
             better, worse = choice.outputs
+            # A limit or a failure may leave one of the two without a judgement.
             if better in row_of and worse in row_of:
                 dimension = choice.dimension
                 judged.append((choice, _score(row_of[better], dimension), _score(row_of[worse], dimension)))

@@ -40,8 +40,10 @@ def image_source(
 
     kind = options.kind or kind_of(options.model, edits=edits)
     spec = POLICIES.named(kind)
-    if not (spec.edits if edits else spec.sets):
-        raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
+    if edits and not spec.edits:
+        raise ValueError(f"{options.model} is of kind {kind!r}, which makes sets")
+    if not edits and not spec.sets:
+        raise ValueError(f"{options.model} is of kind {kind!r}, which edits images")
     if previous and not spec.policy.max_references:
         raise ValueError(
             f"{options.model} takes no reference images, so none can be the panel before; leave out previous"
@@ -55,6 +57,7 @@ def image_source(
 def _load(options: GeneratorBenchmarkOptions, kind: str, *, separate: bool, previous: bool) -> GenerateImages:
     from pacorl.models.policies import POLICIES
 
+    # Before torch is imported, which takes seconds.
     POLICIES[kind].check_source(options.model, adapter=options.adapter)
     quiet_loading()
     import torch
@@ -95,7 +98,8 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL, **panel
     if adapter:
         path = Path(adapter)
         files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-        adapter = digest(files[0])[:16] if files else adapter
+        if files:
+            adapter = digest(files[0])[:16]
     return {
         "model": options.model,
         "adapter": adapter,

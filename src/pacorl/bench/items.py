@@ -155,7 +155,7 @@ def open_rows(source: Path) -> Rows:
         raise ValueError(
             f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`"
         )
-    return Rows(source if files else lists[0].parent, files or lists)
+    return Rows(source, files or lists)
 
 
 class Rows:

@@ -100,6 +100,7 @@ def _of_editscore(content: str, path: Path) -> JsonObject:
         if missing:
             raise ValueError(f"no text {missing[0]}; give vie_prompts.py of the package editscore")
     context, rule, semantics, quality = [texts[name] for name in EDITSCORE_TEXTS]
+    # The published texts ask for scores up to 10, and the released judges were trained on a larger scale.
     scale = str(EDITSCORE_SCALE)
     return {
         "semantics": "\n".join([context, rule, semantics.replace("10", scale)]).replace("<instruction>", INSTRUCTION),

@@ -217,6 +217,7 @@ def run(
     # A folder holds results of one setting: other settings would mix in one table.
     shard = _shard(options)
     if options.against:
+        # Now, since the comparison itself comes after hours of judging.
         _check_comparable(options.against, benchmark)
     _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
 
@@ -387,6 +388,7 @@ def read_results(out: Path) -> dict[str, Row]:
                 row = parse_json(line, fix="delete the line, and its item is measured again")
                 if not isinstance(row, dict) or not isinstance(row.get("key"), str):
                     raise ValueError("no result (it has no 'key'); delete the line, and its item is measured again")
+            # A failed retry, in whichever file, does not hide an earlier judgement.
             if "error" not in row or row["key"] not in rows:
                 rows[row["key"]] = row
     return rows
@@ -438,6 +440,7 @@ def _gather(
     row_of = read_results(out)
     good = []
     clean = []
+    leaked = {}
     missing = {}
     skipped = dict(benchmark.data.refused)
     for key in keys:
@@ -446,15 +449,15 @@ def _gather(
             continue
         if "error" not in row:
             good.append(row)
-            if key not in trained_on:
+            # The shared texts count only where the item was measured.
+            if key in trained_on:
+                leaked[key] = trained_on[key]
+            else:
                 clean.append(row)
         elif row.get("skipped"):
             skipped[key] = str(row["error"])
         else:
             missing[key] = str(row["error"])
-    # The shared texts count only where the item was measured.
-    measured = {row["key"] for row in good}
-    leaked = {key: shared for key, shared in trained_on.items() if key in measured}
 
     # The tables. The paper has no figures in columns that are ours alone.
     lines = []

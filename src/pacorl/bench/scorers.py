@@ -180,6 +180,7 @@ class ScoreFile:
         self._scores: dict[tuple[str, ...], list[float]] = {}
         for number, row in enumerate(read_jsonl(path), 1):
             with blamed_on(f"{path}, record {number}"):
+                # Releases differ in the names of two columns.
                 names = row.get("comp_images", row.get("comparison_images"))
                 reference = row.get("ref_image", row.get("ref_img"))
                 scores = row.get("scores")

@@ -120,7 +120,10 @@ class Table:
         """A heading, a GitHub-flavoured table and its notes."""
         rows = [["", "source", *self.columns], ["---"] * (2 + len(self.columns))]
         for line in self.lines:
-            rows.append([line.name, f"published {MARK}" if line.published else "measured", *self.texts(line)])
+            source = "measured"
+            if line.published:
+                source = f"published {MARK}"
+            rows.append([line.name, source, *self.texts(line)])
 
         # A bar or a line break in a name would end its cell.
         lines = []
@@ -138,9 +141,12 @@ class Table:
         # Figures under the columns' names, since a list of numbers could be misread.
         rows = []
         for line in self.lines:
-            values = {}
+            values: JsonObject = {}
             for column, cell in zip(self.columns, line.cells, strict=True):
-                values[column] = _plain(cell)
+                values[column] = cell
+                if isinstance(cell, Interval):
+                    # JSON has no NaN.
+                    values[column] = None if isnan(cell.mean) else cell.document()
 
             source = "published, not measured here" if line.published else "measured"
             rows.append({"name": line.name, "source": source, "values": values})
@@ -170,13 +176,6 @@ def cell_text(cell: Interval | float | None) -> str:
     if bounds:
         text += f" [{', '.join(bounds)}]"
     return text.replace("-", MINUS)
-
-
-def _plain(cell: Interval | float | None) -> Any:
-    if not isinstance(cell, Interval):
-        return cell
-    # JSON has no NaN.
-    return None if isnan(cell.mean) else cell.document()
 
 
 def grouped(

@@ -143,6 +143,7 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     items, refused = parse_records(records, _case, key=lambda case: case.id, at=at, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
+    # The content covers all cases, so that a limit may be raised and the results kept.
     content = [cases, criteria, alignment]
     return Dataset(dict(evenly_spread(list(items.items()), limit)), refused, content, folder)
 
@@ -273,7 +274,8 @@ class T2isBench:
     def settings(self) -> JsonObject:
         settings: JsonObject = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
         settings["images"] = dict(self.made_by)
-        settings |= self.alignment.settings() if self.alignment else {}
+        if self.alignment:
+            settings |= self.alignment.settings()
         if self.aesthetics:
             settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
         return settings
@@ -338,6 +340,7 @@ class T2isBench:
         for (criterion, _), p_yes in zip(verdicts, scores, strict=True):
             by_pair.setdefault(criterion, []).append(p_yes)
 
+        # Means of means: a dimension's criteria count alike, however many pairs were asked about.
         by_dimension: dict[str, list[float]] = {}
         for (dimension, _), mean in _means(by_pair).items():
             by_dimension.setdefault(dimension, []).append(mean)
@@ -422,7 +425,9 @@ def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
 
 
 def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
-    aesthetics = RewardTexts(*load_reward(options.aesthetics, options.aesthetics_arg)) if options.aesthetics else None
+    aesthetics = None
+    if options.aesthetics:
+        aesthetics = RewardTexts(*load_reward(options.aesthetics, options.aesthetics_arg))
     return T2isBench(
         data,
         options.images or out / "images",

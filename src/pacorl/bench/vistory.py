@@ -106,13 +106,16 @@ def read_stories(folder: Path, options: VistoryOptions) -> Dataset[Story, Path]:
     paths = [path.parent for path in sorted(folder.glob("*/story.json"))]
     selected = [path for path in paths if options.full or path.name in LITE]
     if not selected:
-        fix = "name ViStoryBench's folder of stories" if not paths else "take --full, or download ViStoryBench-Lite"
-        raise ValueError(f"{folder} has no {'NN/story.json' if not paths else 'story of the Lite selection'}; {fix}")
+        if not paths:
+            raise ValueError(f"{folder} has no NN/story.json; name ViStoryBench's folder of stories")
+        raise ValueError(f"{folder} has no story of the Lite selection; take --full, or download ViStoryBench-Lite")
 
     # Read and check every story.
     records = {str(path): (path, options.language) for path in selected}
     stories, refused = parse_records(records, _story, key=lambda story: story.id, skip_bad=options.skip_bad)
-    content = [[story.id, *(shot.text for shot in story.shots)] for story in stories.values()]
+    content = []
+    for story in stories.values():
+        content.append([story.id, *(shot.text for shot in story.shots)])
     return Dataset(dict(evenly_spread(list(stories.items()), options.limit)), refused, content, folder)
 
 
@@ -199,21 +202,21 @@ class VistoryBench:
     def _measure(self, story: Story) -> Row:
         drawn = ImageCache(self.images / "shots" / story.id)
         shots = [drawn.open_any(f"{shot.index:02d}", f"shot_{shot.index:02d}") for shot in story.shots]
-        # The first image of each character is what its shots are compared with.
-        cast = {character.name: character for shot in story.shots for character in shot.characters}
-        references = ImageCache(self.data.source)
-        first_of = {}
-        for name, character in cast.items():
-            first_of[name] = references.open(str(character.images[0].relative_to(self.data.source)))
 
         # Alignment of each shot; each character against its reference, and against itself over shots.
         questions: dict[tuple[str, str, tuple[int, ...]], Question] = {}
+        cast: dict[str, Character] = {}
         shown_in: dict[str, list[Image]] = {}
         for number, (shot, image) in enumerate(zip(story.shots, shots, strict=True)):
             questions["alignment", "", (number,)] = Question((image,), wordings.shows_text(shot.shown))
             for character in shot.characters:
+                cast[character.name] = character
                 shown_in.setdefault(character.name, []).append(image)
+        # Shots are compared with the first image of their characters.
+        references = ImageCache(self.data.source)
+        first_of = {}
         for name, images in shown_in.items():
+            first_of[name] = references.open(str(cast[name].images[0].relative_to(self.data.source)))
             text = wordings.same_theme(cast[name].description)
             for number, image in enumerate(images):
                 questions["cross", name, (number,)] = Question((first_of[name], image), text)
@@ -226,7 +229,9 @@ class VistoryBench:
             if verdict.p_yes is None:
                 return {"key": story.id, "error": verdict.error}
             answers.setdefault(figure, {}).setdefault(name, []).append(verdict.p_yes)
-        means = {figure: fmean(map(fmean, by_name.values())) for figure, by_name in answers.items()}
+        means = {}
+        for figure, by_name in answers.items():
+            means[figure] = fmean(map(fmean, by_name.values()))
         if self.encoder and shown_in:
             rates = [copy_rate(self.encoder, images, first_of[name]) for name, images in shown_in.items()]
             means["copied"] = fmean(rates)
@@ -299,6 +304,7 @@ def _generate(data: Dataset[Story, Path], options: VistoryOptions, out: Path, sh
 
 
 def _build(data: Dataset[Story, Path], options: VistoryOptions, reward: PacoReward, out: Path) -> VistoryBench:
+    # Without copies to measure, no run waits for the import of torch.
     encoder: ImageEncoder | None = None
     if options.copy_encoder:
         from pacorl.core.devices import available_device

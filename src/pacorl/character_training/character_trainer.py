@@ -451,18 +451,16 @@ class CharacterTrainer(LoraRun):
         best = best_checkpoint(out / "checkpoints")
         if best:
             best_step = step_of(Path(best["checkpoint"]))
-            summary |= {"best_step": best_step, "verdict": [self._verdict(best_step, -best["score"])]}
+            verdict = f"The held-out loss is lowest after step {best_step} of {self.step}, at {-best['score']:.4f}"
+            if best_step < self.step:
+                verdict += f"; later steps overfit. That LoRA is in {BEST}/."
+            else:
+                verdict += "; more steps may lower it."
+            summary |= {"best_step": best_step, "verdict": [verdict]}
         write_json(out / SUMMARY, summary)
         self.write_page(moment=f"step {self.step}")
         adapter = out / BEST if best else out / "adapter"
         return TrainResult.of(out, adapter=adapter)
-
-    def _verdict(self, step: int, loss: float) -> str:
-        """Describe where the held-out loss is lowest, and whether training went on for too long."""
-        where = f"The held-out loss is lowest after step {step} of {self.step}, at {loss:.4f}"
-        if step < self.step:
-            return f"{where}; later steps overfit. That LoRA is in {BEST}/."
-        return f"{where}; more steps may lower it."
 
     # --- derived from the state --------------------------------------------------------------------------------
 

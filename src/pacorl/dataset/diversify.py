@@ -194,6 +194,7 @@ def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     counts = TfidfVectorizer(sublinear_tf=True, max_features=200_000, **vectorizer).fit_transform(texts)
+    # An SVD has fewer dimensions than its matrix has rows and columns.
     dimensions = min(DIMENSIONS, counts.shape[0] - 1, counts.shape[1] - 1)
     if dimensions < 1:
         raise ValueError(f"{len(texts)} texts of {counts.shape[1]} words are too few to embed; two of each are needed")
@@ -202,6 +203,7 @@ def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:
 
 def unit(rows: NDArray[Any]) -> Vectors:
     """Divide each row by its length; a row of zeros (a text without a known word) remains zero."""
+    # Bounded from below: a row of zeros would become NaN.
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.maximum(lengths, 1e-12), dtype=np.float32)
 
@@ -244,6 +246,7 @@ class TransformerEmbedder:
         if self.is_clip:
             return np.asarray(output.text_embeds.float().numpy())
         hidden_BNC = output.last_hidden_state.float()
+        # The mean leaves out padding, of which a text has more or less by its batch.
         mask_BN1 = inputs["attention_mask"][..., None]
         pooled = hidden_BNC[:, 0] if self.pools_first else (hidden_BNC * mask_BN1).sum(1) / mask_BN1.sum(1)
         return np.asarray(pooled.numpy())

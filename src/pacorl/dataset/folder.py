@@ -91,6 +91,7 @@ class Instance:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
         if any(not 0 <= min(pair) <= max(pair) < count for pair in self.must):
             raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
+        # An order with all of these pairs exists unless they form a circle.
         order = TopologicalSorter[int]()
         for better, worse in self.must:
             order.add(worse, better)

@@ -279,6 +279,7 @@ def import_folder(
     if not name:
         name = _folder_name(source.stem) if source.is_file() else source.resolve().name
     bundle = Import(folder, source, name)
+    # The whole source is read before anything is written, so that a fault leaves no half of an import.
     records = list(SOURCES[kind](bundle))
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=bundle.inputs, options=options)
@@ -292,8 +293,14 @@ def import_folder(
             )
 
     # Count the records, which are all rankings or all pairs.
-    rankings = [record for record in records if isinstance(record, Answer)]
-    pairs, counts = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
+    rankings: list[Answer] = []
+    labelled: list[LabelledPair] = []
+    for record in records:
+        if isinstance(record, Answer):
+            rankings.append(record)
+        else:
+            labelled.append(record)
+    pairs, counts = without_contradictions(labelled)
     if rankings:
         groups = {answer.group for answer in rankings}
         annotators = {answer.annotator for answer in rankings}

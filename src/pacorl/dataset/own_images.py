@@ -65,6 +65,7 @@ def pair_images(
         else:
             instances += _instances(folder, group, copies)
     instances = evenly_spread(instances, limit)
+    # Before the first copy: an unusable image leaves the folder as it was.
     check_readable(source for source, _ in pairs)
     counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances), "other files": other_files}
     if dry_run:

@@ -206,6 +206,7 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     )
     if themes:
         request += "\nThese exist already; write something else:"
+    # Only the latest: requests would grow with every record, and cost more each time.
     for theme in themes[-REMEMBERED_THEMES:]:
         request += f"\n- {theme}"
     return request

@@ -92,6 +92,7 @@ class PublishedData:
             try:
                 self._check(name, digest(file))
             except ValueError:
+                # The next call fetches it again, instead of comparing the same damage.
                 file.unlink()
                 raise
         partial.rename(folder)

@@ -71,9 +71,11 @@ def pair_agreement(answers: Sequence[Answer]) -> Interval | None:
         both = same = 0
         for one, other in combinations([mean_ranks(answer.tiers) for answer in rankings], 2):
             for first, second in combinations(one, 2):
+                # 0 for a tie in either ranking, which leaves the pair without an order.
                 order = (one[first] - one[second]) * (other[first] - other[second])
                 both += order != 0
                 same += order > 0
+        # Counts instead of shares: an instance with few ordered pairs must not weigh as much as one with many.
         if both:
             alike.append(same)
             compared.append(both)
@@ -291,6 +293,7 @@ def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
     def root(group: str) -> str:
         parent.setdefault(group, group)
         while parent[group] != group:
+            # Halving the path keeps later searches short.
             parent[group] = parent[parent[group]]
             group = parent[group]
         return group
@@ -299,6 +302,7 @@ def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
         parent[root(group)] = root(first_group.setdefault(member, group))
 
     clusters: dict[str, list[str]] = defaultdict(list)
+    # Sorted, so that the clusters do not depend on the order of the ties.
     for group in sorted(parent):
         clusters[root(group)].append(group)
     return list(clusters.values())

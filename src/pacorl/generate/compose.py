@@ -106,6 +106,7 @@ def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
         name = f"panel {number}" if number else "the theme"
         if not text.strip():
             raise ValueError(f"{name} is empty; say what it shows")
+        # As it would follow a sentence of the prompt, since a tag is recognized only there.
         if PANEL_TAG.search(f". {text}"):
             raise ValueError(f"{name}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
     if grid and grid.count != len(panels):

@@ -142,10 +142,10 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "prompt": prompt.text,
         "layout": prompt.grid,
         "theme": prompt.theme or None,
-        "panels": _json_list(prompt.panels),
-        "sources": _json_list([path.name for path in prompt.sources]) if prompt.sources else None,
-        "characters": _json_list([character.name for character in prompt.characters]) if prompt.characters else None,
-        "references": _json_list([path.name for path in prompt.references]) if prompt.references else None,
+        "panels": _json_list(prompt.panels) or "[]",
+        "sources": _json_list([path.name for path in prompt.sources]),
+        "characters": _json_list([character.name for character in prompt.characters]),
+        "references": _json_list([path.name for path in prompt.references]),
         "seed": recipe.seed,
         "model": recipe.model,
         "adapter": recipe.adapter or None,
@@ -167,8 +167,8 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     return {key: str(value) for key, value in values.items() if value is not None}
 
 
-def _json_list(texts: Sequence[str]) -> str:
-    return json.dumps(list(texts), ensure_ascii=False)
+def _json_list(texts: Sequence[str]) -> str | None:
+    return json.dumps(list(texts), ensure_ascii=False) if texts else None
 
 
 def _shortest(number: float | None) -> str | None:
@@ -269,6 +269,9 @@ def page_of(
         image = file.image
         judged = image.judged
         texts = recipe_texts(image, judge=judge)
+        matrix = Markup("")
+        if judged and len(judged.matrix) > 1:
+            matrix = pair_matrix_svg(judged.matrix)
         cards.append(
             {
                 "name": file.path.name,
@@ -276,7 +279,7 @@ def page_of(
                 "sources": [show(open_image(path)) for path in image.prompt.sources],
                 "references": [show(open_image(path)) for path in image.prompt.references],
                 "captions": image.prompt.panels or (image.prompt.text,),
-                "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
+                "matrix": matrix,
                 "score": judged.score if judged else None,
                 "tie": image.tie,
                 # Facts without the texts that the card shows in full.

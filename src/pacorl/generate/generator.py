@@ -147,7 +147,8 @@ class Generator:
             logger.warning(policy.options.warning)
 
         generator = cls(policy, model=model, kind=spec.kind, adapter=adapter_names(strengths))
-        generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
+        if low:
+            generator.turns = Turns(policy.transformer, device=torch.device(device))
         return generator
 
     @classmethod

@@ -105,6 +105,7 @@ class ImageSource:
         """Return the recipe of an image as its PNG text: generator, prompt, source images, references and seed."""
         content = {"generator": dict(self.generator), "prompt": job.prompt.text, "seed": self.seed_of(job)}
         if job.prompt.sources:
+            # Names without their folders: a moved data set keeps its recipes.
             content["sources"] = [path.name for path in job.prompt.sources]
         if job.prompt.references:
             content["references"] = [path.name for path in job.prompt.references]

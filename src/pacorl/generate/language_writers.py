@@ -56,7 +56,9 @@ def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
                 "no language model is named; give --model, and --endpoint unless it is the client's default"
             )
         # A copy shares the counts of its original.
-        ask = (replace(chat, base_url=source) if is_url(source) else chat).ask_json
+        if is_url(source):
+            chat = replace(chat, base_url=source)
+        ask = chat.ask_json
     elif is_in_file(source) or source in WRITERS:
         return source
     else:
@@ -66,6 +68,7 @@ def open_writer(source: str, chat: ChatModel) -> str | PanelWriter:
 
 def load_writer(source: str) -> Callable[[Sequence[Message]], str]:
     """Load a language model: messages → its likeliest answer."""
+    # Before the imports, which take seconds.
     check_checkpoint(source, "config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer

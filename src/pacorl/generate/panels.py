@@ -156,9 +156,14 @@ def read_request(text: str) -> SetRequest | None:
         return None
 
     groups = match.groupdict()
-    count = groups.get("count") or groups.get("amount")
-    if count and count.lower() in ("one", "1"):
+    count = (groups.get("count") or groups.get("amount") or "").lower()
+    if count in ("one", "1"):
         return None
+    number = None
+    if count.isdigit():
+        number = int(count)
+    elif count:
+        number = AMOUNTS.get(count) or NUMBERS.index(count)
 
     # The content follows the count, or surrounds it ("a dentist in four scenes").
     content = text[match.end() :]
@@ -171,23 +176,18 @@ def read_request(text: str) -> SetRequest | None:
     adjectives = OF_THE_SET.sub("", groups.get("adjectives") or "").strip()
     if leading and (adjectives or not re.fullmatch(GENERAL, unit)):
         content = " ".join(filter(None, [adjectives, unit, content.strip()]))
-    return SetRequest(text, _number(count) if count else None, unit, content)
+    return SetRequest(text, number, unit, content)
 
 
 def single_image_note(text: str) -> str:
     """Point out that a text makes one image although it mentions several; empty if it mentions none, or is a set."""
-    mention = None if panel_texts(text) or read_request(text) else MENTION.search(text)
-    if mention is None:
+    mention = MENTION.search(text)
+    if mention is None or panel_texts(text) or read_request(text):
         return ""
     return (
         f"{mention[0].strip()!r} may ask for several images, and the text makes one; for a set, begin with their "
         "number (four images of a fox: it runs, it sleeps, …), or describe each panel"
     )
-
-
-def _number(word: str) -> int:
-    word = word.lower()
-    return int(word) if word.isdigit() else AMOUNTS.get(word) or NUMBERS.index(word)
 
 
 # --- the template ----------------------------------------------------------------------------------------------
@@ -247,7 +247,10 @@ def write_by_template(request: SetRequest, count: int, source: str, model: str) 
             f"The text does not list what each panel shows, so panels differ by {difference} "
             "alone; list it (four images of a fox: it runs, it sleeps, …), edit the panels, or name a language model"
         )
-    panels = tuple(f"{shown}, {item}" if shown else item for item in items)
+    panels = tuple(items)
+    if shown:
+        # A generator of separate images reads each panel's text alone, so the subject is in every one.
+        panels = tuple(f"{shown}, {item}" for item in items)
 
     # Criteria for the judge.
     criteria = {"Style": {"Style": "All images share one style, palette and light."}}

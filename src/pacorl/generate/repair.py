@@ -137,7 +137,9 @@ def repair_set(
         if after.passed:
             break
         failing = [after.panels.index(panel) for panel in after.failed]
-        worst = min(failing, key=lambda panel: tried[panel]) if after.references else failing[0]
+        worst = failing[0]
+        if after.references:
+            worst = min(failing, key=lambda panel: tried[panel])
         tried[worst] += 1
         redrawn = redraw(worst, number)
         # The source has no further image, such as a fixed batch of candidates.

@@ -78,6 +78,7 @@ class _Decoders:
 
     def submit(self, caller: str, job: _Job) -> None:
         with self._lock:
+            # With the first image, since most processes decode none.
             if not self._has_threads:
                 self._has_threads = True
                 for _ in self.processes:
@@ -92,6 +93,7 @@ class _Decoders:
             caller = self._turns.get()
             with self._lock:
                 waiting = self._waiting[caller]
+                # None is left if `close` has cancelled this caller's images.
                 job = min(waiting, key=lambda job: job.max_pixels, default=None)
                 if job is not None:
                     waiting.remove(job)
@@ -115,6 +117,7 @@ class _Decoders:
                 waiting.clear()
         for process in self.processes:
             process.close()
+        # Once more when idle, and held: a worker may have started its process anew meanwhile.
         for _ in self.processes:
             self._idle.get().close()
 

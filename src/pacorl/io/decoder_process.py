@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO, Any
 
-from PIL.Image import Image, Resampling
+from PIL.Image import Resampling
 
 from pacorl.io.children import limit
 from pacorl.io.images import ImageError, open_image
@@ -43,14 +43,12 @@ def serve() -> None:
             send(answers, {"fault": str(error)})
         else:
             if "resized" in question:
-                image = _resized(image, *question["resized"])
+                # The size was computed from the file's header, and the image may have been turned since.
+                width, height = question["resized"]
+                if (image.width > image.height) != (width > height):
+                    width, height = height, width
+                image = image.resize((width, height), Resampling.BICUBIC)
             send(answers, {"size": image.size}, image.tobytes())
-
-
-def _resized(image: Image, width: int, height: int) -> Image:
-    # The size was computed from the file's header, and the image may have been turned since.
-    is_turned = (image.width > image.height) != (width > height)
-    return image.resize((height, width) if is_turned else (width, height), Resampling.BICUBIC)
 
 
 def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:

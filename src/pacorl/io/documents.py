@@ -373,6 +373,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
             handle.write("".join([_line(row) for row in rows]))
             handle.flush()
             os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
+        # The name too: after a power cut, rows of a file without a name would be lost.
         if is_new:
             flush_to_disk(path.parent)
 

@@ -65,6 +65,7 @@ def state_of(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def digest_in_state(path: Path, size: int, changed: int) -> str:
+    # Size and time of change are the cache's key alone: a changed file is read again.
     return digest(path)
 
 
@@ -156,6 +157,7 @@ def claim_folder(folder: Path, *marks: str) -> None:
     """
     if any((folder / mark).is_file() for mark in (OWNED, *marks)):
         return
+    # A killed command leaves unfinished files, which are not foreign.
     if folder.is_dir() and any(not path.name.endswith(PART) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds files that this command did not make; name an empty or a new folder")
     write_atomic(folder / OWNED, "A pacorl command made this folder, and replaces the files that it made here.\n")
@@ -433,6 +435,7 @@ def own_folder(folder: Path) -> Iterator[None]:
                 f"{folder} is being written by {error.holder or 'another process'}; wait for its end or stop it, "
                 "or name another folder with out=…"
             ) from None
+        # Under the lock: unfinished files of another process may be about to get their names.
         sweep(folder)
         yield
 

@@ -49,7 +49,10 @@ class _Kind:
 
 
 def _kind_of(data: bytes) -> _Kind | None:
-    return next((kind for kind in _KINDS if data.startswith(kind.signatures)), None)
+    for kind in _KINDS:
+        if data.startswith(kind.signatures):
+            return kind
+    return None
 
 
 def _too_many(blocks: str, most: int) -> str:

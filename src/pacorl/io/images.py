@@ -205,6 +205,7 @@ def _from_array(array: Any, name: str) -> Image.Image:
 
     # The shape.
     pixels = np.asarray(array)
+    # Torch's order, unless the last dimension could be channels too.
     if pixels.ndim == 3 and pixels.shape[-1] not in CHANNELS and pixels.shape[0] in CHANNELS:
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.dtype.kind not in "uf" or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in CHANNELS)):
@@ -252,6 +253,7 @@ def check_shape(image: Image.Image | Size, name: str) -> None:
 def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> bytes:
     """Encode the image as PNG, with `texts` in its text chunks."""
     chunks = PngImagePlugin.PngInfo()
+    # iTXt: the other chunks of texts hold Latin letters only.
     for key, text in (texts or {}).items():
         chunks.add_itxt(key, text)
     buffer = io.BytesIO()

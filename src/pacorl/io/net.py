@@ -199,6 +199,7 @@ def _check_head(headers: Mapping[str, str], own_id: str, max_bytes: int) -> None
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise TransientError(f"an answer compressed as {encoding[:20]!r}, which was not asked for")
+    # A gateway may drop the id or set its own; only another id of ours means a mix-up.
     returned = headers.get(REQUEST_ID, "")
     if returned.startswith(ID_PREFIX) and returned != own_id:
         raise TransientError("the answer to another request")
@@ -218,6 +219,7 @@ def _tls() -> ssl.SSLContext:
 
 def _cause(error: BaseException) -> str:
     """Return the innermost reason of a fault, on one line."""
+    # The outer exceptions are the client's own, and name no cause.
     inner: BaseException | None = error
     while inner:
         error = inner

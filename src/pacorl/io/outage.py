@@ -85,7 +85,10 @@ class Outage:
         """
         lasts = self.lasts
         if not isinstance(fault, SilentError):
-            self._announce(lasts, fault)
+            # Most silences last a moment, and a line for each would hide the long ones.
+            if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
+                self._announced_since = time.monotonic() - lasts
+                logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
             self._reason = str(fault) if lasts >= self.seconds else ""
         if self._reason:
             raise UnreachableError(f"{self.name} has not answered for {lasts:.0f} s ({self._reason}); start it again")
@@ -97,11 +100,6 @@ class Outage:
         if self._announced_since is not None:
             logger.warning("%s answers again after %.0f s", self.name, time.monotonic() - self._announced_since)
             self._announced_since = None
-
-    def _announce(self, lasts: float, fault: TransientError) -> None:
-        if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
-            self._announced_since = time.monotonic() - lasts
-            logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
 
 
 async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:

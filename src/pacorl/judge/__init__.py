@@ -80,6 +80,8 @@ def check_judge(source: str, *, adapter: str = "") -> None:
 
 def backend_of(source: str) -> str:
     """Return the backend of a source string."""
-    # The default's file imports torch, which a remote judge does not need.
-    lighter = (name for name in JUDGES if name != JUDGE.default)
-    return next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
+    for name in JUDGES:
+        # The default's file imports torch, which a remote judge does not need.
+        if name != JUDGE.default and JUDGES[name].claims(source):
+            return name
+    return JUDGE.default

@@ -149,6 +149,7 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
         if spelling in base.lower():
             families.append(family)
 
+    # A base of another name, such as a folder, is recognized by its shapes alone.
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
 

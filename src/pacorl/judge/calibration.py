@@ -51,10 +51,13 @@ class Calibration:
 
     def calibrated(self, questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Calibrate the verdicts about these questions; missing verdicts stay missing."""
-        return [
-            verdict if verdict.p_yes is None else replace(verdict, p_yes=self.curve_of(question.text)(verdict.p_yes))
-            for question, verdict in zip(questions, verdicts, strict=True)
-        ]
+        calibrated = []
+        for question, verdict in zip(questions, verdicts, strict=True):
+            p_yes = verdict.p_yes
+            if p_yes is not None:
+                p_yes = self.curve_of(question.text)(p_yes)
+            calibrated.append(replace(verdict, p_yes=p_yes))
+        return calibrated
 
     def curve_of(self, text: str) -> Curve:
         """Return a question's curve."""
@@ -102,7 +105,9 @@ def threshold(
     """
     if least is not None:
         return least
-    by_size = calibration.thresholds.get("references" if references else "panels") if calibration else None
+    by_size: Mapping[int, float] | None = None
+    if calibration:
+        by_size = calibration.thresholds.get("references" if references else "panels")
     if not by_size:
         raise UsageError(f"no threshold: give {name}, or a calibration that has thresholds")
     if not plain or sum(references) > 1:
@@ -131,8 +136,10 @@ class Answers:
 
     def of(self, calibration: Calibration) -> Floats:
         """Calibrate the answers."""
-        curves = map(calibration.curve_of, self.questions)
-        return np.array([curve(p) for curve, p in zip(curves, self.p_N.tolist(), strict=True)])
+        calibrated = []
+        for text, p_yes in zip(self.questions, self.p_N.tolist(), strict=True):
+            calibrated.append(calibration.curve_of(text)(p_yes))
+        return np.array(calibrated)
 
     def where(self, mask_N: Bools) -> Answers:
         """Select answers."""
@@ -151,6 +158,7 @@ class Answers:
 def ask_comparisons(judge: Judge, comparisons: Sequence[Comparison]) -> Answers:
     """Ask a judge about labelled comparisons. Raises RuntimeError for a missing answer, with its reason."""
     p_yes: list[float] = []
+    # In chunks: the images of a whole data set would not fit into memory.
     for chunk in in_batches(comparisons, CHUNK):
         questions = {}
         for number, comparison in enumerate(chunk):

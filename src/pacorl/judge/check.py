@@ -150,9 +150,11 @@ class Check:
                 "score": panel.score,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
-                "lowest_character": self.references[panel.group][0] if self.references else None,
+                "lowest_character": None,
             }
-            panels.append(entry | {"characters": list(cast)} if self.references else entry)
+            if self.references:
+                entry |= {"lowest_character": self.references[panel.group][0], "characters": list(cast)}
+            panels.append(entry)
 
         # The verdict first.
         return {
@@ -199,12 +201,15 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
 
 def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
     """Score each panel against the groups of references; without references, against all other panels."""
-    # References are no panels: they are not scored.
     every = range(len(scores.names))
-    if references:
-        shown = {index for group in references for index in group}
-        return [panel_score(scores, panel, references) for panel in every if panel not in shown]
-    return [panel_score(scores, panel, [[other for other in every if other != panel]]) for panel in every]
+    shown = set(chain(*references))
+    scored = []
+    for panel in every:
+        # References are no panels: they are not scored.
+        if panel not in shown:
+            others = [other for other in every if other != panel]
+            scored.append(panel_score(scores, panel, references or [others]))
+    return scored
 
 
 def failing(panels: Sequence[PanelScore], least: float) -> tuple[PanelScore, ...]:
@@ -290,11 +295,13 @@ def ask_controls(
     """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
     image = as_rgb(image, "the first image")
     width, height = image.size
+    # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
     margin_y = max(1, height // CROP)
     crop = image.crop((margin_x, margin_y, width - margin_x, height - margin_y)).resize(image.size, Resampling.BICUBIC)
     figure = open_image(CONTROL_FIGURE)
 
+    # As a ranking: each control is compared with the image, and not with the other controls.
     scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
     controls = []
     for pair, name in zip(scores.pairs, CONTROLS, strict=True):
@@ -352,11 +359,18 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     rows = []
     for panel in check.panels:
         rows.append((panel, _title(check, panel), check.with_others(panel.panel), _reason(check, panel)))
+    title = "All panels pass"
+    if check.failed:
+        title = f"{len(check.failed)} of {len(rows)} panels fail"
+    verdict = verdict_lines(check)
+    if note:
+        # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
+        verdict.insert(0, note)
     return render(
         "check.html",
-        title="All panels pass" if check.passed else f"{len(check.failed)} of {len(rows)} panels fail",
+        title=title,
         name="check",
-        verdict=[note, *verdict_lines(check)] if note else verdict_lines(check),
+        verdict=verdict,
         check=check,
         cards=cards,
         rows=rows,
@@ -378,6 +392,9 @@ def _reason(check: Check, panel: PanelScore) -> str:
     """Name the failing criterion and character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
-    character = f", {check.references[panel.group][0]}" if check.references else ""
-    declined = "declined, " if panel.declined else ""
-    return f" ({declined}{panel.question}{character})"
+    reason = panel.question
+    if panel.declined:
+        reason = f"declined, {reason}"
+    if check.references:
+        reason += f", {check.references[panel.group][0]}"
+    return f" ({reason})"

@@ -49,9 +49,9 @@ class DomainNet(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 2 * width, 4 * width]
-        self.layers = nn.ModuleList(
-            nn.Conv2d(sizes[i], sizes[i + 1], kernel_size=3, stride=1 if i == 0 else 2, padding=1) for i in range(4)
-        )
+        self.layers = nn.ModuleList()
+        for i, stride in enumerate((1, 2, 2, 2)):
+            self.layers.append(nn.Conv2d(sizes[i], sizes[i + 1], kernel_size=3, stride=stride, padding=1))
         self.head = nn.Linear(2 * sizes[-1], 1)
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
@@ -128,7 +128,8 @@ class Domain:
         # Classify each image once, even if several questions share it.
         images: dict[int, Image] = {}
         for question in questions:
-            images |= {id(image): image for image in question.images}
+            for image in question.images:
+                images[id(image)] = image
         outside = dict(zip(images, self.outside(list(images.values())), strict=True))
 
         reasons = []
@@ -139,8 +140,15 @@ class Domain:
             if not reason:
                 inside.append(question)
 
+        # The answers are of the inside questions alone, in their order.
         answers = iter(ask(inside) if inside else [])
-        return [Verdict(None, reason, declined=True) if reason else next(answers) for reason in reasons]
+        verdicts = []
+        for reason in reasons:
+            if reason:
+                verdicts.append(Verdict(None, reason, declined=True))
+            else:
+                verdicts.append(next(answers))
+        return verdicts
 
     def reason(self, outside: Sequence[bool]) -> str:
         """Explain why the judge declines a question, by `outside` of its images; empty if all are inside."""

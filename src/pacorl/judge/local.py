@@ -213,7 +213,9 @@ class LocalJudge:
         # The domain comes first: declined questions are asked in neither order.
         ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
         verdicts = self.domain.verdicts(ask, questions) if self.domain else ask(questions)
-        return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
+        if self.calibration:
+            verdicts = self.calibration.calibrated(questions, verdicts)
+        return verdicts
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """Answer in words, by greedy decoding under the checkpoint's repetition penalty.
@@ -275,6 +277,7 @@ class LocalJudge:
         return output
 
     def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        # An unusable question costs its own verdict alone.
         faults = [text_fault(question.text) for question in questions]
         if any(faults):
             askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]

@@ -196,21 +196,33 @@ class Prompting:
 
     def _features(self, rows: Mapping[DistinctImage, NDArray[np.int64]], *, batch_tokens: int) -> Tensor:
         """Compute the features (K, N, D) of images by their rows, or reuse the last call's for the same images."""
+        # Moving, replacing or training the tower's weights changes the key.
+        state = []
+        for weight in self._model.model.visual.parameters():
+            # Inference tensors have no version, and are not trained.
+            state.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
         # Only for the same list, since an image's features round differently in another batch.
-        key = (_state_of(self._model.model.visual), [distinct.digest for distinct in rows])
+        key = (state, [distinct.digest for distinct in rows])
         if self._last_features and self._last_features[0] == key:
             return self._last_features[1]
         self._last_features = None  # free before allocating its successor
 
         embedding = self._model.get_input_embeddings().weight
-        features = [embedding.new_empty(1, 0, embedding.shape[1])] if not rows else []
+        features = []
+        if not rows:
+            features.append(embedding.new_empty(1, 0, embedding.shape[1]))
         # Rows are consecutive, so a batch's tokens are the last image's end minus the first image's start.
         for batch in packed(rows, lambda image, batch: rows[image][-1] - rows[batch[0]][0] < batch_tokens):
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-            # Before transformers 5.23 the deeper levels are not split by image.
-            levels = [level if isinstance(level, Tensor) else torch.cat(list(level)) for level in maps]
+            levels = []
+            for level in maps:
+                # Before transformers 5.23 the deeper levels are not split by image.
+                if isinstance(level, Tensor):
+                    levels.append(level)
+                else:
+                    levels.append(torch.cat(list(level)))
             features.append(torch.stack(levels).to(embedding.dtype))
         feature_KND = torch.cat(features, dim=1)
         if len(features) == 1:  # a larger table would cost memory of a generator in training
@@ -272,11 +284,7 @@ def chat_text(processor: Any, turns: Sequence[Mapping[str, Any]]) -> str:
     Thinking is disabled: an answer would begin with `<think>` instead of Yes or No.
     """
     # Only templates with the switch receive it: transformers warns about a word that a template does not read.
-    switch = {"enable_thinking": False} if "enable_thinking" in str(processor.chat_template) else {}
+    switch = {}
+    if "enable_thinking" in str(processor.chat_template):
+        switch["enable_thinking"] = False
     return str(processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **switch))
-
-
-def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:
-    """Return a key of a module's weights; moving, replacing or training them changes it."""
-    # Inference tensors have no version, and are not trained.
-    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in module.parameters()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,8 +190,10 @@ def score_set(
     # Inputs: pairs, names, RGB images.
     check_count(len(images), ranking=ranking)  # callers from Python have not passed the command's check
     every = range(len(images))
-    if pairs is None:
-        pairs = [(0, candidate) for candidate in every[1:]] if ranking else combinations(every, 2)
+    if pairs is None and ranking:
+        pairs = product([0], every[1:])
+    elif pairs is None:
+        pairs = combinations(every, 2)
     pairs = list(pairs)
     names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
@@ -216,7 +218,9 @@ def score_set(
             lines = []
             for spec in specs:
                 reason = judge.explain(Question((images[first], images[second]), spec.text))
-                lines.append(f"{spec.label}: {reason}" if len(specs) > 1 else reason)
+                if len(specs) > 1:
+                    reason = f"{spec.label}: {reason}"
+                lines.append(reason)
             score = replace(score, reasons="\n".join(lines))
         scored.append(score)
 

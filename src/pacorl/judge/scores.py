@@ -257,11 +257,15 @@ def table(scores: Scores) -> str:
         rows = ["     " + "".join(f"{number:>7}" for number in numbers)]
         for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
             cells = [p_yes_text(p_yes) for p_yes in row]
+            # A dash on the diagonal would read as a missing score.
             cells[number - 1] = "·"
             padded = "".join(f"{cell:>7}" for cell in cells)
             rows.append(f"{number:>5}{padded}   {name}")
-    words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
-    return "\n".join([*rows, *summary(scores), *words])
+    lines = [*rows, *summary(scores)]
+    for pair in scores.pairs:
+        if pair.reasons or len(scores.questions) > 1:
+            lines.append(_words(scores, pair))
+    return "\n".join(lines)
 
 
 def _words(scores: Scores, pair: PairScore) -> str:
@@ -300,11 +304,14 @@ def page_of(
 
         # Its median in words.
         median = p_yes_text(scores.medians.get(number))
+        role = "the reference"
         if not scores.ranking:
-            card["role"] = f"{median} with the others{', the least' if odd and odd.image == number else ''}"
-        else:
-            card["role"] = f"{median} with the reference" if number else "the reference"
-        cards.append(card)
+            role = f"{median} with the others"
+            if odd and odd.image == number:
+                role += ", the least"
+        elif number:
+            role = f"{median} with the reference"
+        cards.append(card | {"role": role})
 
     # Headline: title, verdict, facts.
     question = "Which fits best" if scores.ranking else "Do they belong together?"

@@ -70,11 +70,6 @@ class Node:
     def __len__(self) -> int:
         return self.end - self.start
 
-    @property
-    def query_ends(self) -> Tensor:
-        """Last positions of its equally long queries, where its `ends` are read."""
-        return torch.arange(1, len(self.ends) + 1) * (len(self) // len(self.ends)) - 1
-
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
     """Build the trees of the prompts' common prefixes; roots are prompts without a common prefix worth sharing."""
@@ -280,8 +275,11 @@ class SharedForward:
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
                 if node.ends:
-                    read_at = len(node) - 1 if node.sees_QN is None else node.query_ends
-                    hidden_PD[node.ends] = hidden_BQD[row, read_at]
+                    # Each of a set's equally long queries is read at its last token, and a prompt at its own.
+                    length = len(node)
+                    if node.sees_QN is not None:
+                        length //= len(node.ends)
+                    hidden_PD[node.ends] = hidden_BQD[row, length - 1 : len(node) : length]
 
             # Depth first: the batch's cache is freed before the next batch.
             children: list[Node] = []

@@ -9,7 +9,6 @@ Legend: S patches of all images, W windows of one length L, H heads, D width of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -33,16 +32,16 @@ class Windows:
         for of, rows in self._layouts:
             if of is bounds:
                 return rows
+
+        starts = defaultdict[int, list[int]](list)
+        for start, end in pairwise(bounds.tolist()):
+            starts[end - start].append(start)
+        rows = []
+        for length, first in starts.items():
+            rows.append(to_device(torch.tensor(first)[:, None] + torch.arange(length), bounds.device))
         # A forward has two layouts: windows, and whole images.
-        self._layouts = [*self._layouts[-1:], (bounds, _rows(bounds.tolist(), bounds.device))]
-        return self._layouts[-1][1]
-
-
-def _rows(bounds: Sequence[int], device: torch.device) -> list[Tensor]:
-    starts = defaultdict[int, list[int]](list)
-    for start, end in pairwise(bounds):
-        starts[end - start].append(start)
-    return [to_device(torch.tensor(s)[:, None] + torch.arange(length), device) for length, s in starts.items()]
+        self._layouts = [*self._layouts[-1:], (bounds, rows)]
+        return rows
 
 
 def batch_windows(model: nn.Module) -> None:

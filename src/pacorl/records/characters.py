@@ -73,6 +73,7 @@ def read_character(folder: Path, *, least: int = 1, most: int = MAX_IMAGES) -> C
     if not least <= len(images) <= most:
         purpose = "in training " if least > 1 else ""
         raise ValueError(f"{folder} has {len(images)} images; a character has {purpose}{least} to {most}")
+    # Opened now: a damaged image must not stop a training hours later.
     for image in images:
         open_image(image)
     name = folder.resolve().name

@@ -95,6 +95,7 @@ def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
         prompt = leak.prompt
         examples.append(f"training prompt {prompt.id} is {leak.against}'s {leak.other.id}: {prompt.text[:60]!r}")
     report = f"{len(leaks)} of {total} training prompts are measured on: {totals}"
+    # If every prompt is measured on, the two sets are one, and examples would explain no more.
     if len(leaks) == total > 1:
         return report
     report += f". {'; '.join(examples)}"

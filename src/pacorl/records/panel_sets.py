@@ -56,6 +56,7 @@ def panel_sets_from(source: str, *, limit: int | None = None, scratch: Path | No
         split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
         assert scratch is not None, "sets of the tiny world are drawn into files, which need a folder"
         path = scratch / f"tiny-sets-{split}-{count}" / "sets.jsonl"
+        # Drawn once: several sources of a config may name the same sets.
         if not path.is_file():
             draw_sets(path, split=split, count=count)
     elif Path(source).suffix.lower() != ".jsonl":

@@ -128,6 +128,7 @@ def create_app(
     scheme = [Security(HTTPBearer(auto_error=False))] if any(api_key) else []
     app.include_router(router, dependencies=scheme, responses=ERRORS)
     app.include_router(public)
+    # The models of requests have no limit of this server's own.
     schemas = app.openapi()["components"]["schemas"]
     for form, field in ((ConsistencyRequest, "images"), (CheckRequest, "panels")):
         schemas[form.__name__]["properties"][field]["maxItems"] = limits.images
@@ -319,6 +320,7 @@ async def _set_images(
 
 def _check_length(model: ServedModel, request: SetRequest, sizes: Sequence[Size], *, most_tokens: int) -> None:
     """Raise ValueError if a question about the two largest images is too long."""
+    # Each question shows two images, so the two largest make the longest.
     largest = sorted(sizes, key=lambda size: size.height * size.width)[-2:]
     for question in request.questions:
         model.text([asking(question.text, images=2)], largest, most_tokens=most_tokens)
@@ -403,7 +405,18 @@ def _add_records(app: FastAPI, *, access_log: Callable[[str], None] | None) -> N
         def record(status: int, kind: str) -> None:
             app.state.shared.metrics.responses[status] += 1
             if access_log and request.scope["path"] != HEALTH:
-                access_log(_log_line(request, status, time.perf_counter() - start, sent, kind))
+                line = {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "client": request.client.host if request.client else "",
+                    "method": request.method,
+                    "path": request.scope["path"],
+                    "status": status,
+                    "seconds": round(time.perf_counter() - start, 3),
+                    "id": sent,
+                    "error": kind,
+                }
+                # As JSON, which escapes line breaks: a client must not forge a line.
+                access_log(json.dumps(line))
 
         try:
             response = await proceed(request)
@@ -413,21 +426,6 @@ def _add_records(app: FastAPI, *, access_log: Callable[[str], None] | None) -> N
         record(response.status_code, response.headers.get(ERROR_TYPE, ""))
         response.headers[REQUEST_ID] = sent
         return response
-
-
-def _log_line(request: Request, status: int, seconds: float, sent: str, kind: str) -> str:
-    """Describe a request as a line of JSON, which escapes line breaks."""
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": request.client.host if request.client else "",
-        "method": request.method,
-        "path": request.scope["path"],
-        "status": status,
-        "seconds": round(seconds, 3),
-        "id": sent,
-        "error": kind,
-    }
-    return json.dumps(line)
 
 
 def _answer_fault(request: Request, fault: Exception) -> JSONResponse:

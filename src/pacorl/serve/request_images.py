@@ -131,6 +131,7 @@ def data_of(url: str, *, name: str) -> bytes:
     if not comma or not head.endswith(";base64"):
         raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
     try:
+        # The decoder of a piece accepts padding at its end, where the next piece begins.
         if encoded.find("=", 0, len(encoded) - 2) >= 0:
             raise binascii.Error("padding before the end")
         # In pieces, since each call holds the interpreter's lock. Validated, since characters outside of the alphabet

@@ -225,6 +225,7 @@ class ServedModel:
         """Raise UnjudgedError if an image is outside of the judge's domain."""
         if self.judge.domain and prompt.images:
             images = [distinct.image for distinct in prompt.images]
+            # On another thread: on the event loop it would hold up the answers to all callers.
             outside = await asyncio.to_thread(self.judge.domain.outside, images)
             if any(outside):
                 raise UnjudgedError(self.judge.domain.reason(outside))
@@ -252,6 +253,7 @@ class ServedModel:
             symmetric=request.symmetric,
         )
         scores = await self.batcher.run(ask, questions=request.asked)
+        # A single foreign image leaves scores for the other pairs.
         if all(pair.declined for pair in scores.pairs):
             raise UnjudgedError(scores.pairs[0].error)
         return scores

@@ -117,6 +117,7 @@ class Characters:
         if not description.strip():
             raise ValueError(f"{name} has no description; say what the character looks like")
         check_no_link(self.folder, folder)
+        # Locked: two windows must not give one number to two pictures.
         with self._lock:
             # Traits that a person wrote into the card by hand stay.
             kept = _card(folder).model_dump() if (folder / CARD).is_file() else {}
@@ -344,6 +345,7 @@ def training_config(names: StudioModels, overrides: list[str], *, card_bytes: in
         known = [POLICIES.named(name).published for name in recipes if name in POLICIES]
         raise ValueError(f"a character cannot be taught to {names.model}; choose {' or '.join(known)} under Models")
     fitting = [size for size in sizes if size * 10**9 <= (card_bytes or 0)]
+    # The smallest if none fits: its plan then states how much memory is missing.
     name = sizes[max(fitting, default=min(sizes))]
     return configs.load(CharacterConfig, recipe(name), [*overrides, f"model.checkpoint={model}"])
 

@@ -26,6 +26,7 @@ def download(name: str) -> None:
         patterns = [INDEX, *[f"{part}/{kind}" for part in parts if not part.startswith("_") for kind in WEIGHTS]]
     files: Any = {"allow_patterns": patterns, "ignore_patterns": list(VARIANTS)}
     sizes = [file.file_size for file in snapshot_download(name, **files, dry_run=True)]
+    # Before the download: the page takes the total from the first line.
     print_line(str(sum(sizes)))
     snapshot_download(name, **files)
 

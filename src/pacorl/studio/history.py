@@ -163,6 +163,7 @@ class History:
         self.remove(former)
 
     def _forget_oldest(self) -> None:
+        # The newest stays even if it alone is too large: a person is waiting for it.
         newest = max(self._entries, key=int)
         usual = sorted(self._entries.keys() - self._favourites - {newest}, key=int)
         for name in usual:

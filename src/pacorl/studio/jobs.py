@@ -95,6 +95,7 @@ class JobQueue:
                 raise BusyError(f"{MAX_WAITING} jobs are waiting already; cancel one, or wait")
             job = Job(str(next(self._numbers)), kind, owner=owner)
             self._jobs[job.id] = job
+            # The oldest go first, whose results the page has fetched long ago.
             ended = [job for job in self._jobs.values() if job.status in ENDED]
             for old in ended[: max(0, len(ended) - MAX_ENDED)]:
                 del self._jobs[old.id]

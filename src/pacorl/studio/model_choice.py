@@ -244,6 +244,7 @@ class Downloads:
         """
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
             raise RefusedError("the hub must not be asked: the studio was started with HF_HUB_OFFLINE", status=409)
+        # By the environment: all users of the machine can read a process's arguments.
         environment = dict(os.environ)
         if token:
             environment["HF_TOKEN"] = token
@@ -284,9 +285,12 @@ def fetched_bytes(name: str) -> int:
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "blobs")
-    # A finished file changes its name meanwhile.
-    sizes = [path.stat().st_size for path in folder.glob("*") if path.exists()]
-    return sum(sizes)
+    fetched = 0
+    for path in folder.glob("*"):
+        # A finished file changes its name meanwhile.
+        if path.exists():
+            fetched += path.stat().st_size
+    return fetched
 
 
 def free_bytes() -> int:

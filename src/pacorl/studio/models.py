@@ -96,10 +96,14 @@ class Uploads:
 
     def of(self, owner: str) -> list[Upload]:
         """List the uploads of one browser."""
+        # A copy, because requests on other threads add and remove uploads.
         return [upload for upload in list(self._uploads.values()) if upload.owner == owner]
 
     def find(self, name: str, *, owner: str = "") -> Upload | None:
-        return next((upload for upload in self.of(owner) if upload.id == name), None)
+        for upload in self.of(owner):
+            if upload.id == name:
+                return upload
+        return None
 
     def remove(self, name: str, *, owner: str = "") -> None:
         with self._lock:
@@ -148,6 +152,7 @@ class ModelHost:
 
     def choose(self, job: Job, names: StudioModels) -> dict[str, Any]:
         """Load other models in place of the former ones."""
+        # An unchanged judge stays, since loading a large one takes minutes.
         if (names.judge, names.memory) == (self.names.judge, self.names.memory):
             self._generators.clear()
         else:
@@ -195,6 +200,7 @@ class ModelHost:
         key = f"{kind} {model}"
         if key not in self._generators:
             job.enter("Loading the models")
+            # Two published generators would not fit most cards; embedded models are small.
             if model != TINY:
                 self._generators.clear()
             with BUILDING:
@@ -211,6 +217,7 @@ class ModelHost:
         use_cores()
         quiet_loading()
         generator = Generator.from_pretrained(model, kind=kind, adapter=strengths, memory=names.memory)
+        # One judge serves all generators, which are exchanged more often.
         if self._reward is None:
             with generator.judging():
                 self._reward = PacoReward.from_pretrained(
@@ -432,7 +439,10 @@ class ModelHost:
         # The page shows each attempt as soon as it is judged.
         def show(attempt: Try) -> None:
             name = f"try-{attempt.number}"
-            verdict = _try_verdict(attempt)
+            verdict = attempt.error
+            if attempt.score is not None:
+                outcome = "better, kept" if attempt.accepted else "not better, left out"
+                verdict = f"{attempt.score:.2f} of 1, {outcome}"
             job.images[name] = png_bytes(attempt.image, {**attempt.texts, "verdict": verdict})
             result["tries"].append({**attempt.to_dict(), "image": name, "verdict": verdict})
             if attempt.check and attempt.accepted:
@@ -475,13 +485,6 @@ def _verdict(check: Check) -> list[str]:
         f"{name[0].upper()}{name[1:]} fits the others least ({score}).",
         f"{failed} of {count} {'is' if failed == 1 else 'are'} below {check.least:g}.",
     ]
-
-
-def _try_verdict(attempt: Try) -> str:
-    """Word the verdict about a redrawn panel."""
-    if attempt.score is None:
-        return attempt.error
-    return f"{attempt.score:.2f} of 1, {'better, kept' if attempt.accepted else 'not better, left out'}"
 
 
 def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ...], tuple[Image, ...]]:
@@ -705,7 +708,10 @@ def instructions(names: StudioModels) -> dict[str, list[str]]:
     """Return the tiny editor's instructions by attribute; empty for other editors."""
     if editor_of(names) != TINY:
         return {}
-    return {attribute: [form.format(value) for value in VALUES[attribute]] for attribute, form in EDITS.items()}
+    texts = {}
+    for attribute, form in EDITS.items():
+        texts[attribute] = [form.format(value) for value in VALUES[attribute]]
+    return texts
 
 
 def description_note(names: StudioModels, description: str) -> str:
@@ -724,6 +730,7 @@ def with_descriptions(text: str, cast: Mapping[str, str]) -> str:
     Raises:
         ValueError: for braces around another name.
     """
+    # The longest first: one character's name may begin another's.
     names = "|".join(map(re.escape, sorted(cast, key=len, reverse=True)))
     mentioned = re.sub(rf"\{{?\b({names})\b\}}?", r"{\1}", text) if cast else ""
     return spoken(mentioned, cast) if MENTION.search(mentioned) else text

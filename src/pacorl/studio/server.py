@@ -110,6 +110,7 @@ class AppState:
         self.uploads = Uploads()
         self.jobs = JobQueue()
         self.host = ModelHost(self.names)
+        # In the background: the page opens while the weights load.
         self.loading = self.jobs.submit("load", self.host.load)
         self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, BODIES)
 
@@ -117,6 +118,7 @@ class AppState:
         """End the jobs and the taught run, and delete a temporary history."""
         self.trainer.stop()
         self.downloads.stop()
+        # Jobs end before the models and the history that they use.
         self.jobs.close()
         self.host.close()
         self.history.close()
@@ -260,7 +262,6 @@ def job_state(name: str, state: State, browser: Browser) -> dict[str, Any]:
     job = _job(state, name, browser)
     ahead: list[Job] = []
     if job.status == "queued":
-        ahead = []
         for other in state.jobs.unfinished:
             if int(other.id) < int(job.id):
                 ahead.append(other)
@@ -272,6 +273,7 @@ def job_state(name: str, state: State, browser: Browser) -> dict[str, Any]:
 def cancel(name: str, state: State, browser: Browser) -> dict[str, Any]:
     """Cancel a job. Loading goes on."""
     job = _job(state, name, browser)
+    # Every later job needs the models.
     if job.kind != "load":
         state.jobs.cancel(job)
     return job.to_dict()
@@ -329,7 +331,11 @@ class SamplingForm(Form):
             raise ValueError(f"an image of {self.size} pixels is too large; each side may have {MAX_SIDE}")
         if self.lora_scale != 1 and not adapter:
             raise ValueError("LoRA strength has no LoRA to act on; choose one under Models")
-        options = {name: getattr(self, name) for name in GUIDANCE}
+        options = {}
+        for name in GUIDANCE:
+            # An empty field is the checkpoint's default, and not an empty negative prompt.
+            if getattr(self, name) not in (None, ""):
+                options[name] = getattr(self, name)
         return Sampling(
             candidates=self.candidates,
             seed=self.seed,
@@ -337,7 +343,7 @@ class SamplingForm(Form):
             steps=self.steps,
             lora_scale=self.lora_scale,
             compare=self.compare and bool(adapter),
-            options={name: value for name, value in options.items() if value not in (None, "")},
+            options=options,
         )
 
 
@@ -645,7 +651,9 @@ def _named(form: ModelsForm, state: AppState) -> StudioModels:
     if form.writer not in (TEMPLATE, started.writer):
         raise ValueError(f"{form.writer[:80]!r} is no model of the list; another writer is given by --writer")
     trained = state.loras()
-    loras = {trained.get(name) or model_choice.check_name(name): strength for name, strength in form.loras.items()}
+    loras = {}
+    for name, strength in form.loras.items():
+        loras[trained.get(name) or model_choice.check_name(name)] = strength
     kind = started.kind if form.model == started.model else ""
     changes = form.model_dump(exclude={"loras", "check"}) | {"kind": kind, "adapter": "", "loras": loras}
     return replace(state.names, **changes)
@@ -717,16 +725,20 @@ def save_character(name: str, form: CharacterForm, state: State, browser: Browse
         if content is None:
             raise RefusedError(f"there is no picture {image[:20]!r} of a sheet {form.of[:20]!r}", status=404)
         added.append(content)
-        lines += [sheet["asked"]["scenes"][one["picture"]] for one in sheet["candidates"] if one["image"] == image]
-    for panel, line in _panels_of(state, form) if form.panels else ():
-        added.append(png_bytes(panel))
-        lines.append(line)
+        for candidate in sheet["candidates"]:
+            if candidate["image"] == image:
+                lines.append(sheet["asked"]["scenes"][candidate["picture"]])
+    if form.panels:
+        for panel, line in _panels_of(state, form):
+            added.append(png_bytes(panel))
+            lines.append(line)
     # Uploads, written again from their pixels: no foreign file reaches the folder.
     for upload in dict.fromkeys(form.uploads):
         added.append(picture_bytes(_upload(state, upload, browser).open()))
     state.characters.save(
         name, form.description, added=added, added_captions=lines, captions=form.captions, removed=form.removed
     )
+    # Last, so that a refused change leaves the uploads on the page.
     for upload in form.uploads:
         state.uploads.remove(upload, owner=browser)
     return state.characters.describe(name)
@@ -804,6 +816,7 @@ def make_sheet(name: str, form: SheetForm, state: State, browser: Browser) -> di
             raise RefusedError(f"there is no picture {form.picture} of a sheet {form.again[:20]!r}", status=404)
         prompts = {form.picture: prompts[form.picture]}
         earlier = sheet["candidates"]
+        # Behind all earlier seeds, which would draw the same pictures again.
         sampling = replace(sampling, seed=max(candidate["seed"] for candidate in sheet["candidates"]) + 1)
 
     def make(job: Job) -> dict[str, Any]:

@@ -198,6 +198,7 @@ class TasteRuns:
         names = self.names if self.recipe else with_memory(self.names, self.names.model, kind)
         config = run_config(request, names, folder, self.recipe)
         config.check_prompts(prompts)
+        # Files only after all checks: a refused request leaves no folder, and its name stays free.
         save_prompts(prompts, folder / "prompts.jsonl", mode=PRIVATE)
         described = {"rounds": request.rounds, "groups": request.groups}
         write_json(folder / "request.json", described, mode=PRIVATE)

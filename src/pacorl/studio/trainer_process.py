@@ -127,7 +127,10 @@ def sample_image(run: Path, when: str, number: int) -> bytes | None:
 
 def lora_of(run: Path) -> Path | None:
     """Return the folder of a run's LoRA, the one with the lowest held-out loss if there is one; None without a LoRA."""
-    return next((run / name for name in ("best", "adapter") if (run / name).is_dir()), None)
+    for name in ("best", "adapter"):
+        if (run / name).is_dir():
+            return run / name
+    return None
 
 
 def loras_in(folder: Path) -> dict[str, str]:

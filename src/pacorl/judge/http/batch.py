@@ -47,6 +47,7 @@ class RequestBatch:
         tasks: dict[int, asyncio.Task[Verdict]] = {}
         try:
             async with asyncio.TaskGroup() as group:
+                # All images first: further ones are encoded on other threads while requests go out.
                 for question in questions:
                     self._encode(question, group)
                 for number in sharing_order(questions):

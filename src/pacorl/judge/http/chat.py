@@ -91,8 +91,11 @@ class ChatModel:
     def _read(self, answer: Answer) -> str:
         # These answer every question alike; other faults are of one question, or of the moment.
         if answer.status in (401, 403, 404) or answer.redirect:
-            hint = f"; redirects are not followed, name {answer.redirect} if it is yours" if answer.redirect else ""
-            raise ChatRefusedError(f"the server refuses {self.model!r}: {answer.fault()}{hint}")
+            fault = f"the server refuses {self.model!r}: {answer.fault()}"
+            # A redirect could send the key to another host.
+            if answer.redirect:
+                fault += f"; redirects are not followed, name {answer.redirect} if it is yours"
+            raise ChatRefusedError(fault)
         if answer.status != 200:
             raise ChatError(str(answer.fault()))
         try:

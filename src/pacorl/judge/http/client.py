@@ -139,7 +139,7 @@ class EndpointPool:
             UnreachableError: if all stay silent for the seconds of `wait_for_outages`.
             JudgeRefusedError: for a wrong name or key.
         """
-
+        # A retry prefers another server than the one that has just failed.
         tried: Endpoint | None = None
 
         async def attempt(number: int) -> T:
@@ -183,6 +183,7 @@ class EndpointPool:
         while True:
             home = next((self._homes[image] for image in images if image in self._homes), None)
             endpoint = min(self.endpoints, key=lambda endpoint: self._preference(endpoint, home, tried))
+            # Forgetting costs a prefix computed again; an entry for every image of a long run would cost memory.
             if len(self._homes) > HOMES:
                 self._homes.clear()
             self._homes |= dict.fromkeys(images, endpoint)
@@ -287,7 +288,9 @@ class EndpointPool:
                 tokens = await self._optional(endpoint, "/tokenize", body, _tokens)
                 if tokens is None:
                     return None
-                single += tokens if len(tokens) == 1 else []
+                # A score is read from one position, so spellings of several tokens cannot count.
+                if len(tokens) == 1:
+                    single += tokens
             if not single:
                 raise JudgeRefusedError(
                     f"{words[0]!r} is not a single token for {self.model} at {endpoint.url}, and must be one"

@@ -130,7 +130,9 @@ def describe(
 ) -> Endpoints:
     """Describe one checkpoint and its adapters (each `NAME=ADAPTER`) on `replicas` ports from `port` on."""
     # An IPv6 address needs brackets to separate it from the port.
-    urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port + i}/v1" for i in range(replicas))
+    if ":" in host:
+        host = f"[{host}]"
+    urls = tuple(f"http://{host}:{port + i}/v1" for i in range(replicas))
     judges = [ServedJudge(name=name or Path(checkpoint).name, endpoints=urls, checkpoint=checkpoint)]
     for text in adapters:
         adapter_name, _, adapter = text.partition("=")

@@ -144,18 +144,22 @@ class HttpJudge:
     @property
     def note(self) -> str:
         """Caveat of a server about its judge, with its address; empty for most servers, and before `check`."""
-        return next((f"{endpoint.url}: {endpoint.note}" for endpoint in self.pool.endpoints if endpoint.note), "")
+        for endpoint in self.pool.endpoints:
+            if endpoint.note:
+                return f"{endpoint.url}: {endpoint.note}"
+        return ""
 
     def facts(self) -> JudgeFacts:
         """Return the facts of the endpoints; raises like `check`."""
         endpoints = self.check()
         yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
-        return JudgeFacts(
-            yes_ids=yes_ids,
-            no_ids=no_ids,
-            served={endpoint.url: endpoint.served or () for endpoint in endpoints},
-            versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
-        )
+        served = {}
+        versions = {}
+        for endpoint in endpoints:
+            served[endpoint.url] = endpoint.served or ()
+            if endpoint.version:
+                versions[f"server at {endpoint.url}"] = endpoint.version
+        return JudgeFacts(yes_ids=yes_ids, no_ids=no_ids, served=served, versions=versions)
 
     def keep_answers(self, answers: Answers) -> None:
         """From now on store and reuse answers, and retry questions during an outage.
@@ -184,8 +188,11 @@ class HttpJudge:
         self._encoded = batch.images
         if sum(len(image.url) for image in self._encoded.values()) > KEPT_BYTES:
             self._encoded = {}
-        verdicts = mean_of_orders(questions, verdicts) if self.symmetric else verdicts
-        return self.calibration.calibrated(questions, verdicts) if self.calibration else verdicts
+        if self.symmetric:
+            verdicts = mean_of_orders(questions, verdicts)
+        if self.calibration:
+            verdicts = self.calibration.calibrated(questions, verdicts)
+        return verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
         async def ask() -> float:

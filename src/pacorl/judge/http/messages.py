@@ -153,7 +153,9 @@ def read_p_yes(
     by_id = ids is not None and any(name.startswith("token_id:") for name, _ in entries)
     if by_id and len(dict(entries)) < len(entries):
         raise TransientError("a token listed twice")
-    names = [[f"token_id:{i}" for i in row] for row in ids] if by_id and ids else words
+    names = words
+    if by_id and ids:
+        names = [[f"token_id:{i}" for i in row] for row in ids]
     yes = _log_sum([value for name, value in entries if name in names[0]])
     no = _log_sum([value for name, value in entries if name in names[1]])
 
@@ -244,9 +246,12 @@ def _log_sum(log_probs: Sequence[float]) -> float:
     top = max(log_probs, default=-math.inf)
     if top <= FLOOR_LOGPROB:
         return -math.inf
+    # Relative to the largest: exp of very negative values would be 0, which has no logarithm.
     return top + math.log(sum(math.exp(log_prob - top) for log_prob in log_probs))
 
 
 def _sigmoid(logit: float) -> float:
     # By cases, since exp of a large number overflows.
-    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    return math.exp(logit) / (1 + math.exp(logit))

@@ -167,6 +167,7 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
     """
     strengths: Mapping[Any, float] = source if isinstance(source, Mapping) else {source: 1.0}
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    # All of them before the first layer is wrapped: a refused adapter leaves the model as it was.
     loras = []
     for name, strength in strengths.items():
         lora = read_lora(name)
@@ -175,7 +176,10 @@ def load_lora(transformer: nn.Module, source: str | Path | Mapping[str, float]) 
             raise ValueError(f"{name} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
         loras.append((lora, strength))
 
-    lora = loras[0][0] if len(loras) == 1 and loras[0][1] == 1 else stacked(loras)
+    # A single adapter at full strength keeps its own rank and α, and every bit of its weights.
+    lora = loras[0][0]
+    if len(loras) > 1 or loras[0][1] != 1:
+        lora = stacked(loras)
     with blamed_on(adapter_names(strengths)):
         _inject(transformer, **peft_options(lora))
         set_adapter_state(transformer, lora.state)
@@ -231,6 +235,7 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
 def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
     """Scale all adapters: an adapted layer computes W·x + scale·(α/r)·B·A·x. Not for fused models."""
     layers = lora_layers(transformer)
+    # Saved, since a division by the scale would round, and could not undo 0.
     saved = [dict(layer.scaling) for layer in layers]
     for layer, factors in zip(layers, saved, strict=True):
         for name, factor in factors.items():

@@ -204,6 +204,7 @@ def _checkpoint_shapes(checkpoint: str, component: str) -> dict[str, list[int]]:
         return {}
     folder = config.parent
     for index in folder.glob("*.safetensors.index.json"):
+        # Of an incomplete download, absent layers would look like those of another checkpoint.
         shards = set(read_object(index).get("weight_map", {}).values())
         if not all((folder / str(shard)).is_file() for shard in shards):
             return {}

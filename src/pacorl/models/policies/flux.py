@@ -106,14 +106,12 @@ class FluxPolicy(PipelinePolicy):
 
 @lru_cache(maxsize=32)
 def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tensor:
-    """Sent once per size, and not with every forward."""
-    return to_device(torch.cat([image_ids(rows, cols, image=image) for image in range(images)]), device)
-
-
-def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
-    """(N, 3): the number of the image (0 is the generated one), row and column of each token."""
+    """Image number (0 is the generated one), row and column of each token (N, 3); sent once per size."""
     row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    return torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3)
+    ids = []
+    for image in range(images):
+        ids.append(torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3))
+    return to_device(torch.cat(ids), device)
 
 
 def tiny_flux_transformer(

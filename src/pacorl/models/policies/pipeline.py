@@ -202,6 +202,7 @@ class PipelinePolicy:
 
         It contains the tensors of `encode_texts`, with a negative prompt also `negative_…`, and of `encode_sources`.
         """
+        # Images first: a missing one is noticed before the texts are encoded, which takes far longer.
         for prompt in prompts:
             self.image_paths(prompt)  # raises
         texts = self.encoded_texts([prompt.text for prompt in prompts])

@@ -175,5 +175,8 @@ def weight_bytes(module: nn.Module) -> int:
 
 def streamed_bytes(module: nn.Module) -> int:
     """Return the bytes of the streamed weights, sent to the device in each forward."""
-    layers = (layer for layer in module.modules() if isinstance(layer, StreamedLinear))
-    return sum(tensor.nbytes for layer in layers for tensor in layer.parked)
+    streamed = 0
+    for layer in module.modules():
+        if isinstance(layer, StreamedLinear):
+            streamed += sum(tensor.nbytes for tensor in layer.parked)
+    return streamed

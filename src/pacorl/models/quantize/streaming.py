@@ -75,17 +75,15 @@ class WeightStream:
     def _send(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         # Memory of the computing stream: it is reusable once the last use is launched there.
         sent = tuple(torch.empty_like(tensor, device=device) for tensor in parked)
-        with self._beside_computing():
+        copying: AbstractContextManager[object] = nullcontext()
+        if self._computing is not None and self._copier is not None:
+            # A side stream, which waits for the work already queued.
+            self._copier.wait_stream(self._computing)
+            copying = torch.cuda.stream(self._copier)
+        with copying:
             for copy, tensor in zip(sent, parked, strict=True):
                 copy.copy_(tensor, non_blocking=device.type == "cuda")
         return sent
-
-    def _beside_computing(self) -> AbstractContextManager[object]:
-        """Copy on a side stream that waits for the work already queued."""
-        if self._computing is None or self._copier is None:
-            return nullcontext()
-        self._copier.wait_stream(self._computing)
-        return torch.cuda.stream(self._copier)
 
 
 class Arena:

@@ -30,7 +30,13 @@ class Int8Products:
     """The W8A8 form of a model with int8 weights; `swapped_in` shows it."""
 
     def __init__(self, transformer: nn.Module) -> None:
-        self.layers = [layer for name, layer in transformer.named_modules() if _is_fast(name, layer)]
+        self.layers: list[nn.Module] = []
+        for name, layer in transformer.named_modules():
+            if not isinstance(layer, QuantizedLinear) or layer.quantizer is not QUANTIZERS["int8"]:
+                continue
+            is_aligned = layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0
+            if is_aligned and not SENSITIVE.search(name):
+                self.layers.append(layer)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -43,13 +49,6 @@ class Int8Products:
         finally:
             for layer in self.layers:
                 del layer.forward
-
-
-def _is_fast(name: str, layer: nn.Module) -> bool:
-    if not isinstance(layer, QuantizedLinear) or layer.quantizer is not QUANTIZERS["int8"]:
-        return False
-    is_aligned = layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0
-    return is_aligned and not SENSITIVE.search(name)
 
 
 def int8_product(layer: QuantizedLinear, x: Tensor) -> Tensor:

@@ -252,6 +252,7 @@ def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
         w = kendall_w(rank_MN)
         if w is not None:
             concordance.append(w)
+            # Random orders of M people reach 1/M, so each group has its own level of chance.
             chance.append(1 / len(group))
         units += list(zip(*rank_MN, strict=True))
     return {

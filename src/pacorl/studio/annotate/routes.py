@@ -495,6 +495,7 @@ def add_person(form: PersonForm, state: State, person: Administrator) -> dict[st
     if name in (ADMIN, *state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{name!r} is there already; give another name, or make them a new link", status=409)
     token = state.store.add_person(name, role=ADJUDICATOR if form.adjudicates else 0, days=form.days)
+    # An adjudicator has no share: disputed instances come from everybody's rankings.
     if not form.adjudicates:
         share_work(state.store, state.folder, state.store.instances(), state.store.sharing())
     return {"name": name, "link": f"/join#{token}"}

@@ -105,6 +105,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
+        # Under both locks, so that no thread is left with a closed connection in the middle of a change.
         with self._writing, self._reading:
             self._reader.close()
             self._db.close()
@@ -144,6 +145,7 @@ class Store:
             logger.error("%s cannot be written: %s", self.path, fault)
             reason = f"{self.path.name} cannot be written ({fault}): nothing was stored; make room if the disk is full"
             group.set_exception(RefusedError(reason, status=507))
+            # A failed commit leaves its transaction open, and the next group could not begin one.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
@@ -334,8 +336,11 @@ class Store:
             row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
             row["question"] = wording_at(wordings, number, shown)
             if kind != "skip" and content:
-                tiers = [[shown.candidates[index] for index in tier] for tier in stored_ranking(content, shown)]
-                row["order"] = [tier if len(tier) > 1 else tier[0] for tier in tiers]
+                order = []
+                for tier in stored_ranking(content, shown):
+                    names = [shown.candidates[index] for index in tier]
+                    order.append(names if len(names) > 1 else names[0])
+                row["order"] = order
             elif content:
                 row["reason"] = content
             rows.append(row)
@@ -366,6 +371,7 @@ class Store:
         instance = self.instance_for(person, key, to_answer=True)
         count = len(instance.candidates)
         tiers = tiers_of(slots)
+        # A missing or repeated slot would become a wrong label.
         if not all(tiers) or sorted(chain.from_iterable(tiers)) != list(range(count)):
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
         shown = shown_order(person.name, instance)
@@ -385,6 +391,7 @@ class Store:
         self, person: str, *, kind: str, instance: str, content: str, request: str, seconds: float | None = None
     ) -> None:
         with self._transaction() as db:
+            # A browser repeats a request whose answer was lost on the way.
             if _is_repeated(db, request, (person, kind, instance)):
                 return
             if db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone():

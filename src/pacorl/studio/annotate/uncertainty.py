@@ -112,6 +112,7 @@ class LiveScores:
                     order.append(slots if len(slots) > 1 else slots[0])
                 opinions.append({"name": f"Person {len(opinions) + 1}", "order": order})
 
+        # Stable: candidates of equal score keep their order on every visit.
         best_first = np.argsort(-self._scores_of(instance), kind="stable")
         together = [slot_of[instance.candidates[index]] for index in best_first]
         return [*opinions, {"name": "All rankings together", "order": together}]
@@ -127,8 +128,11 @@ class LiveScores:
                     groups.setdefault(answer.group, []).append(answer)
             scores = {}
             for name, rankings in groups.items():
-                unchanged = self._rankings.get(name) == rankings
-                scores[name] = self._scores[name] if unchanged else fit_scores(rankings)
+                # A fit takes far longer than a comparison, and an answer changes the rankings of one group.
+                if self._rankings.get(name) == rankings:
+                    scores[name] = self._scores[name]
+                else:
+                    scores[name] = fit_scores(rankings)
             self._scores = scores
             self._rankings = groups
             self._version = version
