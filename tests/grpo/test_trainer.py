@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +113,34 @@ def test_a_constant_reward_is_named_once_and_is_an_alarm(
     page = " ".join(result.page.read_text().split())
     assert "The monitor raised an alarm" in page
     assert "there is nothing to learn. <span>After epoch 1, 2 times until 2" in page
+
+
+def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = count()
+
+    def spotty(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        # The first call is the trial image's.
+        bear = [prompt.text == "a bear" and next(calls) > 0 for prompt in prompts]
+        return [float("inf") if is_bear else value for is_bear, value in zip(bear, red(prompts, images), strict=True)]
+
+    settings["epochs"] = 2
+    arguments = {"prompts": ["a bear", "a fox", "an owl"], **settings, "advantages": {"max_missing": 0.5}}
+    result = PolicyTrainer("flux", rewards=[spotty], **arguments).train()
+    (said,) = [line for line in caplog.messages if "returned NaN" in line]
+    assert said.startswith(
+        "evaluation after epoch 0: reward 'spotty' returned NaN or an infinity for 1 of the images, first for prompt 0, "
+        "'a bear'"
+    )
+    alarm = "alarm/not_finite/spotty"
+    assert [line[alarm] for line in metrics(result.folder, "evaluation")] == [1.0, 1.0]
+    for line in metrics(result.folder, "epoch"):
+        assert line.get(alarm, 0.0) == line["samples/not_finite"] * 4 * settings["group_size"]
+    assert any(alarm in line for line in metrics(result.folder, "epoch"))
+    page = " ".join(result.page.read_text().split())
+    assert "<b>Not finite · spotty</b>, evaluation: the reward returned NaN or an infinity" in page
+    assert "n = 2; 1 image lacks this score" in page
 
 
 def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:

@@ -28,6 +28,9 @@ SIGN_MEANINGS: Mapping[str, str] = {
 }
 ALIKE = "alike"
 """Sign of an epoch in which no reward tells the images of a prompt apart."""
+NOT_FINITE = "not_finite/"
+"""Sign of a reward's scores that are not finite, followed by the reward's name; the alarm's value is their number."""
+NOT_FINITE_MEANING = "the reward returned NaN or an infinity; such a score counts as missing"
 WHOLE_SETS = "whole_sets"
 """Sign of panel credit without a reward whose scores have parts."""
 EPOCH_MEANINGS: Mapping[str, str] = {
@@ -58,4 +61,6 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign_meaning(sign: str) -> str:
     """Explain a sign beyond its limit; all held-out rewards share one text."""
+    if sign.startswith(NOT_FINITE):
+        return NOT_FINITE_MEANING
     return {**EPOCH_MEANINGS, **SIGN_MEANINGS}.get(sign, HELD_OUT_MEANING)

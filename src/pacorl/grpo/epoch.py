@@ -26,7 +26,7 @@ from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.judge.judge import counts_of
 from pacorl.runtime.processes import SharedFault
-from pacorl.types import Advantages, Rollout, Samples
+from pacorl.types import Advantages, Prompt, Rollout, Samples
 
 
 def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, float]:
@@ -76,6 +76,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             metrics[PROMPT_SHARE] = len({row.prompt.id for row in rows}) / len(run.train_prompts)
+            metrics |= run.check_finite(not_finite(run, rows, scores), when=f"epoch {run.epoch + 1}")
             check_missing(run, metrics, scoring)
             metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
@@ -168,6 +169,16 @@ def compare(
 
     values = advantages(table, config.advantages, weights=weights, nodes=nodes)
     return drop_alike_groups(values, table, config.selection, weights=weights)
+
+
+def not_finite(run: Run, rows: Sequence[Row], scores: Mapping[int, Scores]) -> list[tuple[str, Prompt]]:
+    """List reward and prompt of each score that is not finite; a missing score is None."""
+    found = []
+    for row in rows:
+        for name, value in zip(run.rewards, scores[row.number], strict=True):
+            if value is not None and not math.isfinite(value):
+                found.append((name, row.prompt))
+    return found
 
 
 def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from pacorl.core.metric_names import HELD_OUT
 from pacorl.core.sampler import Sampler
 from pacorl.grpo.monitor import panel_statistics
 from pacorl.grpo.rollout import sample_images
@@ -65,6 +66,8 @@ def evaluate(run: Run) -> dict[str, float]:
         # 2. Further metrics and the monitor.
         samples = evaluation.samples
         metrics = dict(evaluation.metrics)
+        found = [(name, sample.prompt) for sample in samples for name in sample.not_finite]
+        metrics |= run.check_finite(found, when=f"evaluation after epoch {run.epoch}")
         if run.extra_metrics:
             metrics |= run.extra_metrics([s.prompt for s in samples], [s.image for s in samples])
         metrics |= run.watch("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)
@@ -224,7 +227,7 @@ def _measure(
         ).result()
 
     def scores(name: str, reward: Reward) -> list[float | None]:
-        return limited(name, reward, partial(_finite, name, reward, prompts, images))
+        return limited(name, reward, partial(scores_of, name, reward, prompts, images, masked=True))
 
     # 1. P(Yes) of pairs, asked once for the reward and the matrix.
     consistency = next((reward for reward in run.rewards.values() if isinstance(reward, Consistency)), None)
@@ -239,7 +242,7 @@ def _measure(
         else:
             columns[name] = scores(name, reward)
     samples = []
-    for (prompt, index), image, row, verdicts in zip(
+    for (prompt, index), image, (row, faulty), verdicts in zip(
         jobs,
         images,
         _rows_of(columns, len(images)),
@@ -248,14 +251,14 @@ def _measure(
         # One P(Yes) per pair, in one list; the matrix below replaces it.
     ):
         p_yes = [verdict.p_yes for verdict in verdicts.values()]
-        samples.append(EvaluatedSample(prompt, index, image, row, [p_yes]))
+        samples.append(EvaluatedSample(prompt, index, image, row, [p_yes], not_finite=faulty))
     if not everything:
         return samples
 
     # 3. Held-out rewards, the matrix of pairs, and the monitor's statistics.
     held_out = _rows_of({name: scores(name, reward) for name, reward in run.held_out.items()}, len(images))
     measured = []
-    for sample, verdicts, row in zip(samples, answers, held_out, strict=True):
+    for sample, verdicts, (row, faulty) in zip(samples, answers, held_out, strict=True):
         matrix = matrix_of(verdicts, sample.prompt.grid.count) if asking else []
         measured.append(
             replace(
@@ -263,6 +266,7 @@ def _measure(
                 p_yes=[list(cells) for cells in matrix],
                 reward=weighted_reward(run.config.rewards, sample.scores),
                 held_out=row,
+                not_finite=[*sample.not_finite, *(f"{HELD_OUT}{name}" for name in faulty)],
                 panel_statistics=panel_statistics(sample.prompt, sample.image),
             )
         )
@@ -309,16 +313,15 @@ def _means(run: Run, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
     return _mean_of_each(columns)
 
 
-def _finite(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-    """Score images; scores that are not finite count as missing."""
-    scores = scores_of(name, reward, prompts, images, masked=True)
-    return [value if value is not None and math.isfinite(value) else None for value in scores]
-
-
-def _rows_of(columns: Mapping[str, Sequence[float | None]], count: int) -> list[dict[str, float | None]]:
+def _rows_of(
+    columns: Mapping[str, Sequence[float | None]], count: int
+) -> list[tuple[dict[str, float | None], list[str]]]:
+    """Turn columns into each image's scores, None if missing or not finite, and the names of the latter."""
     rows = []
     for row in range(count):
-        rows.append({name: column[row] for name, column in columns.items()})
+        scores = {name: column[row] for name, column in columns.items()}
+        faulty = [name for name, value in scores.items() if value is not None and not math.isfinite(value)]
+        rows.append((scores | dict.fromkeys(faulty), faulty))
     return rows
 
 

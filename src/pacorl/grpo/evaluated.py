@@ -56,6 +56,8 @@ class EvaluatedSample:
     held_out: Mapping[str, float | None] | None = None
     """Scores by the held-out rewards; None if not computed."""
     panel_statistics: PanelStatistics | None = None
+    not_finite: Sequence[str] = ()
+    """Rewards whose score was not finite, and so is None; those held out as held_out/NAME."""
 
     def record(self, image: str) -> dict[str, Any]:
         """Return its line in samples/evaluation-….jsonl."""

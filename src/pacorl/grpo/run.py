@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pacorl.config import base as configs
 from pacorl.core.devices import check_card_used
-from pacorl.core.metric_names import SECONDS
+from pacorl.core.metric_names import ALARM, NOT_FINITE, SECONDS
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampler import Sampler
 from pacorl.grpo import builders
@@ -46,7 +46,7 @@ from pacorl.io.outage import UnreachableError
 from pacorl.judge.judge import Judge, counts_of, pair_by_pair
 from pacorl.models.lora.adapters import OldPolicy
 from pacorl.report.folder import LEAKS
-from pacorl.rewards.reward import RewardFunction
+from pacorl.rewards.reward import RewardFunction, named
 from pacorl.runtime.clock import PhaseClock
 from pacorl.runtime.logbook import Logbook, ProgressBars
 from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
@@ -595,6 +595,25 @@ class Run(LoraRun):
             self.warned.add(topic)
             if self.runtime.is_main:
                 logger.warning(message)
+
+    def check_finite(self, found: Sequence[tuple[str, Prompt]], *, when: str) -> dict[str, float]:
+        """Warn, once per reward, of scores that are not finite, and return an alarm with their number.
+
+        Args:
+            found: reward and prompt of each such score, of all ranks.
+            when: their epoch or evaluation, for the message.
+        """
+        prompts: dict[str, list[Prompt]] = {}
+        for name, prompt in found:
+            prompts.setdefault(name, []).append(prompt)
+        for name, of_reward in prompts.items():
+            self.warn_once(
+                f"{NOT_FINITE}{name}",
+                f"{when}: reward {name!r} returned NaN or an infinity for {len(of_reward)} of the images, first for "
+                f"{named(of_reward[:1])}; these scores count as missing: mend the reward, or return None where it has "
+                "no score",
+            )
+        return {f"{ALARM}{NOT_FINITE}{name}": float(len(of_reward)) for name, of_reward in prompts.items()}
 
     def warn_of_deviation(self, metrics: Mapping[str, float]) -> None:
         """Warn if the first update does not replay sampling exactly."""

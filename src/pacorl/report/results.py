@@ -34,6 +34,8 @@ class Result:
     """Paired: the same prompts and seeds on both sides."""
     starts: tuple[float | None, float | None] = (None, None)
     """Means before training, of two runs' sides."""
+    without: int = 0
+    """Images of both evaluations that lack this score in one of them."""
 
     @property
     def sure(self) -> bool:
@@ -98,7 +100,8 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
 
     # Score → the images with it on both sides.
     keys_of: dict[str, list[tuple[int, int]]] = {}
-    for key in sorted(first.keys() & last.keys()):
+    shared = sorted(first.keys() & last.keys())
+    for key in shared:
         for name in first[key]:
             if name in last[key]:
                 keys_of.setdefault(name, []).append(key)
@@ -109,7 +112,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
         before = np.array([first[key][name] for key in keys])
         after = np.array([last[key][name] for key in keys])
         first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
-        rows.append(Result(name, first_side, last_side, difference))
+        rows.append(Result(name, first_side, last_side, difference, without=len(shared) - len(keys)))
     return rows
 
 
