@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -130,8 +132,8 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     result = PolicyTrainer("flux", rewards=[spotty], **arguments).train()
     (said,) = [line for line in caplog.messages if "returned NaN" in line]
     assert said.startswith(
-        "evaluation after epoch 0: reward 'spotty' returned NaN or an infinity for 1 of the images, first for prompt 0, "
-        "'a bear'"
+        "evaluation after epoch 0: reward 'spotty' returned NaN or an infinity for 1 of the images, first for "
+        "prompt 0, 'a bear'"
     )
     alarm = "alarm/not_finite/spotty"
     assert [line[alarm] for line in metrics(result.folder, "evaluation")] == [1.0, 1.0]
@@ -422,3 +424,29 @@ def test_a_function_of_trl_s_signature_is_compared_by_its_own_code(settings: dic
     PolicyTrainer("flux", rewards={"mine": dark}, **arguments).train()
     with pytest.raises(ConfigError, match="code of mine was"):
         PolicyTrainer("flux", rewards={"mine": light}, **arguments, resume="auto")
+
+
+def test_a_result_prints_its_measures_and_paths(settings: dict[str, Any]) -> None:
+    result = PolicyTrainer("flux", rewards=[red], prompts=["a fox", "a bear"], **settings).train()
+    measure, *paths = str(result).splitlines()
+    assert re.fullmatch(r"red: \S+ before, \S+ after, change [+\N{MINUS SIGN}]?\d\.\d{3}", measure)
+    assert paths == [f"adapter: {result.adapter}", f"page: {result.page}"]
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_fault_of_a_reward_shows_the_user_s_frames_and_the_call(settings: dict[str, Any], fails_at: int) -> None:
+    """At the trial image and in the first epoch; none of the threads' frames."""
+    calls = count(1)
+
+    def failing(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        if next(calls) >= fails_at:
+            raise KeyError("mine")
+        return red(prompts, images)
+
+    with pytest.raises(ValueError, match="reward 'failing' raised KeyError") as fault:
+        PolicyTrainer("flux", rewards=[failing], prompts=["a fox", "a bear"], **settings).train()
+    cause = fault.value.__cause__
+    assert isinstance(cause, KeyError)
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["failing"]
+    here, there = traceback.extract_tb(fault.value.__traceback__)
+    assert (Path(here.filename), Path(there.filename).name) == (Path(__file__), "trainer.py")

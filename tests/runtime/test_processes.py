@@ -18,7 +18,7 @@ from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.runtime import stopping
 from pacorl.runtime.heartbeat import ProcessId, own_process
 from pacorl.runtime.processes import Runtime
-from pacorl.runtime.stopping import lost_ranks
+from pacorl.runtime.stopping import Interrupted, exit_when_uncaught, lost_ranks
 
 
 def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +130,33 @@ def test_a_connection_that_breaks_between_processes_that_run_is_not_blamed_on_on
 def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, [own_process()] * world):
         raise RuntimeError(words)
+
+
+STOPPED = """
+import os, signal
+from pacorl.runtime.processes import Runtime
+
+runtime = Runtime()
+with runtime.signals():
+    os.kill(os.getpid(), signal.SIGINT)
+    runtime.check_stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_was_stopped_ends_with_75_after_its_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED], check=False, capture_output=True, text=True)
+    assert done.returncode == 75
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("Interrupted: told to stop")
+
+
+def test_another_error_after_a_stop_keeps_python_s_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    exit_when_uncaught()
+    sys.excepthook(ValueError, ValueError("mine"), None)
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(Interrupted, Interrupted("stopped"), None)
+    assert end.value.code == 75
+    assert [str(error) for error in shown] == ["mine", "stopped"]

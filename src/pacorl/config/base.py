@@ -198,7 +198,7 @@ def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None
     if frozen and not allowed:
         raise ConfigError(
             f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or add "
-            "--allow-changes (in Python allow_changes=True)"
+            "--allow-changes (in Python allow_changes=True), or start anew with out=…"
         )
 
 

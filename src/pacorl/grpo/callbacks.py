@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pacorl.core.metric_names import shown_names
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import JsonObject, read_jsonl
+from pacorl.report.figures import amount, interval_text
 from pacorl.report.folder import read_run
 from pacorl.report.results import rows_of
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pacorl.grpo.run import Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainResult:
     """Output of a finished training."""
 
@@ -45,6 +47,16 @@ class TrainResult:
         evaluations = [line for line in history if line["kind"] == "evaluation"]
         changes = {row.name: row.difference for row in rows_of(read_run(folder))}
         return cls(folder, adapter, evaluations[-1], evaluations[0], changes, history, folder / "report.html")
+
+    def __repr__(self) -> str:
+        """Return each measure before and after, its change with the interval, and the paths."""
+        before = shown_names(self.before)
+        after = shown_names(self.metrics)
+        lines = []
+        for name, difference in self.changes.items():
+            change = f", change {interval_text(difference, signed=True)}" if difference else ""
+            lines.append(f"{name}: {amount(before.get(name))} before, {amount(after.get(name))} after{change}")
+        return "\n".join([*lines, f"adapter: {self.adapter}", f"page: {self.page}"])
 
 
 class TrainerCallback:

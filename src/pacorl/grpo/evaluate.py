@@ -26,7 +26,7 @@ from pacorl.models.lora.layers import FusedLora, fuse_lora
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
 from pacorl.runtime.workers import LimitedCall, Workers
-from pacorl.types import Prompt, Size
+from pacorl.types import Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -420,7 +420,7 @@ class Run(LoraRun):
                         self._save_stopped(error.fault)
                     checkpoint = self.save()
                     if not isinstance(error.fault, UnreachableError):
-                        raise error.fault from None
+                        raise error.fault from error.fault.__cause__
                     saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
                     raise UnreachableError(f"{error.fault}, and go on with --resume auto: {saved}") from None
         finally:

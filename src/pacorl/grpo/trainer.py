@@ -24,6 +24,7 @@ from pacorl.grpo.run import ExtraMetrics, Run
 from pacorl.grpo.start import Resume
 from pacorl.io.quiet import quiet, quiet_loading
 from pacorl.report.publish import push, write_card
+from pacorl.rewards.reward import RewardError, shortened
 from pacorl.runtime.stopping import Interrupted
 
 logger = logging.getLogger(__name__)
@@ -120,15 +121,20 @@ class PolicyTrainer(Run):
             resume=resume,
         )
         quiet_loading()
-        with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
-            super().__init__(
-                inputs.config,
-                resume=resume,
-                allow_changes=allow_changes,
-                rewards=inputs.functions,
-                extra_metrics=extra_metrics,
-                pipeline=inputs.pipeline,
-            )
+        try:
+            with quiet("transformers"):  # it notes that torchvision is missing, which nothing here uses
+                super().__init__(
+                    inputs.config,
+                    resume=resume,
+                    allow_changes=allow_changes,
+                    rewards=inputs.functions,
+                    extra_metrics=extra_metrics,
+                    pipeline=inputs.pipeline,
+                )
+            return
+        except RewardError as error:
+            fault = shortened(error)
+        raise fault
 
     def train(self) -> TrainResult:
         """Train to the end.
@@ -137,12 +143,15 @@ class PolicyTrainer(Run):
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
+        fault: Exception
         try:
             return self.train_to_end()
         except Interrupted as stop:
             # A script that was stopped shows one line of its own, and no frame of the epoch.
-            stopped = Interrupted(str(stop).replace("--resume auto", 'resume="auto"'))
-        raise stopped
+            fault = Interrupted(str(stop).replace("--resume auto", 'resume="auto"'))
+        except RewardError as error:
+            fault = shortened(error)
+        raise fault
 
     def train_to_end(self) -> TrainResult:
         """Train as `train` does; the message of a stop names the command's option."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,8 +19,23 @@ RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | 
 """Prompts and images → one score per image, None if there is none."""
 
 
+PACKAGE = Path(__file__).parents[1]
+"""This package's folder."""
+
+
 class RewardError(ValueError):
     """Unavailable reward or invalid score; the message names the reward and the record."""
+
+
+def shortened(error: RewardError) -> RewardError:
+    """Drop an error's frames, and those of its cause before the user's own code."""
+    if cause := error.__cause__:
+        frame = cause.__traceback__
+        while frame and Path(frame.tb_frame.f_code.co_filename).is_relative_to(PACKAGE):
+            frame = frame.tb_next
+        # A cause within this package keeps its frames.
+        cause.__traceback__ = frame or cause.__traceback__
+    return error.with_traceback(None)
 
 
 class Reward(Protocol):

@@ -6,10 +6,11 @@ Every training uses the same `StopSignals`: PaCo-GRPO and a character's LoRA thr
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch.distributed import DistError
@@ -30,6 +31,18 @@ class Interrupted(RuntimeError):
 
     exit_code = EX_TEMPFAIL
     """The command's."""
+
+
+def exit_when_uncaught() -> None:
+    """End a script whose Interrupted is not caught with its exit code, after the traceback; Python's own is 1."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if isinstance(error, Interrupted):
+            sys.exit(error.exit_code)
+
+    sys.excepthook = hook
 
 
 class LostRankError(RuntimeError):
@@ -162,6 +175,9 @@ class StopSignals:
             except LostRankError as error:
                 if self.told:
                     watch.end(str(error))
+                raise
+            except Interrupted:
+                exit_when_uncaught()
                 raise
             finally:
                 self._watch = None

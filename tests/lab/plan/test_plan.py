@@ -22,7 +22,7 @@ from pacorl.grpo.builders import read_prompts
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.io.console import PlainConsole
 from pacorl.lab.plan import components, memory, sources
-from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, print_plan
+from pacorl.lab.plan.plan import CARD_MARGIN, Plan, decided, plan_generation, plan_policy, plan_training, print_plan
 from pacorl.models.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.policies import POLICIES
 from pacorl.models.policies.flux import FLUX, FluxPolicy, tiny_flux
@@ -642,3 +642,28 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
     assert names["adapter that samples"].bytes == names["adapter"].bytes
     assert not {"judge", "judge at work"} & set(names)
     assert not [absence for absence in plan.absences if absence.key == "judge.checkpoint"]
+
+
+def test_a_trainer_s_arguments_have_the_dry_run_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the weights, and without a call of the function."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.txt").write_text("a fox in the snow\n")
+    Path("test.txt").write_text("two bears at a desk\n")
+    settings: dict[str, Any] = {"judge": None, "out": "run"}
+    sources = {"prompts": "train.txt", "evaluation_prompts": "test.txt"}
+    plan = plan_training("flux_t2is_24gb", rewards=["jpeg_size", unlike], **sources, **settings)
+    changes = ["rewards=[{name: jpeg_size}]", "evaluation.rewards=[]", "judge=none", "out=run"]
+    changes += ["prompts.train=train.txt", "prompts.evaluation=test.txt"]
+    of_command = plan_policy(load(PolicyConfig, Path("flux_t2is_24gb"), changes))
+    components = [(row.component, row.parameters, row.note) for row in plan.rows]
+    assert components == [(row.component, row.parameters, row.note) for row in of_command.rows]
+    assert [absence.key for absence in plan.absences] == ["model.checkpoint"]
+    assert plan.warnings == (*of_command.warnings, "the memory of reward 'unlike', a function, is not in the plan")
+    lines = str(plan).splitlines()
+    assert "what the run needs" in lines[0]
+    assert lines[-1] == plan.verdict
+    assert not Path("run").exists()
+
+
+def unlike(prompts: object, images: object) -> list[float]:
+    raise AssertionError("a dry run scores nothing")

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,10 @@ from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import without_idle_judges
+from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import Resume
 from pacorl.judge import JUDGES, backend_of
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.lab.plan import sources
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     from pacorl.io.console import PlainConsole
 
 AUTO = "auto"
+PRINTED_WIDTH = 120
+"""Columns of a plan as a text."""
 LEAST_HOURS = 0.05
 """Hours below which a run's time is not printed."""
 CARD_MARGIN = 2 * 2**30
@@ -108,6 +113,14 @@ class Plan:
     def disk_bytes(self) -> int:
         """Bytes of the run's files."""
         return sum(row.bytes for row in self.rows if row.place == "disk")
+
+    def __str__(self) -> str:
+        """Return the dry run's text."""
+        from pacorl.io.console import PlainConsole
+
+        console = PlainConsole(file=StringIO(), width=PRINTED_WIDTH)
+        print_plan(self, console)
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined,no-any-return]
 
     @property
     def verdict(self) -> str:
@@ -293,6 +306,42 @@ def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> Back
     dtype = "float32" if source == TINY else "bfloat16"
     settings = {"checkpoint": source, "adapter": adapter, **weights, "dtype": dtype}
     return JUDGES[backend_of(source)].options.model_validate(settings)
+
+
+def plan_training(
+    model: Any,
+    *,
+    rewards: AnyRewards | None = None,
+    reward_weights: Sequence[float] | None = None,
+    prompts: AnyPrompts | None = None,
+    evaluation_prompts: AnyPrompts | None = None,
+    peft_config: Any = None,
+    model_init_kwargs: Mapping[str, Any] | None = None,
+    resume: Resume = False,
+    **settings: Any,
+) -> Plan:
+    """Check the arguments of a `PolicyTrainer` and this machine, as `--dry-run` does; `print` shows the plan.
+
+    Weights are neither loaded nor required, and functions are not called. Prompts are written into the run's folder.
+
+    Raises:
+        ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
+    """
+    inputs = run_inputs(
+        model,
+        rewards=rewards,
+        reward_weights=reward_weights,
+        prompts=prompts,
+        evaluation_prompts=evaluation_prompts,
+        peft_config=peft_config,
+        settings=settings | {"model": model_init_kwargs or {}},
+        resume=resume,
+    )
+    # Nothing is known of a function but its name.
+    planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
+    plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}))
+    notes = [f"the memory of reward {name!r}, a function, is not in the plan" for name in inputs.functions]
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
