@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.report.figures import MEANINGS, amount, duration, label
+from pacorl.report.figures import MEANINGS, PARTS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
 DRAWS = 1000
 
-PHASES = ("rollout", "reward", "update")
-"""Phases of an epoch, one after another; its further times are parts of these."""
+PHASES = PARTS[:4]
+"""Phases of a run, one after another; its further times are parts of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Result:
     """Paired: the same prompts and seeds on both sides."""
     starts: tuple[float | None, float | None] = (None, None)
     """Means before training, of two runs' sides."""
+    unscored: int = 0
+    """Images of both sides that lack this score on one of them."""
 
     @property
     def sure(self) -> bool:
@@ -98,7 +100,8 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
 
     # Score → the images with it on both sides.
     keys_of: dict[str, list[tuple[int, int]]] = {}
-    for key in sorted(first.keys() & last.keys()):
+    shared = sorted(first.keys() & last.keys())
+    for key in shared:
         for name in first[key]:
             if name in last[key]:
                 keys_of.setdefault(name, []).append(key)
@@ -109,7 +112,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
         before = np.array([first[key][name] for key in keys])
         after = np.array([last[key][name] for key in keys])
         first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
-        rows.append(Result(name, first_side, last_side, difference))
+        rows.append(Result(name, first_side, last_side, difference, unscored=len(shared) - len(keys)))
     return rows
 
 
@@ -132,7 +135,8 @@ def seconds(run: RunFolder) -> dict[str, float]:
     """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out."""
     spent = numbers(section(run.summary, "seconds"))
     if not any(spent.values()):
-        for name, lines in [*((phase, run.epochs) for phase in PHASES), ("evaluation", run.evaluations)]:
+        for name in PHASES:
+            lines = run.evaluations if name == "evaluation" else run.epochs
             spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
     return {name: total for name, total in spent.items() if total}
 
