@@ -507,6 +507,15 @@ def test_a_part_of_the_time_has_one_colour(running: Path) -> None:
     assert bar == ["0", "1", "2", "3"]
 
 
+def test_times_of_evaluations_alone_are_not_all(tmp_path: Path) -> None:
+    lines = [{"kind": "epoch", "epoch": 1, "loss": 0.5}]
+    lines += [{"kind": "evaluation", "epoch": epoch, "seconds/evaluation": 2.0} for epoch in (0, 1)]
+    page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
+    assert "in all" not in page
+    assert "Where the time went" not in page
+    assert "Per evaluation" in page, "their own curve remains"
+
+
 def test_curves_name_their_axis_and_explain_their_band(run: Path) -> None:
     page = _page(run)
     assert page.count("mean ± one standard deviation of the epoch’s images") == 1

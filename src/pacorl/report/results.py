@@ -132,12 +132,18 @@ def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: ND
 
 
 def seconds(run: RunFolder) -> dict[str, float]:
-    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out."""
+    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out.
+
+    Empty if the log has times of evaluations alone.
+    """
     spent = numbers(section(run.summary, "seconds"))
     if not any(spent.values()):
         for name in PHASES:
             lines = run.evaluations if name == "evaluation" else run.epochs
             spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
+    # A judge's log has no times of its training, and its evaluations' are not all.
+    if not any(spent.get(name) for name in spent if name != "evaluation"):
+        return {}
     return {name: total for name, total in spent.items() if total}
 
 
