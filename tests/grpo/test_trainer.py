@@ -142,7 +142,7 @@ def test_nan_is_a_warning_per_reward_with_its_prompt_and_an_alarm(
     assert any(alarm in line for line in metrics(result.folder, "epoch"))
     page = " ".join(result.page.read_text().split())
     assert "<b>Not finite · spotty</b>, evaluation: the reward returned NaN or an infinity" in page
-    assert "n = 2; 1 image lacks this score" in page
+    assert "<small>n = 2</small><small>1 image has no score</small>" in page
 
 
 def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:

@@ -113,7 +113,7 @@ def test_training_and_evaluation_curves_are_under_their_own_heads_and_flat_ones_
             write_metrics(tmp_path / name, *lines, *[{"kind": "evaluation", "epoch": n, "fit": n / 9} for n in (0, 3)])
         )
     page = write_comparison(*runs).read_text("utf-8")
-    assert re.findall(r'<h3 class="group">([^<]*)<', page) == ["Rewards in training", "Evaluation"]
+    assert re.findall(r'<h3 class="group">([^<]*)<', page) == ["Evaluation", "Rewards in training"]
     assert "1 more curve, which did not move" in " ".join(page.split())
 
 

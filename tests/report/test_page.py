@@ -446,6 +446,7 @@ def test_rewards_of_different_prompts_are_said_to_be_that(tmp_path: Path, share:
     lines = [{"kind": "epoch", "epoch": n, "samples/prompts": share, "reward/fit/mean": n / 10} for n in (1, 2)]
     page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
     assert ("Epochs draw different prompts" in page) == (share < 1)
+    assert ("0.100 → 0.200" in page) == (share == 1), "an arrow would take the prompts' difference for training's"
 
 
 @pytest.mark.parametrize("count", [7, 8])
@@ -467,6 +468,58 @@ def test_few_prompts_have_no_interval(tmp_path: Path, count: int) -> None:
 def test_intervals_share_an_axis() -> None:
     assert 'cx="130"' in interval_svg(Interval(0.5), None)
     assert "<circle" in interval_svg(Interval(12.0), Interval(12.0))
+
+
+def test_axes_of_a_table_have_their_numbers_if_one_is_not_from_0_to_1(tmp_path: Path) -> None:
+    assert re.findall(r">([^<>]+)</text>", interval_svg(Interval(-1.5, -2.0, 1.0), None, labelled=True)) == [
+        "−2.24", "−0.5", "1.24",
+    ]  # fmt: skip
+    run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch} for epoch in (0, 2)))
+    write_evaluation(run, 0, {1: 0.25}, scores={"own": 1.0})
+    write_evaluation(run, 2, {1: 0.5}, scores={"own": 0.5})
+    assert '<svg class="interval" ' in _page(run)
+    write_evaluation(run, 4, {1: 0.5}, scores={"own": 1.5})
+    append_line(run, {"kind": "evaluation", "epoch": 4})
+    labelled = re.findall(r'<svg class="interval labelled".*?</svg>', _page(run))
+    assert [re.findall(r">([^<>]+)</text>", axis) for axis in labelled] == [
+        ["0", "0.5", "1"],
+        ["0.96", "1.25", "1.54"],
+    ]
+
+
+def test_images_without_a_score_are_counted(tmp_path: Path) -> None:
+    run = write_metrics(tmp_path, *({"kind": "evaluation", "epoch": epoch} for epoch in (0, 2)))
+    write_evaluation(run, 0, {1: 0.25, 2: 0.25, 3: 0.25}, scores={"fit": 0.5})
+    write_evaluation(run, 2, {1: 0.5, 2: 0.5, 3: 0.5}, scores={"fit": 0.5})
+    assert "no score" not in _page(run)
+    path = run / "samples" / "evaluation-000002.jsonl"
+    path.write_text(path.read_text().replace('"fit": 0.5', '"fit": NaN', 1).replace("NaN", "null"))
+    assert {row.name: row.unscored for row in compared(read_run(run).samples)} == {"consistency": 0, "fit": 1}
+    assert "<small>n = 2</small><small>1 image has no score</small>" in _page(run)
+
+
+def test_a_part_of_the_time_has_one_colour(running: Path) -> None:
+    page = _page(running)
+    legend = dict(re.findall(r'<span class="(key-\d)">(Rollout|Reward|Update)</span>', page))
+    parts = dict(re.findall(r'<li class="(key-\d)"><span>(Rollout|Reward|Update)</span>', page))
+    bar = re.findall(r'class="fill-(\d)"', page)
+    assert legend == parts == {"key-0": "Rollout", "key-1": "Reward", "key-2": "Update"}
+    assert bar == ["0", "1", "2", "3"]
+
+
+def test_times_of_evaluations_alone_are_not_all(tmp_path: Path) -> None:
+    lines = [{"kind": "epoch", "epoch": 1, "loss": 0.5}]
+    lines += [{"kind": "evaluation", "epoch": epoch, "seconds/evaluation": 2.0} for epoch in (0, 1)]
+    page = write_report(write_metrics(tmp_path, *lines)).read_text("utf-8")
+    assert "in all" not in page
+    assert "Where the time went" not in page
+    assert "Per evaluation" in page, "their own curve remains"
+
+
+def test_curves_name_their_axis_and_explain_their_band(run: Path) -> None:
+    page = _page(run)
+    assert page.count("mean ± one standard deviation of the epoch’s images") == 1
+    assert page.count(">epoch</text>") == page.count('<svg class="chart"')
 
 
 def test_elements_escape_names_and_values() -> None:

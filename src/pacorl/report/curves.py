@@ -15,7 +15,7 @@ from itertools import chain
 from markupsafe import Markup
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, SUFFIX_CORRELATION
-from pacorl.report.figures import MEANINGS, MINUS, Scale, amount, label, padded, tag, ticks
+from pacorl.report.figures import MEANINGS, MINUS, PARTS, Scale, amount, label, padded, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
 
 Points = list[tuple[float, float | None]]
@@ -23,9 +23,9 @@ Points = list[tuple[float, float | None]]
 Series = Mapping[str, Points]
 """Key → its points."""
 
-REWARDS, EVALUATION, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
-    "Rewards in training",
+EVALUATION, REWARDS, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
     "Evaluation",
+    "Rewards in training",
     "Signs of reward hacking",
     "Training health",
     "Judge",
@@ -37,6 +37,7 @@ REWARDS, EVALUATION, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
 RULES: tuple[tuple[str, str, str], ...] = (
     (r"reward/(?P<line>.+)/mean", REWARDS, ""),
     (r"reward/(?P<line>.+)/cv", REWARDS, "Spread of rewards (std ÷ mean)"),
+    (r"reward/(?P<line>.+)/tamed", REWARDS, "Log-tamed in the epoch (1: yes)"),
     (r"reward/.+", REWARDS, ""),
     (r"loss|grad_norm|clip_fraction|kl", HEALTH, ""),
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
@@ -47,6 +48,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),
 )
 """(pattern of a key, its group, the title of the chart that all such keys share; empty for a chart of its own)."""
+
+TIME_RULE = len(RULES) - 1
 
 BUCKETS = 200
 """A series is thinned to the extremes of so many buckets, so that a long run keeps its spikes and loses its weight."""
@@ -144,11 +147,18 @@ def _training_charts(series: Series) -> list[Chart]:
             keys[_rule_of(key)[0]].append(key)
 
     drawn: dict[tuple[str, str], Chart] = {}
+    # Parts of the time in the order of their colours.
+    keys[TIME_RULE].sort(key=_part_of)
     for key in chain(*keys):
         _, group, title, line = _rule_of(key)
         chart = drawn.setdefault((group, title), Chart(group=group, title=title, band=_band(series, key)))
         chart.lines.append(Line(line, thinned(series[key])))
     return list(drawn.values())
+
+
+def _part_of(key: str) -> int:
+    name = key.removeprefix(SECONDS)
+    return PARTS.index(name) if name in PARTS else len(PARTS)
 
 
 def _rule_of(key: str) -> tuple[int, str, str, str]:
@@ -341,6 +351,7 @@ def _axes(x: Scale, y: Scale) -> list[Markup]:
     for epoch in ticks(x.low, x.high):
         if epoch == int(epoch):  # a short run has ticks between its epochs
             marks.append(tag("text", str(int(epoch)), x=x(epoch), y=HEIGHT - 8, text_anchor="middle"))
+    marks.append(tag("text", "epoch", x=LEFT - 8, y=HEIGHT - 8, text_anchor="end"))
     return marks
 
 

@@ -29,6 +29,8 @@ LABELS: Mapping[str, str] = WORDS["labels"]
 MEANINGS: Mapping[str, str] = WORDS["meanings"]
 """Metric → one sentence for the reader of a page; its order is the order of the page."""
 MINUS = "\N{MINUS SIGN}"
+PARTS = ("rollout", "reward", "update", "evaluation", "hashes")
+"""Parts of a run's time, in the order of their colours."""
 
 LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152), (9, 84, 92))
 DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))
@@ -94,6 +96,11 @@ def interval_text(figure: Interval, *, signed: bool = False) -> str:
     if figure.low is not None and figure.high is not None:
         text += f" ({figure.low:{form}} to {figure.high:{form}})"
     return text.replace("-", MINUS)
+
+
+def part_colour(name: str, index: int) -> int:
+    """Return the number of a part's colour, equal in every plot; an unknown part takes its position's."""
+    return PARTS.index(name) if name in PARTS else index % 6
 
 
 def duration(seconds: float) -> str:
@@ -180,8 +187,11 @@ def _all_ends(before: Interval | None, after: Interval | None) -> list[float]:
     return ends
 
 
-def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
-    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them."""
+def interval_svg(before: Interval | None, after: Interval | None, *, labelled: bool = False) -> Markup:
+    """Draw before above after on one axis: 0 to 1 if all values are in it, else just around them.
+
+    labelled: whether the axis has its numbers below it, for rows of different axes.
+    """
     low, high = (0.0, 1.0) if unit_axis(before, after) else padded(_all_ends(before, after))
     scale = Scale(low, high, 6, 254)
     drawn = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
@@ -190,7 +200,12 @@ def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
             left, right = ends_of(side)
             whisker = tag("line", x1=scale(left), x2=scale(right), y1=y, y2=y)
             drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
-    return tag("svg", *drawn, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
+    if not labelled:
+        return tag("svg", *drawn, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
+    for x, value, anchor in ((6, low, "start"), (130, (low + high) / 2, "middle"), (254, high, "end")):
+        number = f"{value:.4g}".replace("-", MINUS)
+        drawn.append(tag("text", number, x=x, y=50, text_anchor=anchor))
+    return tag("svg", *drawn, class_="interval labelled", viewBox="0 0 260 54", aria_hidden="true")
 
 
 def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
@@ -223,7 +238,11 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
     for index, (name, spent) in enumerate(seconds.items()):
         width = spent / total * 1200
         title = tag("title", f"{name}: {duration(spent)}")
-        pieces.append(tag("rect", title, x=x, y=0, width=max(width - 3, 1.0), height=20, class_=f"fill-{index % 6}"))
+        pieces.append(
+            tag(
+                "rect", title, x=x, y=0, width=max(width - 3, 1.0), height=20, class_=f"fill-{part_colour(name, index)}"
+            )
+        )
         x += width
     label = "Share of each phase of the time"
     box = {"viewBox": "0 0 1200 20", "preserveAspectRatio": "none"}

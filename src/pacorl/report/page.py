@@ -106,7 +106,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("label", "amount", "score", "change", "duration"):
+    for name in ("label", "amount", "score", "change", "duration", "part_colour"):
         environment.filters[name] = getattr(figures, name)
     environment.globals |= {"MEANINGS": figures.MEANINGS, "interval_svg": figures.interval_svg, "zip": zip}
     environment.globals["FEWEST_FOR_INTERVAL"] = FEWEST_FOR_INTERVAL

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.report.figures import MEANINGS, amount, duration, label
+from pacorl.report.figures import MEANINGS, PARTS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
 DRAWS = 1000
 
-PHASES = ("rollout", "reward", "update")
-"""Phases of an epoch, one after another; its further times are parts of these."""
+PHASES = PARTS[:4]
+"""Phases of a run, one after another; its further times are parts of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Result:
     """Paired: the same prompts and seeds on both sides."""
     starts: tuple[float | None, float | None] = (None, None)
     """Means before training, of two runs' sides."""
-    without: int = 0
-    """Images of both evaluations that lack this score in one of them."""
+    unscored: int = 0
+    """Images of both sides that lack this score on one of them."""
 
     @property
     def sure(self) -> bool:
@@ -112,7 +112,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
         before = np.array([first[key][name] for key in keys])
         after = np.array([last[key][name] for key in keys])
         first_side, last_side, difference = _bootstrapped([prompt for prompt, _ in keys], before, after)
-        rows.append(Result(name, first_side, last_side, difference, without=len(shared) - len(keys)))
+        rows.append(Result(name, first_side, last_side, difference, unscored=len(shared) - len(keys)))
     return rows
 
 
@@ -132,11 +132,18 @@ def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: ND
 
 
 def seconds(run: RunFolder) -> dict[str, float]:
-    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out."""
+    """Phase → seconds: the summary's, else the sums over the lines of the log; phases without time are left out.
+
+    Empty if the log has times of evaluations alone.
+    """
     spent = numbers(section(run.summary, "seconds"))
     if not any(spent.values()):
-        for name, lines in [*((phase, run.epochs) for phase in PHASES), ("evaluation", run.evaluations)]:
+        for name in PHASES:
+            lines = run.evaluations if name == "evaluation" else run.epochs
             spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
+    # A judge's log has no times of its training, and its evaluations' are not all.
+    if not any(spent.get(name) for name in spent if name != "evaluation"):
+        return {}
     return {name: total for name, total in spent.items() if total}
 
 
