@@ -40,7 +40,9 @@ EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of ADDED, and the page of commands."""
+    """Add the files of ADDED, and the page of commands with their arguments and options."""
+    from typer.cli import get_docs_for_click
+
     # Files, and all files of folders.
     for name in ADDED:
         paths = [ROOT / name]
@@ -50,7 +52,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if "__pycache__" not in path.parts:
                 source = path.relative_to(ROOT).as_posix()
                 files.append(File.generated(config, site_path(source), abs_src_path=str(path)))
-    files.append(File.generated(config, "cli.md", content=commands_page()))
+
+    # By typer's own writer, so that the page has the words of --help.
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="pacorl")
+    commands = get_docs_for_click(obj=command, ctx=context, name="pacorl", title="Commands")
+    files.append(File.generated(config, "cli.md", content=commands))
     return files
 
 
@@ -85,15 +92,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def site_path(source: str) -> str:
     """Map `docs/judge.md` to `judge.md` and `README.md` to `index.md`; other files keep their path."""
     return "index.md" if source == START else source.removeprefix("docs/")
-
-
-def commands_page() -> str:
-    """Document every command with its arguments and options, by typer's own writer."""
-    from typer.cli import get_docs_for_click
-
-    command = typer.main.get_command(app)
-    context = typer.Context(command, info_name="pacorl")
-    return get_docs_for_click(obj=command, ctx=context, name="pacorl", title="Commands")
 
 
 def undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:

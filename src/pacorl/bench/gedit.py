@@ -98,7 +98,10 @@ def read_edits(
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     edits, refused = parse_rows(source, texts, _edit, key=lambda edit: edit.key, skip_bad=skip_bad)
-    selected = [(key, edit) for key, edit in edits.items() if edit.language in languages]
+    selected = []
+    for key, edit in edits.items():
+        if edit.language in languages:
+            selected.append((key, edit))
     if not selected:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
     return Dataset(dict(evenly_spread(selected, limit)), refused, texts, rows)

@@ -326,6 +326,9 @@ def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[Labelled
     for pair in pairs:
         if first.setdefault(pair.key, pair).consistent != pair.consistent:
             torn.add(pair.key)
-    agreed = [pair for key, pair in first.items() if key not in torn]
+    agreed = []
+    for key, pair in first.items():
+        if key not in torn:
+            agreed.append(pair)
     counts = {"pairs": len(agreed), "yes": sum(pair.consistent for pair in agreed)}
     return agreed, counts | {"repeated": len(pairs) - len(first), "contradictory": len(torn)}

@@ -88,13 +88,18 @@ def groups_of(images: Path, *, least: int = 3) -> tuple[dict[str, list[Path]], i
     groups = {}
     other_files = 0
     for group in _folders(images) or [images.resolve()]:
-        files = sorted(path for path in group.iterdir() if path.is_file() and not path.name.startswith("."))
-        usable = [path for path in files if path.suffix.lower() in (*IMAGE_TYPES, *CONVERTED)]
+        usable = []
+        for path in sorted(group.iterdir()):
+            if not path.is_file() or path.name.startswith("."):
+                continue
+            if path.suffix.lower() in (*IMAGE_TYPES, *CONVERTED):
+                usable.append(path)
+            else:
+                other_files += 1
         if len(usable) < least:
             need = "a group needs a reference and two candidates, so three" if least > 2 else "a set needs two"
             raise ValueError(f"{group}: {len(usable)} images give nothing to rank; {need} images or more in one folder")
         groups[group.name] = usable
-        other_files += len(files) - len(usable)
     return groups, other_files
 
 

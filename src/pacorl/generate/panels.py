@@ -301,5 +301,8 @@ def _listed(content: str, count: int) -> tuple[str, list[str]]:
 
 
 def _split(separator: re.Pattern[str], text: str) -> list[str]:
-    items = (item.strip(EDGES) for item in separator.split(text.strip(" .)")))
-    return [item for item in items if item]
+    items = []
+    for item in separator.split(text.strip(" .)")):
+        if item.strip(EDGES):
+            items.append(item.strip(EDGES))
+    return items

@@ -270,7 +270,7 @@ def check_set(
     if all_pairs or not references:
         pairs += combinations(panels, 2)
 
-    # Controls first: a judge that fails them is not asked about the set.
+    # Controls first: after a failed control the judge is not asked about the set.
     first = [*shown, *images][0]
     controls = ask_controls(judge, first, questions=specs, symmetric=symmetric)
     check_controls(controls, least, image=[*shown_names, *names][0], picture=first)

@@ -87,7 +87,7 @@ def open_images(
             number += 1
             name = f"{source} ({number})"
 
-        # A source that is not opened takes no name.
+        # An unopened source takes no name.
         try:
             opened[name] = open_source(source)
         except (ImageError, OSError) as error:

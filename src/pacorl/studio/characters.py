@@ -300,7 +300,7 @@ class Characters:
         except (ValueError, OSError) as damage:
             fault = fault or str(damage)
 
-        # How far it is. A training that runs or waits outranks an earlier fault.
+        # How far it is. A running or waiting training outranks an earlier fault.
         evaluated = max([line.step for line in lines], default=0)
         losses = [[line.step, line.held_out_loss] for line in lines if line.held_out_loss is not None]
         status = "done" if evaluated >= steps else "stopped"

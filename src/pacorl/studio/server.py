@@ -783,7 +783,7 @@ def write_captions(name: str, state: State, browser: Browser) -> dict[str, Any]:
 
     def work(job: Job) -> dict[str, Any]:
         captions = state.host.describe(job, pictures)
-        # A caption that a person wrote meanwhile stays.
+        # Captions that a person wrote meanwhile stay.
         left = {path.name for path in state.characters.uncaptioned(name)}
         added = {picture: caption for picture, caption in captions.items() if picture in left}
         description = state.characters.describe(name)["description"]

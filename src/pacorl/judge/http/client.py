@@ -204,7 +204,7 @@ class EndpointPool:
         circuit = endpoint.circuit
         # In an outage the servers are probed in turn, however long each of them has been silent.
         broken = circuit.broken and not self.outage
-        # A home that is behind by all its slots is left: computing a prefix again is cheaper than waiting.
+        # A home behind by all its slots is left: computing a prefix again is cheaper than waiting.
         away = home is not None and endpoint is not home and home.load < endpoint.load + self._slots
         return broken, circuit.cooling_down, endpoint is tried, away, endpoint.load, circuit.cooldown_until
 
