@@ -415,7 +415,14 @@ function watchSet(id) {
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
       if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still generating
     },
-    done(job) { setEnded(); showSet(job, early === id); fillEarlier(); $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`; },
+    done(job) {
+      const untouched = scrollY === scrolledTo;
+      setEnded();
+      showSet(job, early === id);
+      if (untouched) scrollToPicture();  // the bar above it is gone
+      fillEarlier();
+      $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`;
+    },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
   });
 }
@@ -446,8 +453,15 @@ function showSet(job, again = false) {
   $("startFrom").hidden = Boolean(cannot.edit);
   if (!again) $("wipe").value = 50;
   view();
-  if (awaited && innerWidth <= 820) $("made").scrollIntoView();
+  if (awaited && innerWidth <= 820) scrollToPicture();
   awaited = false;
+}
+
+let scrolledTo = -1;    // where the page was scrolled to for a picture
+
+function scrollToPicture() {
+  $("made").scrollIntoView();
+  scrolledTo = scrollY;
 }
 
 let awaited = false;    // whether a person waits for the next result, which a phone scrolls to
