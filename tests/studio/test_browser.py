@@ -187,6 +187,7 @@ def test_earlier_sets_are_found_again_by_keys_alone(page):
     # A favourite is found, and so are words of a prompt.
     card.locator(".star").press("Enter")
     playwright.expect(card.locator(".star")).to_have_text("★")
+    playwright.expect(card.locator(".star")).to_be_focused()
     page.locator("#onlyFavourites").check()
     playwright.expect(page.locator("#sets li")).to_have_count(1)
     page.locator("#search").fill("words of nobody")
@@ -336,7 +337,9 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     playwright.expect(captions.nth(0)).to_contain_text("belongs: 0.")
     playwright.expect(captions.nth(3)).to_contain_text("fits least: 0.")
     playwright.expect(page.locator("#checkVerdict")).to_contain_text("4.png fits the others least (0.")
-    playwright.expect(page.locator("#checkWords")).to_contain_text("1 of 4 is below 0.5. Uncalibrated.")
+    playwright.expect(page.locator("#checkWords")).to_contain_text(
+        "1 of 4 is below 0.5. The least score is a rule of thumb"
+    )
     playwright.expect(page.locator("#tryBox")).to_be_hidden()
     playwright.expect(page.locator("#repairedLinks")).to_be_hidden()
 
@@ -416,6 +419,95 @@ def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
     shot(page, f"studio-{name}-judged")
 
 
+def test_a_tab_has_an_address_and_the_form_outlasts_a_reload(page):
+    page.locator("#sentence").fill("Four images of a fox: it runs, it sleeps, it eats, it waves")
+    page.locator("#writePanels").click()
+    error = page.locator("#formError")
+    playwright.expect(error).to_contain_text("“What all panels share” has unknown words, 'fox'; the practice model has")
+    page.locator("#settings summary").click()
+    page.locator("#candidates").fill("2")
+    page.locator("#tabCharacter").click()
+    page.locator("#tabHistory").click()
+    page.go_back()
+    playwright.expect(page.locator("#character")).to_be_visible()
+    page.go_back()
+    playwright.expect(page.locator("#make")).to_be_visible()
+    page.go_forward()
+    page.reload()
+    playwright.expect(page.locator("#character")).to_be_visible()
+    assert page.url.endswith("#character")
+    playwright.expect(page.locator("#theme")).to_have_value("a fox")
+    assert page.locator("#panels textarea").last.input_value() == "a fox, it waves"
+    assert page.locator("#candidates").input_value() == "2"
+
+    # Words of the person still, as the button asks.
+    page.locator("#tabMake").click()
+    page.locator("#example").click()
+    playwright.expect(page.locator("#example")).to_have_text("Replace your words?")
+
+
+def test_a_phone_has_one_row_of_a_header_and_scrolls_to_the_picture(browser, link):
+    context = browser.new_context(viewport={"width": 390, "height": 740})
+    page = context.new_page()
+    page.goto(link)
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    page.locator("#generate").click()
+    made(page)
+    header = page.locator("header").bounding_box()
+    assert header["height"] < 70
+    picture = page.locator("#compareBox").bounding_box()
+    assert header["height"] <= picture["y"] < 200
+    page.locator("#tabModels").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.locator("#tabModels").bounding_box()
+    assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+    context.close()
+
+
+def test_the_header_says_that_the_studio_has_stopped_and_help_opens_at_its_top(browser, link):
+    context = browser.new_context(viewport={"width": 1320, "height": 500})
+    page = context.new_page()
+    page.goto(link)
+    playwright.expect(page.locator("#ready")).to_have_text("ready", timeout=PATIENCE)
+    page.locator("#help").click()
+    playwright.expect(page.locator("#keys h2").first).to_be_focused()
+    assert page.locator("#keys").evaluate("dialog => dialog.scrollTop") == 0
+    page.keyboard.press("Escape")
+    page.route("**/api/**", lambda route: route.abort())
+    playwright.expect(page.locator("#ready")).to_have_text("not connected")
+    page.unroute("**/api/**")
+    playwright.expect(page.locator("#ready")).to_have_text("ready")
+    context.close()
+
+
+def test_the_practice_model_says_what_it_cannot_draw_and_only_kept_pictures_are_saved(page):
+    """The pictures' scores are written down here: what is looked at is the page."""
+    pictures = [{"file": file, "caption": "", "version": "1"} for file in ("01.png", "02.png")]
+    fox = {"name": "fox", "description": "a fox", "note": "", "loras": [], "pictures": pictures}
+    page.route(
+        "**/api/characters", lambda route: route.fulfill(json=[fox | {"least": 3, "steps": 200, "training": None}])
+    )
+    page.keyboard.press("c")
+    playwright.expect(page.locator("#sheetWorld")).to_contain_text("can only draw heroes of its own world")
+    show = """score => {
+      const one = { picture: 0, image: "base-7", score };
+      sheet = { id: "000009", images: "/sets/000009", theme: "fox", asked: { scenes: ["it runs"] }, candidates: [one] };
+      drawSheet();
+    }"""
+    page.evaluate(show, 0.0)
+    note, save = page.locator("#sheetNote"), page.locator("#saveSheet")
+    playwright.expect(note).to_contain_text("for art of your own load a model under Models")
+    playwright.expect(save).to_have_attribute("href", "/sheets/of/fox.png")
+    page.locator("#sheetPictures input").check()
+    playwright.expect(save).to_have_attribute("href", "/sheets/000009.png?image=base-7")
+    page.evaluate(show, 0.9)
+    playwright.expect(note).to_be_hidden()
+    page.evaluate("state.editor = 'a/real-one'")
+    page.evaluate(show, 0.0)
+    playwright.expect(note).to_contain_text("make another picture the first one")
+    playwright.expect(page.locator("#sheetWorld")).to_be_hidden()
+
+
 def test_without_the_link_nothing_is_shown(browser, link):
     page = browser.new_context().new_page()
     page.goto(link.rpartition("/join#")[0] + "/")
@@ -460,7 +552,7 @@ def test_stop_asks_once_more(page):
     stop = page.locator("#teachStop")
     stop.click()
     playwright.expect(stop).to_have_text("Really stop?")
-    page.locator("#tabTeach").focus()
+    page.locator("#tabTaste").focus()
     playwright.expect(stop).to_have_text("Stop")
     assert stopped == []
     stop.click()
@@ -499,7 +591,7 @@ def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
     page.locator("#rounds").press("Enter")
     shots = page.locator("#shots .shot")
     playwright.expect(shots).to_have_count(8, timeout=3 * PATIENCE)
-    page.locator("#tabTeach").focus()
+    page.locator("#tabTaste").focus()
     for key in ("3", "5", "=", "1"):
         page.keyboard.press(key)
     playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("1")
@@ -507,7 +599,7 @@ def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
     shots.nth(6).drag_to(shots.nth(2))
     playwright.expect(page.locator("#shots .rank").nth(6)).to_have_text("1")
     playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("2")
-    page.locator("#tabTeach").blur()
+    page.locator("#tabTaste").blur()
     page.mouse.move(4, 890)
     shot(page, "studio-teach")
     for name, width, scheme in [("phone", 390, "light"), ("dark", 1440, "dark")]:
@@ -592,6 +684,18 @@ def test_captions_typed_one_after_the_other_are_all_kept(teaching):
     playwright.expect(page.locator("#history")).to_be_visible()
 
 
+def test_another_picture_becomes_the_first_one(teaching):
+    page = teaching
+    page.keyboard.press("c")
+    drop_hero(page, [("waving", "flag"), ("jumping", "boat")])
+    boxes = page.locator("#personPictures textarea")
+    boxes.last.fill("jumping, boat")
+    page.get_by_role("button", name="Make picture 2 the first").press("Enter")
+    playwright.expect(boxes.first).to_have_value("jumping, boat")
+    playwright.expect(boxes.first).to_be_focused()
+    assert boxes.last.input_value() == ""
+
+
 SHEET_OF = [("waving", "flag"), ("jumping", "boat"), ("standing", "tree"), ("waving", "lamp"), ("jumping", "house")]
 
 
@@ -627,6 +731,10 @@ def test_a_character_is_drawn_by_keys(teaching):
     playwright.expect(second.locator(".thumb").last).to_have_attribute("aria-pressed", "true")
     for number, box in enumerate(page.locator("#sheetPictures input").all()):
         box.set_checked(number < 2)
+    with page.expect_download() as download:
+        page.locator("#saveSheet").click()
+    with Image.open(download.value.path()) as saved:
+        assert saved.size == (3 * 64, 64)  # the original and the two kept drawings at its size
     page.locator("#keepSheet").press("Enter")
     playwright.expect(page.locator("#personPictures img")).to_have_count(7, timeout=PATIENCE)
     captions = [box.input_value() for box in page.locator("#personPictures textarea").all()]
@@ -634,7 +742,7 @@ def test_a_character_is_drawn_by_keys(teaching):
     with page.expect_download() as download:
         page.locator("#saveSheet").click()
     with Image.open(download.value.path()) as saved:
-        assert saved.size == (5 * 64, 64)  # the original, and four drawings at its size
+        assert saved.size == (7 * 64, 64)  # no drawing is marked now, so its own pictures
 
     # One card of the history, whose pictures are counted.
     page.locator("#tabHistory").click()
@@ -657,6 +765,7 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     drop_hero(page, SHEET_OF)
     page.locator("#trainSteps").fill("40")  # more than are done before it is stopped
     page.locator("#train").press("Enter")
+    playwright.expect(page.locator("#train")).to_have_text("Teaching …")
     playwright.expect(page.locator("#ready")).to_have_text("teaching hero", timeout=PATIENCE)
     playwright.expect(page.locator("#generate")).to_be_disabled()
     playwright.expect(page.locator("#busy")).to_contain_text("hero is being taught, and has the machine")
@@ -673,6 +782,11 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
     playwright.expect(page.locator("#trainPhase")).to_have_text("Learned: step 40 of 40", timeout=3 * PATIENCE)
     playwright.expect(page.locator("#useLora")).to_be_visible()  # hidden while it learns, with the pictures of before
     playwright.expect(page.locator("#galleryPictures img")).to_have_count(16)
+    playwright.expect(page.locator("#galleryNote")).to_contain_text("Left: the model as it was.")
+    page.locator("#galleryPictures button").last.press("Enter")
+    playwright.expect(page.locator("#largeImage img")).to_be_visible()
+    playwright.expect(page.locator("#largeTitle")).to_contain_text("with hero: ")
+    page.keyboard.press("Escape")
     page.locator("#useLora").press("Enter")
     playwright.expect(page.locator("#models")).to_contain_text("+ hero 0.50", timeout=PATIENCE)
     playwright.expect(page.locator("#theme")).to_have_value("red round hero, crown, night")
@@ -695,6 +809,11 @@ def test_a_character_is_taught_and_used_by_keys(teaching):
 def test_models_are_chosen_and_a_licence_is_accepted_before_a_download(page):
     page.keyboard.press("o")
     playwright.expect(page.locator("#loras li")).to_have_count(1, timeout=PATIENCE)
+    first = page.locator("#offers li").first
+    playwright.expect(first).to_contain_text("FLUX.2-klein-base-4Bstart here")
+    playwright.expect(first).to_contain_text("learns your character on a card of 12 GB")
+    playwright.expect(first).to_contain_text("smallest card 8 GB, 40 GB to hold it whole")
+    playwright.expect(page.locator("#offers .start")).to_have_count(1)
     page.locator("#offers button").first.press("Enter")
     playwright.expect(page.locator("#startDownload")).to_be_disabled()
     page.locator("#accepted").check()

@@ -228,6 +228,62 @@ def test_panels_of_a_page_become_pictures_with_their_lines(server):
         assert (answer.status_code, "has 2 panels" in answer.text) == (404, True)
 
 
+def test_another_picture_becomes_the_first_and_none_is_lost(server):
+    client, studio = server
+    uploads = [upload(client, colour) for colour in ("red", "green", "blue")]
+    client.post("/api/characters/hero", json={"description": HERO, "uploads": uploads})
+    captions = {"01.png": "a", "03.png": "c"}
+    client.post("/api/characters/hero", json={"description": HERO, "captions": captions})
+    made = client.post("/api/characters/hero/first", json={"picture": "03.png"}).json()["pictures"]
+    assert [(one["file"], one["caption"]) for one in made] == [("01.png", "c"), ("02.png", ""), ("04.png", "a")]
+    shown = []
+    for one in made:
+        with Image.open(io.BytesIO(client.get(f"/characters/hero/{one['file']}").content)) as image:
+            shown.append(image.getpixel((0, 0)))
+    assert shown == [(0, 0, 255), (0, 128, 0), (255, 0, 0)]
+    assert studio.characters.find("hero").images[0].name == "01.png"
+    before = contents(studio.characters.folder / "hero")
+    for first, fault in [("01.png", "is the first picture already"), ("09.png", "has no picture")]:
+        answer = client.post("/api/characters/hero/first", json={"picture": first})
+        assert (answer.status_code in (404, 422), fault in answer.text) == (True, True)
+    assert contents(studio.characters.folder / "hero") == before
+
+    # A sheet of them, the first one first.
+    sheet = client.get("/sheets/of/hero.png")
+    with Image.open(io.BytesIO(sheet.content)) as image:
+        assert (image.size, image.getpixel((0, 0))) == ((96, 32), (0, 0, 255))
+    assert sheet.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("scores", "thumbnail"), [((0.1, 0.9), "b"), ((0.1, 0.2), "source-1"), ((None, 0.1), "source-1")]
+)
+def test_a_sheet_is_shown_in_the_history_by_a_kept_picture(server, scores, thumbnail):
+    client, studio = server
+    one = {"layout": "1x1", "rank": 1, "matrix": [], "recipe": {}, "error": "", "base": None, "picture": 0}
+    candidates = [one | {"image": image, "score": score} for image, score in zip("ab", scores, strict=True)]
+    document = {"kind": "sheet", "theme": "hero", "sources": ["source-1"], "asked": {}, "candidates": candidates}
+    studio.history.add(document, {name: png() for name in ("a", "b", "source-1")})
+    (listed,) = client.get("/api/history").json()
+    assert listed["image"] == thumbnail
+    assert client.get(f"/sets/{listed['id']}/{thumbnail}.png").status_code == 200
+
+
+def test_the_practice_model_is_named_alike_and_refuses_in_the_terms_of_the_page(server):
+    client, _ = server
+    sentence = {"text": "Four images of a fox: it runs, it sleeps, it eats, it waves"}
+    fault = client.post("/api/panels", json=sentence).json()["fault"]
+    assert fault.startswith("“What all panels share” has unknown words, 'fox'; the practice model has colour: red")
+    scenes = "waving by a flag, jumping by a boat, standing by a tree, waving by a lamp"
+    known = f"Four images of a red round hero with a crown at night: {scenes}"
+    assert client.post("/api/panels", json={"text": known}).json()["fault"] == ""
+    made = client.post("/api/characters/fox", json={"description": "a fox", "uploads": [upload(client)]}).json()
+    assert "“What it looks like” has unknown words, 'fox'; the practice model has" in made["note"]
+    assert "load a model under Models" in made["note"]
+    refused = client.post("/api/characters/fox/sheet", json={"scenes": ["it runs"]}).json()["error"]
+    assert refused.startswith("the practice model has no instruction 'it runs'")
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -416,7 +472,7 @@ def test_what_the_practice_model_cannot_draw_is_noted_when_a_character_is_saved(
     assert hero(client)["note"] == ""
     goblin = {"description": "a little blue goblin with a teal cap", "uploads": [upload(client)]}
     note = client.post("/api/characters/Pip", json=goblin).json()["note"]
-    assert "unknown words, 'little', 'goblin', 'teal'; the tiny generator has colour: red" in note
+    assert "unknown words, 'little', 'goblin', 'teal'; the practice model has colour: red" in note
     studio.characters.names = replace(studio.names, model="black-forest-labs/FLUX.1-dev")
     assert [one["note"] for one in client.get("/api/characters").json()] == ["", ""]
 

@@ -230,6 +230,10 @@ def studio(
 
     def announce(line: str) -> None:
         echo(line)
+        echo("Open this link in a browser. It is good until the studio ends: each start prints a new one.")
+        echo(
+            "Ctrl+C ends the studio; what you made stays." if folder else "Ctrl+C ends the studio and deletes its sets."
+        )
         if open_page:
             import webbrowser
 

@@ -12,7 +12,9 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from pacorl.io.files import PRIVATE, check_no_link, free_name, read_bytes, remov
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of
 from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
-from pacorl.studio.model_choice import BUILDING
+from pacorl.studio.model_choice import BUILDING, Offer
 from pacorl.studio.models import description_note
 from pacorl.studio.trainer_process import TrainerProcess, lora_of
 from pacorl.types import TINY, Character
@@ -143,6 +145,24 @@ class Characters:
             for path in gone:
                 remove_made(folder, [path.name, path.with_suffix(".txt").name])
 
+    def make_first(self, name: str, picture: str) -> None:
+        """Make a picture of a character its first one, which a sheet changes; the former first one becomes its last.
+
+        Raises:
+            ValueError: there is no such picture, or it is the first one.
+        """
+        chosen = self._picture(name, picture)
+        former = self._picture(name, images_in(chosen.parent)[0].name)
+        if chosen == former:
+            raise ValueError(f"{picture} of {name} is the first picture already; choose another")
+        content, caption = read_bytes(chosen), _caption(chosen)
+        # The former one gets a new number before its own is overwritten: an interruption loses no picture.
+        description = _card(chosen.parent).description
+        self.save(name, description, added=[read_bytes(former)], added_captions=[_caption(former)])
+        with self._lock:
+            write_atomic(former, content, mode=PRIVATE)
+        self.save(name, description, captions={former.name: caption}, removed=[picture])
+
     def folder_name(self, name: str, *, is_new: bool) -> str:
         """Make the name of a character's folder: "banana king" → "banana_king".
 
@@ -176,8 +196,9 @@ class Characters:
         folder = self._check(name)
         pictures = []
         for path in images_in(folder):
-            caption = path.with_suffix(".txt")
-            pictures.append({"file": path.name, "caption": read_text(caption) if caption.is_file() else ""})
+            # A picture that was made the first one has the file of another.
+            version = path.lstat().st_mtime_ns
+            pictures.append({"file": path.name, "caption": _caption(path), "version": str(version)})
         trainings = self._trainings(name)
         description = _card(folder).description
         return {
@@ -361,6 +382,24 @@ def character_recipes() -> dict[str, dict[int, str]]:
     return found
 
 
+def offers_for_characters(offers: Sequence[Offer]) -> list[dict[str, Any]]:
+    """Describe models with the smallest card that a character is taught on, and mark the one to start with.
+
+    It draws pages and changes pictures, can be taught a character, needs nobody's permission, and of such models is
+    taught on the smallest card.
+    """
+    described = []
+    suited = []
+    for offer in offers:
+        sizes = character_recipes().get(offer.kind, {}) if offer.name != TINY else {}
+        described.append(asdict(offer) | {"learns": min(sizes, default=0), "start": False})
+        if sizes and offer.sets and offer.edits and not offer.gated:
+            suited.append(described[-1])
+    if suited:
+        min(suited, key=itemgetter("learns"))["start"] = True
+    return described
+
+
 def _free_numbers(folder: Path, count: int) -> list[int]:
     """Number further pictures of a character, behind its last one as long as there are numbers."""
     taken = [path.stem for path in images_in(folder)]
@@ -370,6 +409,11 @@ def _free_numbers(folder: Path, count: int) -> list[int]:
     free = [number for number in NUMBERS if number not in used]
     free.sort(key=lambda number: number < max(used, default=0))
     return free[:count]
+
+
+def _caption(picture: Path) -> str:
+    path = picture.with_suffix(".txt")
+    return read_text(path) if path.is_file() else ""
 
 
 def _request(folder: Path) -> Request:

@@ -38,6 +38,8 @@ DOCUMENT_BYTES = 16 * 2**20
 """Largest unpacked document of a set. Documents of 50 candidates have a tenth of it."""
 IMAGE_BYTES = 128 * 2**20
 """Largest unpacked image of a set. Uploads have 75 MB."""
+LEAST_KEPT = 0.5
+"""Score from which the page counts a picture of a sheet as the character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +244,18 @@ def _entry(path: Path) -> Entry:
     try:
         document = _document(path)
         best = document["candidates"][0]
+        image = best["image"]
+        # A sheet is ordered by its lines; if no picture is the character, its original stands for the sheet.
+        if document["kind"] == "sheet":
+            best = max(document["candidates"], key=lambda one: one["score"] or 0)
+            image = best["image"]
+            if (best["score"] or 0) < LEAST_KEPT and document["sources"]:
+                image = document["sources"][0]
         summary = {key: document[key] for key in ("kind", "theme", "made")}
         # Texts and lists of texts; numbers, such as the seed, are no words.
         words = [str(value) for value in document["asked"].values() if isinstance(value, str | list | dict)]
         summary["words"] = " ".join(words)[:WORDS]
-        summary |= {"image": best["image"], "score": best["score"], "count": len(document["candidates"])}
+        summary |= {"image": image, "score": best["score"], "count": len(document["candidates"])}
     except ValueError as fault:
         logger.warning("%s; this set is not shown", fault)
         summary = {}

@@ -9,8 +9,8 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ class Offer:
     """Whether the hub gives it only to people who accepted its licence there."""
     licence: str = ""
     """Licence of a published checkpoint, to be accepted before the download; empty for the embedded models."""
+    kind: str = ""
+    """Kind of a generator."""
+    download: int = 0
+    """Bytes of its weights as published; 0 if unknown."""
+    cards: Mapping[str, int | None] = field(default_factory=dict)
+    """`memory` → GB of the smallest card beside the published judge, as planned; empty if unknown."""
 
 
 def offers(names: StudioModels) -> list[Offer]:
@@ -68,14 +74,22 @@ def offers(names: StudioModels) -> list[Offer]:
     for name, kind in kinds.items():
         spec = POLICIES[kind]
         embedded = name == TINY  # one model draws, others edit and judge
-        offer = Offer(name, spec.sets, spec.edits or embedded, embedded, here.get(name, 0))
+        offer = Offer(name, spec.sets, spec.edits or embedded, embedded, here.get(name, 0), kind=kind)
         if name == spec.published:
             offer = replace(offer, gated=spec.gated, licence=spec.licence[1] or spec.licence[0])
+            offer = replace(offer, **_planned_needs().get(name, {}))
         listed.append(offer)
     for judge in dict.fromkeys([JUDGE, names.judge]):
         if judge != TINY:
-            listed.append(Offer(judge, False, False, True, here.get(judge, 0)))
+            needs = _planned_needs().get(judge, {})
+            listed.append(Offer(judge, False, False, True, here.get(judge, 0), **needs))
     return listed
+
+
+@cache
+def _planned_needs() -> Mapping[str, Any]:
+    """Read the download and cards of the published models, which `python -m tools.studio_memory` plans."""
+    return read_object(Path(__file__).parent / "memory.json")
 
 
 def cached_bytes() -> dict[str, int]:

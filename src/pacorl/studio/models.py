@@ -7,7 +7,8 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -577,7 +578,8 @@ def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Gri
     """
     if len(panels) < 2:
         raise ValueError(f"a set has two panels or more, {len(panels)} is described; describe each")
-    return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
+    with page_terms("“What all panels share”"):
+        return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
 
 
 def panel_prompts(names: StudioModels, texts: Sequence[str]) -> list[Prompt]:
@@ -588,7 +590,8 @@ def panel_prompts(names: StudioModels, texts: Sequence[str]) -> list[Prompt]:
     """
     from pacorl.generate.repair import panel_prompt
 
-    return [panel_prompt(names.model, text, kind=names.kind) for text in texts]
+    with page_terms():
+        return [panel_prompt(names.model, text, kind=names.kind) for text in texts]
 
 
 def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
@@ -601,7 +604,8 @@ def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
         raise ValueError("the instruction is empty; describe the change of the image")
     prompt = Prompt(id=0, text=instruction.strip())
     if editor_of(names) == TINY:
-        tiny_spec(edits=True).committed.check(prompt)
+        with page_terms():
+            tiny_spec(edits=True).committed.check(prompt)
     return prompt
 
 
@@ -612,7 +616,8 @@ def board_for(names: StudioModels, document: Mapping[str, Any]) -> Storyboard:
         ValueError: naming the faulty field, or the page that the model cannot generate.
     """
     board = parse_storyboard(document)
-    pages(board, names.model)
+    with page_terms("the first character with the style"):
+        pages(board, names.model)
     return board
 
 
@@ -718,10 +723,32 @@ def description_note(names: StudioModels, description: str) -> str:
     """Name what the tiny generator cannot draw of a character; empty for other generators."""
     if names.model == TINY:
         try:
-            attributes_in(description, where="the description", required=KEPT)
+            with page_terms():
+                attributes_in(description, where="“What it looks like”", required=KEPT)
         except ValueError as fault:
-            return f"The practice model cannot draw this character in Make: {fault}."
+            return f"The practice model cannot draw this character in Make: {fault}. {OWN_WORLD}"
     return ""
+
+
+OWN_WORLD = "It draws only heroes of its own small world; for a character of your own load a model under Models."
+PAGE_TERMS = {
+    "the tiny generator": "the practice model",
+    "the tiny editor": "the practice model",
+    "name a real --model, e.g. black-forest-labs/FLUX.1-dev": "choose another model under Models",
+}
+"""Words of the commands' messages → those of the page."""
+
+
+@contextmanager
+def page_terms(theme: str = "the theme") -> Iterator[None]:
+    """Word a ValueError in the page's terms, where `theme` names the field of the common theme."""
+    try:
+        yield
+    except ValueError as fault:
+        text = str(fault)
+        for term, own in (PAGE_TERMS | {"the theme": theme}).items():
+            text = text.replace(term, own)
+        raise ValueError(text) from None
 
 
 def with_descriptions(text: str, cast: Mapping[str, str]) -> str:

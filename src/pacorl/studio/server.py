@@ -31,7 +31,7 @@ from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
 from pacorl.io.images import open_image, png_bytes
 from pacorl.judge.calibration import read_calibration, threshold
 from pacorl.studio import model_choice, models
-from pacorl.studio.characters import Characters, picture_bytes
+from pacorl.studio.characters import Characters, offers_for_characters, picture_bytes
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import CancelledError, Job, JobQueue, Work
 from pacorl.studio.model_choice import Downloads
@@ -307,8 +307,15 @@ def write_set(form: SentenceForm, state: State) -> dict[str, Any]:
     for character in state.characters.summaries():
         for name in (character["name"], character["name"].replace("_", " ")):
             cast[name] = character["description"]
+    theme = models.with_descriptions(draft["theme"], cast)
     panels = [models.with_descriptions(text, cast) for text in draft["panels"]]
-    return draft | {"theme": models.with_descriptions(draft["theme"], cast), "panels": panels}
+    # What Generate would refuse is said at once; the fields are filled all the same.
+    fault = ""
+    try:
+        models.prompt_for(state.names, theme, panels, None)
+    except ValueError as refused:
+        fault = str(refused)
+    return draft | {"theme": theme, "panels": panels, "fault": fault}
 
 
 class SamplingForm(Form):
@@ -485,6 +492,15 @@ def sheet_image(name: str, image: Annotated[list[str], Query(max_length=MAX_SHEE
     return _png(png_bytes(models.page_of(pictures, None)))
 
 
+@router.get("/sheets/of/{name}.png")
+def own_sheet(name: str, state: State) -> Response:
+    """Return the first pictures of a character as one image."""
+    pictures = [open_image(path) for path in state.characters.find(name).images[: MAX_SHEET + 1]]
+    response = _png(png_bytes(models.page_of(pictures, None)))
+    response.headers["Cache-Control"] = "no-store"  # pictures are added and removed
+    return response
+
+
 @router.get("/sets/{name}/{number}.zip")
 def export(name: str, number: int, state: State) -> Response:
     """Return a candidate, counted from 0, with its recipe."""
@@ -599,7 +615,7 @@ def list_models(state: State) -> dict[str, Any]:
     names = state.names
     chosen = {name: getattr(names, name) for name in ("model", "judge", "memory", "writer")}
     return {
-        "offers": [asdict(offer) for offer in model_choice.offers(state.started_with)],
+        "offers": offers_for_characters(model_choice.offers(state.started_with)),
         "writers": list(dict.fromkeys([TEMPLATE, state.started_with.writer])),
         "loras": list(state.loras()),
         "chosen": chosen | {"editor": models.editor_of(names), "loras": _shown_loras(state)},
@@ -736,7 +752,12 @@ def save_character(name: str, form: CharacterForm, state: State, browser: Browse
     for upload in dict.fromkeys(form.uploads):
         added.append(picture_bytes(_upload(state, upload, browser).open()))
     state.characters.save(
-        name, form.description, added=added, added_captions=lines, captions=form.captions, removed=form.removed
+        name,
+        form.description,
+        added=added,
+        added_captions=lines,
+        captions=form.captions,
+        removed=form.removed,
     )
     # Last, so that a refused change leaves the uploads on the page.
     for upload in form.uploads:
@@ -757,6 +778,17 @@ def _panels_of(state: AppState, form: CharacterForm) -> list[tuple[Image, str]]:
     if not all(0 <= number < min(len(panels), len(page["panels"])) for number in form.panels):
         raise RefusedError(f"set {form.of[:20]} has {len(panels)} panels", status=404)
     return [(panels[number], page["panels"][number]) for number in form.panels]
+
+
+class FirstForm(Form):
+    picture: Text
+
+
+@router.post("/api/characters/{name}/first")
+def make_first(name: str, form: FirstForm, state: State) -> dict[str, Any]:
+    """Make a picture of a character its first one."""
+    state.characters.make_first(name, form.picture)
+    return state.characters.describe(name)
 
 
 @router.delete("/api/characters/{name}")

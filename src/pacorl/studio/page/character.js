@@ -136,13 +136,14 @@ function drawPictures(one) {
   });
 }
 
-const addressOf = (one, picture) => `/characters/${one.name}/${picture.file}`;
+const addressOf = (one, picture) => `/characters/${one.name}/${picture.file}?${picture.version}`;
 
 function pictureItem(address, file) {
   const image = pixelated(make("img", { src: address }));
   const caption = make("textarea", { rows: 2, maxLength: 1000, placeholder: "waving, at night", onchange: saveCaptions, oninput: saveSoon });
   const away = remover("", () => savePicture({ removed: [file] }));
-  const item = make("li", { address }, image, away, caption);
+  const front = make("button", { type: "button", className: "quiet small", textContent: "Make this the first", onclick: () => makeFirst(file) });
+  const item = make("li", { address }, image, away, caption, front);
   Object.assign(caption, { file, saved: "" });
   caption.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); saveCaptions(); } };
   item.show = (text, number) => {
@@ -150,9 +151,23 @@ function pictureItem(address, file) {
     caption.saved = text;
     caption.ariaLabel = `What picture ${number} shows`;
     away.title = away.ariaLabel = `Remove picture ${number}`;
+    front.ariaLabel = `Make picture ${number} the first`;
+    front.hidden = number === 1;
     image.alt = text || `picture ${number}`;
   };
   return item;
+}
+
+async function makeFirst(file) {
+  if (!await saveCaptions()) return;
+  changes += 1;
+  const now = await ask("POST", `/api/characters/${encodeURIComponent(who)}/first`, { picture: file });
+  changes += 1;
+  if (!now) return;
+  people = people.map((one) => (one.name === now.name ? now : one));
+  drawPeople();
+  $("personPictures").querySelector("textarea").focus();
+  $("said").textContent = "It is the first picture now.";
 }
 
 const unsaved = () => [...$("personPictures").querySelectorAll("textarea")].filter((box) => box.value.trim() !== box.saved);
@@ -223,12 +238,26 @@ function drawSheet() {
   suggestScenes();
   say("sheetCannot", state.cannot?.edit || "");
   $("sheetPictures").replaceChildren(...(sheet ? sheet.asked.scenes.map(sheetPicture) : []));
-  $("keepSheet").hidden = $("saveSheet").hidden = !sheet;
-  say("sheetNote", sheet?.candidates.every((one) => !(one.score >= 0.5)) ? "None of these kept your character. Draw 8 for each, or take another first picture." : "");
+  $("keepSheet").hidden = !sheet;
+  const practises = state.editor === "tiny";
+  $("sheetWorld").hidden = !practises || Boolean(state.cannot?.edit);
+  const failed = sheet?.candidates.every((one) => !(one.score >= LEAST_KEPT));
+  say("sheetNote", !failed ? "" : `None of these is your character. ${practises ? "The practice model can only draw heroes of its own world: for art of your own load a model under Models, and draw the sheet again."
+    : "Draw 8 for each, or make another picture the first one under “1. Pictures”."}`);
   enableSheet();
-  if (!sheet) return;
-  const images = [...$("sheetPictures").querySelectorAll("input")].map((box) => `image=${box.dataset.image}`);
-  $("saveSheet").href = `/sheets/${sheet.id}.png?${images.join("&")}`;
+  drawSaving();
+}
+
+const LEAST_KEPT = 0.5;
+
+const marked = () => [...$("sheetPictures").querySelectorAll("input:checked")].map((box) => box.dataset.image);
+
+// The pictures that are marked to be kept, or else the character's own.
+function drawSaving() {
+  const images = sheet ? marked() : [];
+  $("saveSheet").hidden = !images.length && !(person()?.pictures.length > 1);
+  $("saveSheet").textContent = images.length ? "Save the sheet: the first picture and the kept ones" : "Save a sheet of its own pictures";
+  $("saveSheet").href = images.length ? `/sheets/${sheet.id}.png?${images.map((image) => `image=${image}`).join("&")}` : `/sheets/of/${who}.png`;
   $("saveSheet").download = `${who}-sheet.png`;
 }
 
@@ -251,7 +280,7 @@ function suggestScenes() {
 function sheetPicture(scene, i) {
   const all = sheet.candidates.filter((one) => one.picture === i), best = all.find((one) => one.image === picked[i]) || all[0];
   const url = (one) => `${sheet.images}/${one.image}.png`;
-  const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= 0.5, onchange: () => { ticked[i] = keep.checked; }, ariaLabel: `Keep picture ${i + 1}` });
+  const keep = make("input", { type: "checkbox", checked: ticked[i] ?? best.score >= LEAST_KEPT, onchange: () => { ticked[i] = keep.checked; drawSaving(); }, ariaLabel: `Keep picture ${i + 1}` });
   keep.dataset.image = best.image;
   const again = make("button", { type: "button", className: "quiet small again", textContent: "This picture again", ariaLabel: `Picture ${i + 1} again`, onclick: () => drawTheSheet(i) });
   const others = all.map((one, n) => {
@@ -291,7 +320,7 @@ function watchSheet(id) {
 }
 
 async function keepSheet() {
-  const kept = [...$("sheetPictures").querySelectorAll("input:checked")].map((box) => box.dataset.image);
+  const kept = marked();
   if (!kept.length) return say("sheetError", "No picture is marked “keep”.");
   say("sheetError", "");
   ticked = Object.fromEntries(sheet.asked.scenes.map((_, i) => [i, false]));  // each is added once
@@ -328,18 +357,19 @@ function drawTraining(one) {
   enableSheet();
   const pace = training?.seconds_per_step ?? people.map((other) => other.training?.seconds_per_step).find(Boolean);
   $("trainSteps").placeholder = one.steps ? `${one.steps}${pace ? `, about ${minutes(one.steps * pace)}` : ""}` : "usual";
-  $("train").textContent = training ? "Teach it anew" : "Teach it";
+  $("train").textContent = alive ? "Teaching …" : training ? "Teach it anew" : "Teach it";
   $("stopTraining").hidden = !alive;
   $("resumeTraining").hidden = !training || alive || training.status === "done";
   $("trainProgress").hidden = !training;
   $("gallery").hidden = !training?.lora || alive;
   say("trainError", training?.error || "");
+  say("useNote", one.note);
   if (!training) return;
   const share = (100 * training.done) / training.steps;
   $("trainPhase").textContent = training.status === "starting" ? "Getting ready: the model loads, and draws what it knows without your character"
     : `${LEARNING[training.status]}: step ${training.done} of ${training.steps}${alive ? timeLeft(training) : ""}`;
   const last = training.losses.at(-1), first = training.losses[0];
-  $("trainLoss").textContent = last && last !== first ? `error on a picture it has not seen, lower is better: ${first[1].toFixed(3)} → ${last[1].toFixed(3)}` : "";
+  $("trainLoss").textContent = last && last !== first ? `how far off it is on a picture kept aside, 0 is best: ${first[1].toFixed(3)} at first, ${last[1].toFixed(3)} now` : "";
   $("trainBar").className = training.status === "starting" ? "unsure" : "";
   $("trainBar").style.width = training.status === "starting" ? "" : `${share}%`;
   $("trainBar").parentElement.setAttribute("aria-valuenow", Math.round(share));
@@ -349,10 +379,15 @@ function drawTraining(one) {
   $("galleryPictures").dataset.drawn = drawn;
   // The pictures with the LoRA are drawn after the last step.
   const whens = training.status === "done" ? ["before", "after"] : ["before"];
-  $("galleryNote").textContent = training.status === "done" ? `Left without ${called}, right with ${called}: the same words and the same seed.`
+  $("galleryNote").textContent = training.status === "done" ? `Each pair is drawn from the words under it, and with the same seed. Left: the model as it was. Right: the same model with ${called}, the LoRA that it learned, at full strength. Click a picture to enlarge it. ${advice(training)}`
     : `Drawn without ${called}. After ${training.done} of ${training.steps} steps it is too early to see a difference: pictures with ${called} are drawn after the last step.`;
   $("galleryPictures").replaceChildren(...training.pictures.map((text, i) => make("figure", {}, ...whens.map((when) =>
-    pixelated(make("img", { src: `/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, alt: `${when === "before" ? "without" : "with"} ${called}: ${text}` }))), make("figcaption", { textContent: text }))));
+    enlarging(`/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, `${when === "before" ? "without" : "with"} ${called}: ${text}`)), make("figcaption", { textContent: text }))));
+}
+
+function advice({ losses }) {
+  const worse = losses.length > 1 && losses.at(-1)[1] >= losses[0][1];
+  return `${worse ? "On the picture kept aside it did not get better: add pictures, or teach it with fewer steps. " : ""}If the right ones look worse, use it in Make and try strength 0.25.`;
 }
 
 function minutes(seconds) {
@@ -446,6 +481,8 @@ async function keepPanel(panel, button) {
 function chooseWho() {
   const one = people.find((other) => other.name === $("who").value);
   if (one) $("theme").value = one.description;
+  say("formError", one?.note || "");
+  $("formError").scrollIntoView({ block: "nearest" });
 }
 
 $("personForm").addEventListener("submit", (event) => { event.preventDefault(); savePerson(); });
@@ -460,6 +497,7 @@ $("keepSheet").addEventListener("click", keepSheet);
 $("train").addEventListener("click", () => train());
 $("resumeTraining").addEventListener("click", () => train(person().training.name));
 $("stopTraining").addEventListener("click", stopTraining);
+$("sheetModels").addEventListener("click", () => open("tabModels"));
 $("useLora").addEventListener("click", useLora);
 $("who").addEventListener("change", chooseWho);
 $("keepWho").addEventListener("change", drawKeeping);

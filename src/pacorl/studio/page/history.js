@@ -55,8 +55,11 @@ function starButton(on, name, change) {
 async function mark(id, favourite) {
   const sets = await ask("POST", `/api/history/${id}`, { favourite });
   if (!sets) return;
+  const onStar = document.activeElement?.matches("#sets .star");
   drawHistory(sets);
   drawFavourite();
+  // The cards are made anew: the focus goes to the same star, or if its card is gone to the filter.
+  if (onStar) ($("sets").querySelector(`a[href="#set-${id}"]`)?.closest("li").querySelector(".star") || $("onlyFavourites")).focus();
 }
 
 async function drawFavourite() {
@@ -92,14 +95,15 @@ async function forget(id) {
 async function openSet(id) {
   try {
     const result = await call("GET", `/api/history/${id}`);
-    open("tabMake");
+    open("tabMake", "");
+    awaited = true;
     showSet({ result });
   } catch (error) {
     toast(error.message);
   }
 }
 
-addEventListener("hashchange", () => { if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5)); });
+addEventListener("hashchange", openAddress);
 
 $("search").addEventListener("input", () => drawHistory(kept));
 $("onlyFavourites").addEventListener("change", () => drawHistory(kept));

@@ -2,7 +2,7 @@
 "use strict";
 
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GB`;
-const plain = (name) => (name === "tiny" ? "practice model, built in" : name);
+const plain = (name) => (name === "tiny" ? "practice model" : name);
 const OTHER = "another of the hub …";
 let catalogue = null;   // what can be chosen, as the server says it
 let following = false;
@@ -17,7 +17,7 @@ async function openModels() {
 
 function drawChoice() {
   const chosen = catalogue.chosen, here = (one) => one.name === "tiny" || one.bytes > 0;
-  const named = (one) => [one.name, plain(one.name) + (here(one) ? "" : " – not here yet")];
+  const named = (one) => [one.name, plain(one.name) + (one.name === "tiny" ? ", built in" : here(one) ? "" : " – not here yet")];
   options("chooseModel", catalogue.offers.filter((one) => one.sets).map(named), chosen.model);
   options("chooseEditor", [["", "none"], ...catalogue.offers.filter((one) => one.edits).map(named)], chosen.editor);
   options("chooseJudge", catalogue.offers.filter((one) => one.judges).map(named), chosen.judge);
@@ -26,7 +26,7 @@ function drawChoice() {
   $("loras").replaceChildren();
   for (const [name, strength] of Object.entries(chosen.loras)) addLora(name, strength);
   options("knownLoras", ["", ...catalogue.loras, OTHER].map((name) => [name, name || "choose one"]), "");
-  say("noLoras", catalogue.loras.length ? "" : "None was made here yet. The tabs Character and Teach make them.");
+  say("noLoras", catalogue.loras.length ? "" : "None was made here yet. The tabs Character and My taste make them.");
 }
 
 function options(id, pairs, value) {
@@ -110,21 +110,31 @@ async function refreshModels() {
 // --- models to fetch
 
 function drawOffers() {
-  $("freeDisk").textContent = `${gib(catalogue.free)} are free on the disk. Models are fetched from huggingface.co, and stay here.`;
-  $("offers").replaceChildren(...catalogue.offers.filter((one) => one.name !== "tiny").map(offer));
+  $("freeDisk").textContent = `${gib(catalogue.free)} are free on the disk. Models are fetched from huggingface.co, and stay here. Cards are planned, not measured: for a page of four and the published judge beside the model.`;
+  $("startRule").hidden = !catalogue.offers.some((one) => one.start);
+  $("offers").replaceChildren(...catalogue.offers.filter((one) => one.name !== "tiny").sort((a, b) => b.start - a.start).map(offer));
 }
 
 function offer(one) {
-  const does = [one.sets && "draws pages from words", one.edits && "changes pictures", one.judges && "judges which pictures belong together"].filter(Boolean).join(", ");
-  const size = one.bytes ? `${gib(one.bytes)} on the disk` : "not here yet";
-  const licence = one.licence ? ` · licence ${one.licence}` : "";
-  const item = make("li", {}, make("b", { textContent: one.name }), make("span", { className: "hint", textContent: `${does} · ${size}${licence}` }));
+  const does = [one.sets && "draws pages from words", one.edits && "changes pictures, and draws more of your character", one.judges && "judges which pictures belong together",
+    one.learns && `learns your character on a card of ${one.learns} GB`].filter(Boolean).join(", ");
+  const size = one.bytes ? `${gib(one.bytes)} on the disk` : `not here yet, download ${one.download ? `about ${gib(one.download)}` : "of unknown size"}`;
+  const licence = one.licence ? ` · licence ${one.licence}${one.gated ? ", to be asked for" : ""}` : "";
+  const item = make("li", {}, make("b", { textContent: one.name }, ...(one.start ? [make("span", { className: "start", textContent: "start here" })] : [])),
+    make("span", { className: "hint", textContent: `${does}.` }), make("span", { className: "hint", textContent: `${cardLine(one)} · ${size}${licence}` }));
   if (!one.bytes) {
     const button = make("button", { type: "button", className: "quiet small", textContent: "Download", ariaLabel: `Download ${one.name}` });
     button.onclick = () => askLicence(one);
     item.append(button);
   }
   return item;
+}
+
+function cardLine({ cards, judges }) {
+  const [all, least] = [cards.normal, cards.lowest];
+  if (judges) return "counted in the cards of the other models";
+  if (!least) return "smallest card unknown";
+  return `smallest card ${least} GB, ${all ? `${all} GB to hold it whole` : "no card holds it whole"}`;
 }
 
 function askLicence(one) {

@@ -29,12 +29,23 @@ async function call(method, path, body, raw = false) {
   try {
     answer = await fetch(path, options);
   } catch {
+    lost = true;
+    ready("not connected", "off");
     throw new Error("The studio does not answer. Is the command still running?");
   }
+  if (lost) { lost = false; watchModels(); }
   const content = await answer.json().catch(() => ({}));
   if (!answer.ok) throw Object.assign(new Error(content.error?.message || content.error || `the studio answered ${answer.status}`), { status: answer.status });
   return content;
 }
+
+let lost = false;       // whether the last request had no answer
+
+// The header says so too while nothing else is asked for.
+setInterval(() => {
+  if (!state || document.hidden) return;
+  call("GET", "/api/state").catch((error) => { if (error.status) { lost = true; ready("not connected", "off"); } });
+}, 20 * POLL_MS);
 
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
@@ -90,22 +101,36 @@ async function start() {
   drawUploads();
   enableMaking();
   watchModels();
-  ask("GET", "/api/characters").then((listed) => { people = listed || []; fillPeople(); });
+  const form = JSON.parse(sessionStorage.getItem(FORM) || "null");
+  if (form) fillForm(form);
+  ask("GET", "/api/characters").then((listed) => {
+    people = listed || [];
+    fillPeople();
+    if (form && people.some((one) => one.name === form.fields.who)) $("who").value = form.fields.who;
+  });
   fillEarlier();
-  if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5));
+  openAddress();
+  if (location.hash.startsWith("#set-")) awaited = true;
   else if (state.latest.set) watchSet(state.latest.set);
   if (state.latest.judgement) watchJudgement(state.latest.judgement);
   if (state.latest.sheet) watchSheet(state.latest.sheet);
 }
 
 function drawNames() {
-  $("note").textContent = state.tiny.model ? "Drawn by a small practice model, which knows one drawn world and its words only. Choose a real one under Models." : "";
+  $("note").textContent = state.tiny.model ? "Drawn by the practice model, which knows one drawn world and its words only. Choose another under Models." : "";
   const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
+  for (const [id, tiny, real] of PLACEHOLDERS) $(id).placeholder = state.tiny.model ? tiny : real;
   const loras = Object.entries(state.loras).map(([name, strength]) => `${shortName(name)} ${number(strength)}`).join(", ");
   $("models").textContent = [...names, loras && `+ ${loras}`].filter(Boolean).join(" ");
   $("lorasOn").textContent = `${loras}; all of them times this`;
   $("compareField").hidden = $("strengthField").hidden = !hasLoras();
 }
+
+// Words that the model knows.
+const PLACEHOLDERS = [
+  ["sentence", "Four images of a red round hero with a crown at night: waving by a flag, jumping by a boat, …", "Four images of a fox: it runs, it sleeps, …"],
+  ["personWords", "red round hero, crown, night", "a young dentist in light-blue scrubs with round glasses"],
+];
 
 const hasLoras = () => Object.keys(state?.loras || {}).length > 0;
 
@@ -122,13 +147,14 @@ function watchModels() {
 }
 
 async function untilReady() {
-  for (let now = await call("GET", "/api/state").catch(() => state); ; now = await call("GET", "/api/state").catch(() => now)) {
+  for (;; await pause(4 * POLL_MS)) {
+    const now = await call("GET", "/api/state").catch(() => null);
+    if (!now) continue;
     if (now.fault) { ready("models failed", "off"); return toast(now.fault, true); }
     if (now.teaching !== state.teaching) { state.teaching = now.teaching; enableMaking(); }
     if (now.teaching) ready(`teaching ${now.teaching}`);
     else if (now.ready) { ready("ready", "on"); return setCannot(now.cannot); }
     else ready("loading the models …");
-    await pause(4 * POLL_MS);
   }
 }
 
@@ -146,6 +172,7 @@ function setCannot(reasons) {
 
 function setMode(name) {
   document.querySelector(`input[name=mode][value=${name}]`).checked = true;
+  say("formError", "");
   drawMode();
 }
 
@@ -153,7 +180,6 @@ function drawMode() {
   const now = mode();
   for (const part of document.querySelectorAll("[data-mode]")) part.hidden = part.dataset.mode !== now || Boolean(cannot[now]);
   say("cannot", cannot[now] || "");
-  say("formError", "");
   enableMaking();
   $("layout").closest("label").hidden = now === "edit";
   $("compareField").hidden = !hasLoras() || now === "storyboard";
@@ -263,6 +289,33 @@ function fill(example) {
   if (example.board) fillBoard(example.board);
 }
 
+// The form outlasts a reload, in this tab of the browser alone.
+const FORM = "pacorl.form";
+const formFields = () => [...document.querySelectorAll("#form :is(input, textarea, select)[id]:not([type=file], #earlier, #keepWho)")];
+
+function keepForm() {
+  if (!state) return;
+  const fields = Object.fromEntries(formFields().map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]));
+  sessionStorage.setItem(FORM, JSON.stringify({ mode: mode(), fields, panels: rows("panels"), scenes: rows("scenes"), cast: castNow(), example: exampleWords }));
+}
+
+function fillForm(form) {
+  setMode(form.mode);
+  for (const field of formFields()) {
+    const value = form.fields[field.id];
+    if (field.type === "checkbox") field.checked = value ?? field.checked;
+    else field.value = value ?? field.value;
+  }
+  fillRows("panels", form.panels, "Panel");
+  fillRows("scenes", form.scenes, "Scene");
+  $("characters").replaceChildren();
+  for (const [name, text] of form.cast) addCharacter(name, text);
+  exampleWords = form.example;
+  drawStrength();
+}
+
+const castNow = () => [...$("characters").children].map((item) => [...item.querySelectorAll("input")].map((one) => one.value.trim()));
+
 function fillBoard(board) {
   $("boardTitle").value = board.title;
   $("boardStyle").value = board.style || "";
@@ -302,7 +355,7 @@ const REQUESTS = {
   edit: ["/api/edits", () => ({ instruction: $("instruction").value, sources: sources.map((one) => one.id) })],
   storyboard: ["/api/storyboards", () => ({
     title: $("boardTitle").value, style: $("boardStyle").value, layout: $("layout").value.trim() || "2x2", scenes: rows("scenes"),
-    characters: Object.fromEntries([...$("characters").children].map((item) => [...item.querySelectorAll("input")].map((one) => one.value.trim())).filter(([name]) => name)),
+    characters: Object.fromEntries(castNow().filter(([name]) => name)),
   })],
 };
 
@@ -326,7 +379,8 @@ async function generate() {
   try {
     if (mode() === "edit" && !sources.length) throw new Error("there is no picture to start from; drop or choose one");
     const job = await call("POST", path, { ...fields(), ...sampling() });
-    location.hash = "";
+    address("#make");
+    awaited = true;
     watchSet(job.id);
   } catch (error) {
     say("formError", error.message);
@@ -340,6 +394,8 @@ async function writePanels() {
     const draft = await call("POST", "/api/panels", { text: $("sentence").value });
     fill(draft);
     say("panelNote", draft.note);
+    say("formError", draft.fault);
+    $("formError").scrollIntoView({ block: "nearest" });
   } catch (error) {
     say("formError", error.message);
   }
@@ -359,7 +415,14 @@ function watchSet(id) {
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
       if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still generating
     },
-    done(job) { setEnded(); showSet(job, early === id); fillEarlier(); $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`; },
+    done(job) {
+      const untouched = scrollY === scrolledTo;
+      setEnded();
+      showSet(job, early === id);
+      if (untouched) scrollToPicture();  // the bar above it is gone
+      fillEarlier();
+      $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`;
+    },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
   });
 }
@@ -376,7 +439,6 @@ function setEnded() {
 const TITLES = { set: "Candidates, best first", edit: "Candidates, best first", sheet: "Pictures of the sheet", storyboard: "Pages, in order" };
 
 function showSet(job, again = false) {
-  const first = shown === null;
   shown = job.result;
   if (!again) chosen = 0;
   against = "";
@@ -391,8 +453,18 @@ function showSet(job, again = false) {
   $("startFrom").hidden = Boolean(cannot.edit);
   if (!again) $("wipe").value = 50;
   view();
-  if (!again && !first && innerWidth <= 820) $("made").scrollIntoView();
+  if (awaited && innerWidth <= 820) scrollToPicture();
+  awaited = false;
 }
+
+let scrolledTo = -1;    // where the page was scrolled to for a picture
+
+function scrollToPicture() {
+  $("made").scrollIntoView();
+  scrolledTo = scrollY;
+}
+
+let awaited = false;    // whether a person waits for the next result, which a phone scrolls to
 
 const file = (name) => `${shown.images}/${name}.png`;
 
@@ -400,7 +472,7 @@ function summary(job) {
   const known = (pick) => shown.candidates.map(pick).filter((value) => value !== null && value !== undefined);
   const mean = (values) => number(values.reduce((a, b) => a + b, 0) / values.length);
   const own = known((one) => one.score), base = known((one) => one.base?.score);
-  const told = [`Judged by ${shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
+  const told = [`Judged by ${shown.judge === "tiny" ? "the practice judge" : shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
   if (tie(shown.candidates[0])) told.push(`The first ${shown.candidates[0].tied} are a tie: the judge does not tell such near scores apart.`);
   if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} without the LoRA, ${mean(own)} with it.`);
   if (shown.adapter && shown.lora_scale !== 1) told.push(`LoRA strength ${shown.lora_scale}.`);
@@ -673,7 +745,7 @@ function showCheck(job) {
   $("judgeEmpty").hidden = $("judged").hidden = true;
   $("checked").hidden = false;
   $("checkVerdict").textContent = result.verdict[0];
-  $("checkWords").textContent = [...result.verdict.slice(1), result.calibrated ? "Calibrated." : "Uncalibrated.", result.note].join(" ");
+  $("checkWords").textContent = [...result.verdict.slice(1), result.calibrated ? "The least score was measured on pairs that people had judged." : "The least score is a rule of thumb, not measured for this judge.", result.note].join(" ");
   $("checkStrip").replaceChildren(...result.panels.map((panel, i) => {
     const isOdd = result.odd === i, several = Object.keys(result.questions).length > 1;
     const verdict = panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : "does not belong"}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
@@ -705,20 +777,35 @@ function pairTable(result) {
 
 // --- tabs, keys, events
 
-const TABS = { tabMake: "make", tabCharacter: "character", tabTeach: "teach", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
-const TAB_KEYS = { m: "tabMake", c: "tabCharacter", t: "tabTeach", j: "tabJudge", h: "tabHistory", o: "tabModels" };
+const TABS = { tabMake: "make", tabCharacter: "character", tabTaste: "teach", tabJudge: "judge", tabHistory: "history", tabModels: "modelsTab" };
+const TAB_KEYS = { m: "tabMake", c: "tabCharacter", t: "tabTaste", j: "tabJudge", h: "tabHistory", o: "tabModels" };
 
-async function open(tab) {
+// A tab has its label as its address, as a set has its number: Back and a reload return to it.
+const addressOfTab = (tab) => `#${tab.slice(3).toLowerCase()}`;
+
+function address(hash) {
+  if (location.hash !== hash) history.pushState(null, "", hash);
+}
+
+function openAddress() {
+  if (location.hash.startsWith("#set-")) return openSet(location.hash.slice(5));
+  const named = Object.keys(TABS).find((tab) => addressOfTab(tab) === location.hash);
+  open(named || "tabMake", "");
+}
+
+async function open(tab, hash = addressOfTab(tab)) {
+  if (hash) address(hash);
   for (const [name, panel] of Object.entries(TABS)) {
     $(panel).hidden = name !== tab;
     $(name).setAttribute("aria-selected", String(name === tab));
     $(name).tabIndex = name === tab ? 0 : -1;
   }
+  $(tab).scrollIntoView({ block: "nearest", inline: "center" });  // on a phone the tabs are wider than the screen
   scrollTo(0, 0);
   await started;  // a key may be pressed before the server has answered
   if (!state) return;
   if (tab === "tabHistory") drawHistory();
-  if (tab === "tabTeach") openTeaching();
+  if (tab === "tabTaste") openTeaching();
   if (tab === "tabCharacter") openCharacters();
   if (tab === "tabModels") openModels();
 }
@@ -807,7 +894,7 @@ document.addEventListener("keydown", (event) => {
   if (typedIn && !typedIn.checkVisibility()) return;
   if (event.key === "?") $("keys").showModal();
   else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
-  else if (tab === "tabTeach") rankByKey(event);
+  else if (tab === "tabTaste") rankByKey(event);
   else if (tab !== "tabMake") return;
   else if (/^[1-9]$/.test(event.key)) pick(Number(event.key) - 1);
   else if (MAKING_KEYS[key]) MAKING_KEYS[key]();
@@ -844,12 +931,16 @@ $("example").addEventListener("blur", () => { $("example").textContent = "New ex
 $("cancel").addEventListener("click", () => cancel("set"));
 $("judgeCancel").addEventListener("click", () => cancel("judgement"));
 $("help").addEventListener("click", () => $("keys").showModal());
+addEventListener("pagehide", keepForm);
+document.addEventListener("visibilitychange", keepForm);
 $("leave").addEventListener("click", async () => {
   try {
     await call("POST", "/leave");
   } catch (error) {
     return toast(error.message);
   }
+  state = null;
+  sessionStorage.clear();
   location.assign("/");  // which says how to come back
 });
 $("wipe").addEventListener("input", wipe);
@@ -860,7 +951,7 @@ $("checkMade").addEventListener("click", checkMade);
 $("checkNow").addEventListener("click", () => judge("/api/checks", gate()));
 $("repairNow").addEventListener("click", () => judge("/api/repairs", repairing()));
 $("askAgain").addEventListener("click", askAgain);
-for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", drawMode);
+for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", () => setMode(mode()));
 $("files").addEventListener("change", () => handIn([...$("files").files]));
 $("sourceFiles").addEventListener("change", () => handIn([...$("sourceFiles").files], "source"));
 $("personFiles").addEventListener("change", () => handIn([...$("personFiles").files], "person"));

@@ -85,9 +85,19 @@ function drawTaught(ended) {
   if ($("pictures").dataset.drawn === drawn) return;
   $("pictures").dataset.drawn = drawn;
   $("pictures").replaceChildren(...["before", "after"].flatMap((when) => Array.from({ length: run.pictures }, (_, i) => {
-    const image = pixelated(make("img", { src: `/loras/taste/${run.name}/${when}-${i}.png?${run.done}`, alt: `${when}, prompt ${i + 1}` }));
+    const image = enlarging(`/loras/taste/${run.name}/${when}-${i}.png?${run.done}`, `${when}, line ${i + 1}`);
     return make("figure", {}, image, make("figcaption", { textContent: when }));
   })));
+}
+
+// A picture that a click shows large.
+function enlarging(src, alt) {
+  const button = make("button", { type: "button", className: "enlarge", ariaLabel: `Enlarge: ${alt}`, onclick: () => {
+    $("largeImage").replaceChildren(pixelated(make("img", { src, alt })));
+    $("largeTitle").textContent = alt;
+    $("large").showModal();
+  } }, pixelated(make("img", { src, alt: "" })));
+  return button;
 }
 
 function pixelated(image) {
