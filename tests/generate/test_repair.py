@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from judges import Grey, grey
-from PIL import Image
+from PIL import Image, ImageStat
 
 from pacorl.core.grid import split
 from pacorl.generate.generator import Generator
 from pacorl.generate.repair import Redraw, Repair, panel_prompt, redraw_by, repair_into, repair_set
 from pacorl.io.images import open_image, png_bytes, png_texts
-from pacorl.judge.check import Check, Control, ControlError, check_set
+from pacorl.judge.check import CONTROL_FIGURE, Check, Control, ControlError, check_set
 from pacorl.models.policies import POLICIES
 from pacorl.types import Grid
 
@@ -84,6 +84,16 @@ def test_a_failed_control_is_a_rejected_try() -> None:
     assert (repair.tries[0].verdict, repair.tries[1].error) == (repair.tries[0].error, "")
     with pytest.raises(ControlError):
         repair_set(grey(99, 20), gate=gate, redraw=redraw)
+
+
+def test_an_unreadable_panel_is_redrawn_first() -> None:
+    figure = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
+    redraw, asked = redraws(figure, 22)
+    gate = partial(GATE, skip_unreadable=True)
+    repair = repair_set(grey(figure, 20, 20, 25), gate=gate, redraw=redraw)
+    assert asked == [0, 0]
+    assert [attempt.accepted for attempt in repair.tries] == [False, True]
+    assert (repair.tries[0].verdict, repair.after.passed) == ("–, rejected", True)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 from judges import Grey, grey
-from PIL import Image
+from PIL import Image, ImageStat
 
+from pacorl.io.images import open_image
 from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_page, check_set, panel_scores
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
@@ -101,6 +102,39 @@ def test_a_judge_that_fails_a_control_is_refused(sure: float, control: str) -> N
     with pytest.raises(ControlError, match=rf"cannot judge these images.*{control} has P\(Yes\) {sure}"):
         check_set(judge, grey(20, 20), least=0.5)
     assert judge.asked == 3, "no panel was judged"
+
+
+def test_a_panel_with_a_failed_control_fails_alone_where_the_rest_may_be_judged() -> None:
+    figure = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
+    shown = grey(figure, 20, 20, 25)
+    with pytest.raises(ControlError, match="image 1 beside a drawn figure"):
+        check_set(Grey(), shown, least=0.5)
+
+    judge = Grey()
+    check = check_set(judge, shown, least=0.5, skip_unreadable=True)
+    first, *others = check.panels
+    assert (first.unreadable, first.score, check.failed) == (True, None, (first,))
+    assert [panel.score for panel in others] == pytest.approx([0.975, 0.975, 0.95])
+    assert check.with_others(1) == pytest.approx(0.975)
+    assert check.scores.matrix[0] == (None,) * 4
+    assert check.asked == judge.asked == 12 + 3
+    assert check_lines(check)[0].endswith("fails  image 1 (unreadable for the judge)")
+    assert check_lines(check)[-1] == "15 questions, the judge cannot read image 1: controls fail."
+    assert "unreadable for the judge" in check_page(check, judge="grey")
+    document = check.to_dict()
+    assert (document["passed"], document["odd_one_out"]) == (False, "image 1")
+    assert [panel["unreadable"] for panel in document["panels"]] == [True, False, False, False]
+
+    # One readable panel has nothing to be compared with, and references stay strict.
+    with pytest.raises(ControlError, match="image 4 beside a drawn figure"):
+        check_set(Grey(), grey(figure, 20, figure, figure), least=0.5, skip_unreadable=True)
+    with pytest.raises(ControlError, match="hero, reference 1 beside a drawn figure"):
+        check_set(Grey(), shown, least=0.5, characters=[("hero", shown[:1])], skip_unreadable=True)
+
+    # A readable first panel is enough, as for a strict check.
+    sound = check_set(Grey(), grey(20, figure, 20, 25), least=0.5, skip_unreadable=True)
+    assert [panel.unreadable for panel in sound.panels] == [False] * 4
+    assert (sound.odd_one_out, len(sound.controls)) == (1, 3)
 
 
 def test_the_gate_of_score_is_the_same_rule() -> None:

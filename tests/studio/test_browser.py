@@ -337,9 +337,10 @@ def test_a_set_is_checked_and_its_odd_one_out_is_redrawn_by_keys(browser, link):
     playwright.expect(captions.nth(0)).to_contain_text("belongs: 0.")
     playwright.expect(captions.nth(3)).to_contain_text("fits least: 0.")
     playwright.expect(page.locator("#checkVerdict")).to_contain_text("4.png fits the others least (0.")
-    playwright.expect(page.locator("#checkWords")).to_contain_text(
-        "1 of 4 is below 0.5. The least score is a rule of thumb"
-    )
+    playwright.expect(page.locator("#checkWords")).to_contain_text("1 of 4 is below 0.5.")
+    playwright.expect(page.locator("#checkWords")).to_contain_text("The least score is a rule of thumb")
+    playwright.expect(page.locator("#checkWords")).to_contain_text("The mean of all pairs is 0.")
+    playwright.expect(page.locator("#checkMatrix td")).to_have_count(12)
     playwright.expect(page.locator("#tryBox")).to_be_hidden()
     playwright.expect(page.locator("#repairedLinks")).to_be_hidden()
 
@@ -374,8 +375,15 @@ def test_a_made_set_is_checked_in_one_step(page):
     # A panel becomes a picture of a new character, with its line.
     page.locator("#keepName").fill("banana king")
     page.get_by_role("button", name="Keep panel 2").press("Enter")
-    playwright.expect(page.locator("#toast")).to_have_text("Panel 2 is picture 1 of banana king.")
+    playwright.expect(page.locator("#toast")).to_contain_text("Panel 2 is picture 1 of banana king.")
     playwright.expect(page.locator("#keepWho")).to_have_value("banana_king")
+    shot(page, "studio-kept")
+
+    # Undo deletes the picture, and the character that has no other.
+    page.get_by_role("button", name="Undo").click()
+    playwright.expect(page.locator("#toast")).to_have_text("banana king is as it was before.")
+    playwright.expect(page.locator("#keepWho")).to_have_value("")
+    playwright.expect(page.locator("#keepWho option")).to_have_count(1)
 
     # The check asks the question of the ranking, so its scores are the medians of the table above.
     page.locator("#checkMade").click()
@@ -389,12 +397,30 @@ def test_a_made_set_is_checked_in_one_step(page):
     assert page.locator("#judgeLayout").input_value() == "2x2"
 
 
+def test_one_panel_is_drawn_again_beside_its_picture(page):
+    page.locator("#settings summary").click()
+    page.locator("#candidates").fill("1")
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#ranks .card")).to_have_count(1, timeout=PATIENCE)
+    playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
+    former = page.locator("#right").get_attribute("src")
+    page.get_by_role("button", name="Draw panel 3 again").press("Enter")
+    note = page.locator("#keptLine")
+    playwright.expect(note).to_contain_text("Panel 3 was drawn again. The page has 0.", timeout=PATIENCE)
+    assert page.locator("#right").get_attribute("src") != former
+    page.locator("#against").select_option("source-1")
+    playwright.expect(page.locator("#leftTag")).to_have_text("the page before")
+    playwright.expect(page.locator("#seedLine")).to_contain_text("Redrawn")
+    shot(page, "studio-redrawn")
+
+
 def test_a_repaired_page_is_saved_whole(page):
     """The server's answer is written down here: what is looked at is the page."""
     panels = [{"image": f"panel {number}", "passed": True, "score": 0.9} for number in (1, 2)]
     tries = [{"try": 1, "panel": 2, "image": "try-1", "accepted": True, "verdict": "0.90 of 1, better, kept"}]
     result = {"verdict": ["All 2 belong together."], "panels": panels, "tries": tries, "images": ["0", "try-1"]}
     result |= {"odd": None, "questions": {"theme": ""}, "calibrated": False, "note": "", "kept": "000007"}
+    result |= {"mean": 0.9, "matrix": [[None, 0.9], [0.9, None]], "least": 0.5}
     page.keyboard.press("j")
     page.evaluate("job => showCheck(job)", {"id": "9", "status": "done", "result": result})
     save = page.get_by_role("link", name="Save the repaired page")

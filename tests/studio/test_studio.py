@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import pytest
-from PIL import Image
+from judges import Grey, grey
+from PIL import Image, ImageStat
 
 from pacorl.config.options import StudioModels
 from pacorl.core.calibration import Curve
-from pacorl.io.images import ImageError, png_bytes
+from pacorl.core.grid import split
+from pacorl.io.images import ImageError, open_image, png_bytes
 from pacorl.judge.calibration import Calibration
-from pacorl.judge.check import check_set
+from pacorl.judge.check import CONTROL_FIGURE, check_set
 from pacorl.runtime.turns import Turns
 from pacorl.studio import models as limits
 from pacorl.studio.history import History
@@ -41,7 +43,7 @@ from pacorl.studio.models import (
     words,
 )
 from pacorl.tiny.characters import all_panels, draw, set_of, with_another
-from pacorl.types import Size
+from pacorl.types import Grid, Size
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -249,6 +251,7 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     assert checked["panels"][3]["lowest_question"] == "consistent"
     score = checked["panels"][3]["score"]
     assert checked["verdict"] == [f"4.png fits the others least ({score:.2f} of 1).", "1 of 4 is below 0.5."]
+    assert [panel["unreadable"] for panel in checked["panels"]] == [False] * 4
     assert checked["note"].endswith("Choose another judge under Models.")
 
     job = Job("2", "judgement")
@@ -264,6 +267,80 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     assert repaired["images"] == [*"012", (accepted or ["3"])[-1]]
     lowest = min(panel["score"] for panel in repaired["panels"])
     assert (lowest > checked["panels"][3]["score"]) == bool(accepted)
+    host.close()
+
+
+def check_of(images: list[Image.Image]) -> dict:
+    """Check images by a judge that compares their greys."""
+    host = ModelHost(StudioModels())
+    _, reward = host._models(Job("0", "load"))
+    reward.judge = Grey()
+    uploads = Uploads()
+    handed_in = [asyncio.run(uploads.add(png_bytes(one), f"{number}.png")) for number, one in enumerate(images, 1)]
+    try:
+        return host.check(Job("1", "judgement"), handed_in, least=0.5)
+    finally:
+        host.close()
+
+
+def test_a_panel_that_the_judge_cannot_read_is_named_and_the_rest_is_judged():
+    unreadable = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
+    result = check_of(grey(unreadable, 20, 20, 25))
+    assert result["verdict"] == ["The judge cannot read 1.png.", "The other 3 belong together."]
+    assert (result["odd"], result["passed"]) == (0, False)
+    assert [panel["passed"] for panel in result["panels"]] == [False, True, True, True]
+    assert result["matrix"][0] == (None,) * 4
+    with pytest.raises(ValueError, match="practice judge cannot read these images"):
+        check_of(grey(unreadable, 20, unreadable, unreadable))
+
+
+def test_pairs_against_the_verdict_are_named():
+    # Neighbours are alike, and the two ends are not.
+    passes = check_of(grey(20, 50, 60, 90))
+    assert passes["verdict"] == [
+        "All 4 belong together.",
+        "Each has a median of 0.5 or more with the others.",
+        "But 1.png and 4.png have 0.30 together.",
+    ]
+    fails = check_of(grey(0, 0, 80, 80))
+    assert fails["verdict"][:2] == [
+        "No image fits most of the others: 1.png fits the others least (0.20 of 1).",
+        "4 of 4 are below 0.5.",
+    ]
+    assert sorted(fails["verdict"][2:]) == [
+        "But 1.png and 2.png have 1.00 together.",
+        "But 3.png and 4.png have 1.00 together.",
+    ]
+
+
+@pytest.mark.slow
+def test_one_panel_is_drawn_again_and_the_page_is_scored_anew():
+    host = ModelHost(StudioModels())
+    asked = example(host.names, 0)
+    prompt = prompt_for(host.names, asked["theme"], asked["panels"], None)
+    job = Job("1", "set")
+    result = host.make_set(job, prompt, Sampling(candidates=3, steps=2))
+    scores = [one["score"] for one in result["candidates"]]
+    assert scores == sorted(scores, reverse=True)
+    assert [one["rank"] for one in result["candidates"]] == [1, 2, 3]
+
+    one = result["candidates"][0]
+    page = open_image(job.images[one["image"]], name="page")
+    (redrawn,) = panel_prompts(host.names, [prompt.panels[2]], theme=asked["theme"])
+    again = Job("2", "set")
+    made = host.redraw_panel(
+        again, one, page, panel=2, prompt=redrawn, sampling=Sampling(candidates=1, seed=9, steps=2)
+    )
+    (new,) = made["candidates"]
+    before, after = split(page, Grid(2, 2)), split(open_image(again.images["page"], name="page"), Grid(2, 2))
+    assert [a.tobytes() == b.tobytes() for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+    assert (made["sources"], new["recipe"]["redrawn"], new["shared"]) == (
+        ["source-1"],
+        "panel 3, seed 9",
+        one["shared"],
+    )
+    # Pairs of the kept panels have the scores that they had.
+    assert new["matrix"][0][1] == pytest.approx(one["matrix"][0][1], abs=1e-4)
     host.close()
 
 
@@ -822,6 +899,43 @@ def test_a_repaired_page_is_a_set_of_the_history(server, monkeypatch, is_cancell
     )
     assert "kept" not in (checked["result"] or {})
     assert len(client.get("/api/history").json()) == 1
+
+
+def test_a_panel_of_a_set_is_drawn_again_as_the_set_was(server, monkeypatch):
+    client, studio = server
+    enter(client)
+    asked = {}
+
+    def redraw(self, job, candidate, page, **options):
+        """What a real host leaves behind."""
+        asked.update(options, page=page.size)
+        job.images = {"page": png(64, colour="blue"), "source-1": png(64)}
+        recipe = candidate["recipe"]
+        one = {**candidate, "image": "page", "score": 0.75, "seed": None, "recipe": recipe}
+        return {"kind": "set", "sources": ["source-1"], "candidates": [one]}
+
+    monkeypatch.setattr(ModelHost, "redraw_panel", redraw)
+    theme = SET["theme"]
+    texts = [f"{theme}, {text}" for text in SET["panels"]]
+    one = {"image": "adapter-0", "base": None, "layout": "2x2", "panels": SET["panels"], "shared": theme, "rank": 1}
+    one |= {"recipe": {"theme": theme, "panels": json.dumps(texts)}, "score": 0.5, "matrix": [], "error": "", "seed": 4}
+    form = {"theme": theme, "panels": SET["panels"], "layout": "2x2", "steps": 3, "seed": 4, "character": "hero"}
+    document = {"kind": "set", "theme": theme, "sources": [], "asked": form, "candidates": [one]}
+    name = studio.history.add(document, {"adapter-0": png(64)})
+
+    job = result_of(client, studio, client.post(f"/api/history/{name}/panels", json={"panel": 2}))
+    assert (asked["page"], asked["panel"], asked["prompt"].panels) == ((64, 64), 2, (texts[2],) * 4)
+    assert (asked["sampling"].steps, asked["sampling"].candidates) == (3, 1)
+    assert job["result"]["note"] == (
+        "Panel 3 was drawn again. The page has 0.75, and had 0.50 before. The page before is in the history."
+    )
+    kept = client.get(f"/api/history/{job['result']['id']}").json()
+    assert (kept["theme"], kept["asked"]["character"], kept["candidates"][0]["image"]) == (theme, "hero", "page")
+    assert [one["id"] for one in client.get("/api/history").json()] == [kept["id"], name]
+
+    for number, panel, fault in ((name, 4, "has 4 panels"), ("000099", 0, "no candidate 0 of a set '000099'")):
+        answer = client.post(f"/api/history/{number}/panels", json={"panel": panel})
+        assert (answer.status_code, fault in answer.json()["error"]) == (404, True), answer.text
 
 
 def test_a_calibration_gives_the_threshold(server, tmp_path):

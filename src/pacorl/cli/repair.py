@@ -171,7 +171,7 @@ def redraw_panels(
     # The judge takes the generator's place on a small card.
     def judged(panels: Sequence[Image]) -> Check:
         with model.judging():
-            return gate(reward.judge, panels, names=files)
+            return gate(reward.judge, panels, names=files, skip_unreadable=True)
 
     # The page, the tries and the JSON document are written below `out`.
     return repair_into(

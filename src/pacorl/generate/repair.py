@@ -127,7 +127,7 @@ def repair_set(
         on_try: Callback after each try.
 
     Raises:
-        ControlError: if a control of the original set fails.
+        ControlError: if the gate refuses the original set.
     """
     panels = list(images)
     before = after = gate(panels)

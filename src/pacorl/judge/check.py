@@ -7,7 +7,7 @@ pairs are left out of the median. A panel whose pairs are all declined has the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations, product
 from pathlib import Path
@@ -78,6 +78,8 @@ class PanelScore:
     """Index of the group of images with the lowest median."""
     declined: bool = False
     """Whether the judge declines every pair with that group; fails like a low score: no answer speaks for the panel."""
+    unreadable: bool = False
+    """Whether a control of the panel fails, so that no pair with it was asked (`skip_unreadable`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Check:
     least: float
     """Threshold of a panel's score."""
     controls: tuple[Control, ...]
-    """The pairs with known answers."""
+    """The pairs with known answers: of the first image, or of each panel in turn if some are unreadable."""
     panels: tuple[PanelScore, ...]
     """Deciding scores."""
     asked: int
@@ -132,7 +134,7 @@ class Check:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         further = []
         for other in self.panels:
-            if other.panel != panel:
+            if other.panel != panel and not other.unreadable:
                 further.append(other.panel)
 
         return panel_score(self.scores, panel, [further]).score
@@ -147,6 +149,7 @@ class Check:
                 "image": names[panel.panel],
                 "passed": panel not in failed,
                 "declined": panel.declined,
+                "unreadable": panel.unreadable,
                 "score": panel.score,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
@@ -199,15 +202,19 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
     return lowest
 
 
-def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
-    """Score each panel against the groups of references; without references, against all other panels."""
+def panel_scores(
+    scores: Scores, references: Sequence[Sequence[int]] = (), *, unreadable: Collection[int] = ()
+) -> list[PanelScore]:
+    """Score each panel against the groups of references; without references, against all other readable panels."""
     every = range(len(scores.names))
     shown = set(chain(*references))
     scored = []
     for panel in every:
+        if panel in unreadable:
+            scored.append(PanelScore(panel, None, unreadable=True))
         # References are no panels: they are not scored.
-        if panel not in shown:
-            others = [other for other in every if other != panel]
+        elif panel not in shown:
+            others = [other for other in every if other != panel and other not in unreadable]
             scored.append(panel_score(scores, panel, references or [others]))
     return scored
 
@@ -229,6 +236,7 @@ def check_set(
     questions: Sequence[QuestionSpec] = (),
     all_pairs: bool = False,
     symmetric: bool = False,
+    skip_unreadable: bool = False,
 ) -> Check:
     """Check whether images show the same, after the controls.
 
@@ -240,9 +248,11 @@ def check_set(
         questions: Questions about each pair; empty for plain consistency.
         all_pairs: Compare the panels with each other even if there are references.
         symmetric: Ask in both orders and take the mean.
+        skip_unreadable: If a control of the first panel fails, ask the controls of each panel. Panels whose controls
+            fail count as failing, and the others are compared among themselves. References stay strict.
 
     Raises:
-        ControlError: if a control is answered wrongly.
+        ControlError: if a control is answered wrongly; with `skip_unreadable`, if fewer than two panels are readable.
         ValueError: for an invalid image, or for a single image without a reference.
     """
     # Defaults.
@@ -270,15 +280,27 @@ def check_set(
     if all_pairs or not references:
         pairs += combinations(panels, 2)
 
-    # Controls first: after a failed control the judge is not asked about the set.
-    first = [*shown, *images][0]
-    controls = ask_controls(judge, first, questions=specs, symmetric=symmetric)
-    check_controls(controls, least, image=[*shown_names, *names][0], picture=first)
-    scores = score_set(
-        judge, [*shown, *images], names=[*shown_names, *names], questions=specs, pairs=pairs, symmetric=symmetric
-    )
+    # Controls first: a judge that fails them is not asked about the set.
+    every = [*shown, *images]
+    every_name = [*shown_names, *names]
+    controls: list[Control] = []
+    unreadable: set[int] = set()
+    for index, (image, name) in enumerate(zip(every, every_name, strict=True)):
+        of_image = ask_controls(judge, image, questions=specs, symmetric=symmetric)
+        controls += of_image
+        try:
+            check_controls(of_image, least, image=name, picture=image)
+        except ControlError:
+            unreadable.add(index)
+            if references or not skip_unreadable or len(unreadable) > len(every) - 2:
+                raise
+        # The gate asks about the first image alone; the others are asked about only to find a readable rest.
+        if not unreadable:
+            break
+    pairs = [pair for pair in pairs if unreadable.isdisjoint(pair)]
+    scores = score_set(judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric)
     # Scores of the panels, and the number of questions for the report.
-    judged = panel_scores(scores)
+    judged = panel_scores(scores, unreadable=unreadable)
     if references:
         judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
@@ -349,7 +371,11 @@ def verdict_lines(check: Check) -> list[str]:
                 "Of three panels one can fail all, since the median of two values is their mean; check four or more, "
                 "or compare with a character."
             )
-    return [*lines, f"{check.asked} questions, all {len(check.controls)} controls passed."]
+    unreadable = [check.scores.names[panel.panel] for panel in check.panels if panel.unreadable]
+    controls = f"all {len(check.controls)} controls passed"
+    if unreadable:
+        controls = f"the judge cannot read {', '.join(unreadable)}: controls fail"
+    return [*lines, f"{check.asked} questions, {controls}."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
@@ -392,6 +418,8 @@ def _reason(check: Check, panel: PanelScore) -> str:
     """Name the failing criterion and character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
+    if panel.unreadable:
+        return " (unreadable for the judge)"
     reason = panel.question
     if panel.declined:
         reason = f"declined, {reason}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image, Resampling
 
 from pacorl.config.options import StudioModels
-from pacorl.core.grid import join, shared_text
+from pacorl.core.grid import join, parse_layout, shared_text, split
 from pacorl.generate.compose import layout_for, prompt_from
 from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storyboard, spoken
 from pacorl.io.decoder import open_upload, submit_upload
@@ -247,7 +247,10 @@ class ModelHost:
         def generate(phase: str, *, base: bool) -> list[dict[str, Any]]:
             job.enter(phase, total=(sampling.steps or generator.default_steps) * sampling.candidates)
             images = generate_sets(generator, [prompt], **options, keep_all=True, base=base)
-            return [_candidate_dict(job, image, reward.name) for image in images]
+            ranked = [_candidate_dict(job, image, reward.name) for image in images]
+            # A tie is in the order of its seeds, and the page shows its scores.
+            ranked.sort(key=lambda one: -1.0 if one["score"] is None else one["score"], reverse=True)
+            return [{**one, "rank": rank} for rank, one in enumerate(ranked, 1)]
 
         ranked = generate("Generating", base=False)
         result = _result(job, "edit" if prompt.sources else "set", generator, reward, sampling)
@@ -255,7 +258,7 @@ class ModelHost:
         result["candidates"] = ranked
 
         # The base model's images of the same seeds; the page shows the ranking meanwhile.
-        if sampling.compare and generator.adapter:
+        if sampling.compare and generator.adapter and sampling.lora_scale:
             job.result = result
             options["lora_scale"] = 1.0
             base_of = {image["seed"]: image for image in generate("Generating without LoRA", base=True)}
@@ -394,15 +397,18 @@ class ModelHost:
         prompts: Sequence[Prompt] = (),
         tries: int = 0,
     ) -> dict[str, Any]:
-        """Check a set as `pacorl check` does, and redraw its worst panels as `pacorl repair` does.
+        """Check a set as `pacorl repair` does, and redraw its worst panels.
 
         Args:
             least: threshold of a panel's score.
             prompts: prompt of each panel, if there are tries.
             tries: most redrawn panels.
+
+        Raises:
+            ValueError: if the judge can read fewer than two images.
         """
         from pacorl.generate.repair import redraw_by, repair_set
-        from pacorl.judge.check import check_set
+        from pacorl.judge.check import ControlError, check_set
         from pacorl.judge.score_set import questions_about
 
         # Models and images. New panels have the size of the first.
@@ -426,7 +432,13 @@ class ModelHost:
             job.enter("Checking")
             with generator.judging():
                 check = check_set(
-                    reward.judge, panels, least=least, names=names, questions=questions, symmetric=symmetric
+                    reward.judge,
+                    panels,
+                    least=least,
+                    names=names,
+                    questions=questions,
+                    symmetric=symmetric,
+                    skip_unreadable=True,
                 )
             # The first check is shown at once; later checks only if the new panel is accepted.
             if not job.result:
@@ -440,7 +452,7 @@ class ModelHost:
         # The page shows each attempt as soon as it is judged.
         def show(attempt: Try) -> None:
             name = f"try-{attempt.number}"
-            verdict = attempt.error
+            verdict = attempt.error or "the judge cannot read it, left out"
             if attempt.score is not None:
                 outcome = "better, kept" if attempt.accepted else "not better, left out"
                 verdict = f"{attempt.score:.2f} of 1, {outcome}"
@@ -454,8 +466,67 @@ class ModelHost:
                 publish(attempt.check)
 
         # Check, and redraw.
-        repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
+        try:
+            repair_set(images, gate=gate, redraw=redraw, tries=tries, on_try=show)
+        except ControlError:
+            judge = "The practice judge" if self.names.judge == TINY else f"The judge {reward.name}"
+            raise ValueError(
+                f"{judge} cannot read these {'panels' if grid else 'images'}. Pick another candidate in Make, another "
+                "judge under Models, or a lower least score."
+            ) from None
         return result
+
+    def redraw_panel(
+        self, job: Job, candidate: Mapping[str, Any], page: Image, *, panel: int, prompt: Prompt, sampling: Sampling
+    ) -> dict[str, Any]:
+        """Draw one panel of a made page again, whatever the judge says about it, and score the new page.
+
+        Args:
+            candidate: the page in the result on the page.
+            page: its image.
+            panel: index of the panel.
+            prompt: of the panel (`panel_prompt`).
+            sampling: settings; the seed is the new panel's.
+
+        Returns:
+            The result of a set with the new page, and the page before as its source.
+        """
+        from pacorl.generate.sets import generate_sets
+        from pacorl.judge.score_set import questions_about, score_set
+
+        generator, reward = self._models(job)
+        grid = parse_layout(candidate["layout"])
+        panels = split(page, grid)
+        size = None if generator.model == TINY else Size(panels[0].height, panels[0].width)
+
+        # The panel, with the settings of the page.
+        generator.check([prompt], size)
+        options = _options(job, generator, reward, sampling) | {"size": size, "judge": None}
+        job.enter(f"Drawing panel {panel + 1} again", total=sampling.steps or generator.default_steps)
+        (made,) = generate_sets(generator, [prompt], **options)
+        panels[panel] = made.panels[0]
+
+        # The new page, by the question of its ranking.
+        job.enter("Judging")
+        new = page_of(panels, grid)
+        with generator.judging():
+            scores = score_set(reward.judge, split(new, grid), questions=questions_about(candidate["shared"]))
+        former = candidate["recipe"].get("redrawn")
+        redrawn = f"panel {panel + 1}, seed {sampling.seed}"
+        recipe = {**candidate["recipe"], "redrawn": f"{former}; {redrawn}" if former else redrawn}
+        job.images |= {PAGE: png_bytes(new, recipe), "source-1": png_bytes(page)}
+        result = _result(job, "set", generator, reward, sampling)
+        error = scores.missing[0].error if scores.missing else ""
+        scored = {"score": scores.mean, "matrix": scores.matrix, "error": error}
+        result["candidates"] = [redrawn_page(candidate, new, recipe) | scored]
+        return result
+
+
+def redrawn_page(candidate: Mapping[str, Any], page: Image, recipe: Mapping[str, str]) -> dict[str, Any]:
+    """Describe a page with redrawn panels as the only candidate of a set, of the texts and layout of a `candidate`."""
+    described = {key: candidate[key] for key in ("panels", "shared", "layout")}
+    size = {"width": page.width, "height": page.height}
+    return described | size | {"image": PAGE, "base": None, "recipe": recipe, "rank": 1, "tied": 1, "seed": None}
 
 
 def page_of(panels: Sequence[Image], grid: Grid | None) -> Image:
@@ -473,19 +544,34 @@ def _note(reward: PacoReward) -> str:
 
 
 def _verdict(check: Check) -> list[str]:
-    """Word the result of a check for a person: who fits least, and how many fail."""
+    """Word the result of a check for a person: who fits least, how many fail, and the pairs that say otherwise."""
     names = check.scores.names
     count = len(check.panels)
-    if check.odd_one_out is None:
-        return [f"All {count} belong together.", f"Each reaches {check.least:g} of 1 with the others."]
-    odd = check.failed[0]
-    score = "no score" if odd.score is None else f"{odd.score:.2f} of 1"
-    failed = len(check.failed)
-    name = names[odd.panel]
-    return [
-        f"{name[0].upper()}{name[1:]} fits the others least ({score}).",
-        f"{failed} of {count} {'is' if failed == 1 else 'are'} below {check.least:g}.",
-    ]
+    unreadable = [names[panel.panel] for panel in check.panels if panel.unreadable]
+    low = [panel for panel in check.failed if not panel.unreadable]
+    verdict = []
+    if unreadable:
+        verdict.append(f"The judge cannot read {' and '.join(unreadable)}.")
+    if low:
+        name = names[low[0].panel]
+        score = "no score" if low[0].score is None else f"{low[0].score:.2f} of 1"
+        least = f"{name} fits the others least ({score})."
+        every = len(low) == count - len(unreadable) > 2
+        verdict.append(f"No image fits most of the others: {least}" if every else least[0].upper() + least[1:])
+        verdict.append(f"{len(low)} of {count} {'is' if len(low) == 1 else 'are'} below {check.least:g}.")
+    elif unreadable:
+        verdict.append(f"The other {count - len(unreadable)} belong together.")
+    else:
+        verdict += [f"All {count} belong together.", f"Each has a median of {check.least:g} or more with the others."]
+
+    # One pair of several does not move a median, and the table shows it.
+    failed = {panel.panel for panel in check.failed}
+    against = []
+    for pair in check.scores.pairs:
+        if pair.p_yes is not None and failed.isdisjoint((pair.first, pair.second)) != (pair.p_yes >= check.least):
+            text = f"But {names[pair.first]} and {names[pair.second]} have {pair.p_yes:.2f} together."
+            against.append((abs(pair.p_yes - check.least), text))
+    return [*verdict, *(text for _, text in sorted(against, reverse=True)[:2])]
 
 
 def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ...], tuple[Image, ...]]:
@@ -582,7 +668,9 @@ def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Gri
         return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
 
 
-def panel_prompts(names: StudioModels, texts: Sequence[str]) -> list[Prompt]:
+def panel_prompts(
+    names: StudioModels, texts: Sequence[str], *, theme: str = "", references: Sequence[Path] = ()
+) -> list[Prompt]:
     """Build the prompts that redraw the panels of a set, each from its text.
 
     Raises:
@@ -590,8 +678,9 @@ def panel_prompts(names: StudioModels, texts: Sequence[str]) -> list[Prompt]:
     """
     from pacorl.generate.repair import panel_prompt
 
+    kind = names.kind
     with page_terms():
-        return [panel_prompt(names.model, text, kind=names.kind) for text in texts]
+        return [panel_prompt(names.model, text, theme=theme, kind=kind, references=references) for text in texts]
 
 
 def edit_prompt(names: StudioModels, instruction: str) -> Prompt:

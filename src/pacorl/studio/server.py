@@ -473,6 +473,43 @@ def mark_set(name: str, form: FavouriteForm, state: State) -> list[dict[str, Any
     return state.history.summaries()
 
 
+class PanelForm(Form):
+    candidate: Annotated[int, Field(ge=0)] = 0
+    panel: Annotated[int, Field(ge=0)]
+    """Panel of that candidate, counted from 0."""
+
+
+@router.post("/api/history/{name}/panels")
+def redraw_panel(name: str, form: PanelForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue another drawing of one panel of a made page; the new page is a set beside the page before."""
+    _check_mode(state, "set")
+    document, candidate, page = _candidate(state, name, form.candidate)
+    recipe = candidate["recipe"]
+    texts = json.loads(recipe.get("panels", "[]"))
+    if form.panel >= len(texts):
+        raise RefusedError(f"set {name[:20]} has {len(texts)} panels", status=404)
+
+    # What the page was asked for, with a seed that no page has used.
+    asked = {"theme": recipe.get("theme", ""), "panels": candidate["panels"], "layout": candidate["layout"]}
+    asked |= {key: value for key, value in document["asked"].items() if key in SetForm.model_fields}
+    request = SetForm(**asked)
+    sampling = replace(request.sampling(state.names.strengths), candidates=1, seed=secrets.randbelow(2**31))
+    most = models.spec_of(state.names).policy.max_references
+    references = state.characters.find(request.character).images if request.character and most else ()
+    (prompt,) = models.panel_prompts(
+        state.names, [texts[form.panel]], theme=recipe.get("theme", ""), references=references
+    )
+
+    def work(job: Job) -> dict[str, Any]:
+        result = state.host.redraw_panel(job, candidate, page, panel=form.panel, prompt=prompt, sampling=sampling)
+        before, now = (one["score"] for one in (candidate, result["candidates"][0]))
+        scores = "" if None in (before, now) else f" The page has {now:.2f}, and had {before:.2f} before."
+        note = f"Panel {form.panel + 1} was drawn again.{scores} The page before is in the history."
+        return {**result, "theme": document["theme"], "note": note}
+
+    return _make(state, browser, request, work)
+
+
 @router.get("/sets/{name}/{file}.png")
 def set_image(name: str, file: str, state: State) -> Response:
     """Return an image of a set."""
@@ -767,17 +804,21 @@ def save_character(name: str, form: CharacterForm, state: State, browser: Browse
 
 def _panels_of(state: AppState, form: CharacterForm) -> list[tuple[Image, str]]:
     """Cut panels out of a made page, each with its line."""
-    document = state.history.read(form.of)
-    candidates = document["candidates"] if document else []
-    if form.candidate >= len(candidates):
-        raise RefusedError(f"there is no candidate {form.candidate} of a set {form.of[:20]!r}", status=404)
-
-    page = candidates[form.candidate]
-    content = state.history.image(form.of, page["image"]) or b""
-    panels = split(open_image(content, name=f"set {form.of}"), parse_layout(page["layout"]))
-    if not all(0 <= number < min(len(panels), len(page["panels"])) for number in form.panels):
+    _, candidate, page = _candidate(state, form.of, form.candidate)
+    panels = split(page, parse_layout(candidate["layout"]))
+    if not all(0 <= number < min(len(panels), len(candidate["panels"])) for number in form.panels):
         raise RefusedError(f"set {form.of[:20]} has {len(panels)} panels", status=404)
-    return [(panels[number], page["panels"][number]) for number in form.panels]
+    return [(panels[number], candidate["panels"][number]) for number in form.panels]
+
+
+def _candidate(state: AppState, name: str, number: int) -> tuple[dict[str, Any], dict[str, Any], Image]:
+    """Read a candidate of a set: the set's document, the candidate in it, and its image."""
+    document = state.history.read(name)
+    if document is None or number >= len(document["candidates"]):
+        raise RefusedError(f"there is no candidate {number} of a set {name[:20]!r}", status=404)
+    candidate = document["candidates"][number]
+    content = state.history.image(name, candidate["image"]) or b""
+    return document, candidate, open_image(content, name=f"set {name}")
 
 
 class FirstForm(Form):
@@ -1018,22 +1059,9 @@ def _keep_repaired(
     recipe = {"theme": theme, "panels": json.dumps(form.texts, ensure_ascii=False), "layout": str(layout)}
     page = open_image(job.images[models.PAGE], name="the repaired page")
 
-    candidate = {
-        "image": models.PAGE,
-        "base": None,
-        "recipe": recipe,
-        "panels": texts,
-        "shared": form.shared,
-        "layout": str(layout),
-        "width": page.width,
-        "height": page.height,
-        "rank": 1,
-        "tied": 1,
-        "seed": None,
-        "score": repaired["mean"],
-        "matrix": repaired["matrix"],
-        "error": "",
-    }
+    asked = {"panels": texts, "shared": form.shared, "layout": str(layout)}
+    candidate = models.redrawn_page(asked, page, recipe)
+    candidate |= {"score": repaired["mean"], "matrix": repaired["matrix"], "error": ""}
     document = {
         "kind": "set",
         "theme": theme or "A repaired page",

@@ -432,15 +432,17 @@ async function useLora() {
 
 function fillPeople() {
   const now = $("who").value;
-  const kept = $("keepWho").value, has = (name) => people.some((one) => one.name === name);
   for (const [id, none] of [["who", "nobody in particular"], ["keepWho", "a new character"]]) {
     $(id).replaceChildren(make("option", { value: "", textContent: none }), ...people.map((one) => make("option", { value: one.name, textContent: spaced(one.name) })));
   }
-  $("who").value = has(now) ? now : "";
-  $("keepWho").value = has(kept) ? kept : people[0]?.name || "";
+  $("who").value = known(now) ? now : "";
   drawKeeping();
   $("whoField").hidden = people.length === 0;
 }
+
+const known = (name) => people.some((one) => one.name === name);
+
+let keeper = null;      // the set whose panels a person gave to a character, and its name
 
 // Panels of a made page become pictures of a character, with their lines as captions.
 function drawPanels(one) {
@@ -448,32 +450,66 @@ function drawPanels(one) {
   $("keepBox").hidden = !canKeep;
   $("texts").replaceChildren(...one.panels.map((text, i) => {
     const keep = make("button", { type: "button", className: "quiet small", textContent: "Keep", ariaLabel: `Keep panel ${i + 1} as a picture of the character`, onclick: () => keepPanel(i, keep) });
-    return make("li", {}, make("span", { textContent: text }), ...(canKeep ? [" ", keep] : []));
+    const again = make("button", { type: "button", className: "quiet small", textContent: "Draw this one again", ariaLabel: `Draw panel ${i + 1} again`, onclick: () => redrawPanel(i) });
+    const canRedraw = canKeep && !cannot.set && panelsOf(one).length > 1;
+    return make("li", {}, make("span", { textContent: text }), ...(canKeep ? [" ", keep] : []), ...(canRedraw ? [" ", again] : []));
   }));
   drawKeeping();
 }
 
+// The shown set's own character, unless a person has chosen another for it.
 function drawKeeping() {
+  const own = keeper?.set === shown ? keeper.name : shown?.asked?.character;
+  $("keepWho").value = known(own) ? own : "";
   $("keepName").hidden = $("keepWho").value !== "";
 }
 
 async function keepPanel(panel, button) {
   const name = $("keepWho").value || $("keepName").value.trim(), isNew = !$("keepWho").value;
   if (!name) { toast("Give the new character a name first."); return $("keepName").focus(); }
-  const known = people.find((one) => one.name === name), one = shown.candidates[chosen];
+  const before = people.find((one) => one.name === name), one = shown.candidates[chosen];
   button.disabled = true;
   try {
     const now = await changePerson(name, {
-      description: isNew ? one.recipe.theme || shown.theme : known.description, is_new: isNew,
+      description: isNew ? one.recipe.theme || shown.theme : before.description, is_new: isNew,
       of: shown.id, candidate: chosen, panels: [panel],
     });
+    keeper = { set: shown, name: now.name };
     fillPeople();
-    $("keepWho").value = now.name;
-    drawKeeping();
     button.textContent = "Kept";
-    toast(`Panel ${panel + 1} is picture ${now.pictures.length} of ${spaced(now.name)}.`);
+    const had = (before?.pictures || []).map((picture) => picture.file), added = now.pictures.find((picture) => !had.includes(picture.file));
+    const undo = make("button", { type: "button", className: "quiet small", textContent: "Undo", onclick: () => takeOut(now.name, added.file, button) });
+    toast(`Panel ${panel + 1} is picture ${now.pictures.length} of ${spaced(now.name)}. `, true, undo);
   } catch (error) {
     button.disabled = false;
+    toast(error.message);
+  }
+}
+
+// A character with no other picture was made by this one.
+async function takeOut(name, picture, button) {
+  const one = people.find((other) => other.name === name), path = `/api/characters/${encodeURIComponent(name)}`;
+  try {
+    if (one.pictures.length > 1) await changePerson(name, { description: one.description, removed: [picture] });
+    else people = await call("DELETE", path);
+    if (!known(keeper?.name)) keeper = null;
+    if (!known(who)) who = "";
+    button.disabled = false;
+    button.textContent = "Keep";
+    drawPeople();
+    toast(`${spaced(name)} is as it was before.`);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+async function redrawPanel(panel) {
+  if (running.set) return toast("Something is being drawn; wait for it, or cancel it.");
+  try {
+    const job = await call("POST", `/api/history/${shown.id}/panels`, { candidate: chosen, panel });
+    location.hash = "";
+    watchSet(job.id);
+  } catch (error) {
     toast(error.message);
   }
 }
@@ -500,7 +536,7 @@ $("stopTraining").addEventListener("click", stopTraining);
 $("sheetModels").addEventListener("click", () => open("tabModels"));
 $("useLora").addEventListener("click", useLora);
 $("who").addEventListener("change", chooseWho);
-$("keepWho").addEventListener("change", drawKeeping);
+$("keepWho").addEventListener("change", () => { keeper = { set: shown, name: $("keepWho").value }; drawKeeping(); });
 addEventListener("beforeunload", (event) => {
   if (!unsaved().length) return;
   saveCaptions();

@@ -248,8 +248,8 @@ function make(name, properties = {}, ...children) {
 
 const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
-function toast(text, stays = false) {
-  $("toast").textContent = text;
+function toast(text, stays = false, ...buttons) {
+  $("toast").replaceChildren(text, ...buttons);
   $("toast").hidden = !text;
   clearTimeout(toast.timer);
   if (!stays) toast.timer = setTimeout(() => { $("toast").hidden = true; }, 6000);
@@ -492,7 +492,7 @@ function card(one, index) {
   return made;
 }
 
-const seedOf = (one) => (one.seed === null ? "repaired" : `seed ${one.seed}`);
+const seedOf = (one) => (one.seed === null ? "redrawn" : `seed ${one.seed}`);
 
 const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixels" : "");
 
@@ -529,13 +529,13 @@ function view() {
     $(id).alt = id === "right" || alone ? `${unit()} ${placeOf(one)}` : `compared with: ${nameOf(against)}`;
   }
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
-  $("rightTag").textContent = `${shown.adapter ? "with LoRA, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
+  $("rightTag").textContent = `${shown.adapter && shown.lora_scale ? "with LoRA, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || (["edit", "sheet"].includes(shown.kind) ? "kept and followed" : "of 1: how well its panels belong together") + tie(one);
+  $("scoreWords").textContent = one.error || (["edit", "sheet"].includes(shown.kind) ? "kept and followed" : "of 1: how well its panels belong together, the mean of its pairs") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
   $("matrixHint").hidden = !one.matrix.length;
   drawPanels(one);
-  $("seedLine").textContent = `${one.seed === null ? "Repaired" : `Seed ${one.seed}`}, ${one.width} × ${one.height} px`;
+  $("seedLine").textContent = `${one.seed === null ? "Redrawn" : `Seed ${one.seed}`}, ${one.width} × ${one.height} px`;
   $("download").href = file(one.image);
   $("download").download = `pacorl-${seedOf(one).replace(" ", "-")}.png`;
   $("export").hidden = !shown.id;
@@ -551,7 +551,7 @@ function view() {
 
 function nameOf(what) {
   if (what === "base") return "without LoRA";
-  if (shown.sources.includes(what)) return shown.kind === "set" ? "before the repair" : shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
+  if (shown.sources.includes(what)) return shown.kind === "set" ? "the page before" : shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
   return `${unit()} ${placeOf(shown.candidates[Number(what)])}`;
 }
 
@@ -745,10 +745,12 @@ function showCheck(job) {
   $("judgeEmpty").hidden = $("judged").hidden = true;
   $("checked").hidden = false;
   $("checkVerdict").textContent = result.verdict[0];
-  $("checkWords").textContent = [...result.verdict.slice(1), result.calibrated ? "The least score was measured on pairs that people had judged." : "The least score is a rule of thumb, not measured for this judge.", result.note].join(" ");
+  const mean = result.mean === null ? [] : [`The mean of all pairs is ${number(result.mean)}.`];
+  $("checkWords").textContent = [...result.verdict.slice(1), ...mean, result.calibrated ? "The least score was measured on pairs that people had judged." : "The least score is a rule of thumb, not measured for this judge.", result.note].join(" ");
+  $("checkMatrix").replaceChildren(matrixOf(result.matrix, { name: "Every image against every other" }));
   $("checkStrip").replaceChildren(...result.panels.map((panel, i) => {
     const isOdd = result.odd === i, several = Object.keys(result.questions).length > 1;
-    const verdict = panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : "does not belong"}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
+    const verdict = panel.unreadable ? ": the judge cannot read it" : panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : `below ${result.least}`}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
     const save = result.images[i].startsWith("try-") ? [make("a", { href: url(result.images[i]), download: `panel-${i + 1}.png`, textContent: " Save the new image" })] : [];
     return figure(url(result.images[i]), i + 1, panel.image, verdict, isOdd, ...save);
   }));
