@@ -172,8 +172,8 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
     batch = run.sampling.batch
     work = work_of(run, world=1)
     nodes = work.node_batch or batch
-    kept = "" if run.model.gradient_checkpointing is True else " without checkpointing"
-    training = "trained step" + kept
+    memory = "" if run.model.gradient_checkpointing is True else " without checkpointing"
+    training = "trained step" + memory
     here = []
     for record in records:
         if record.get("side") == run.sampling.size[0]:
@@ -193,7 +193,7 @@ def measured_epoch(run: PolicyConfig, records: Sequence[Mapping[str, Any]], *, p
         # The number of steps that were timed together, by the latest settings.
         settings = [record["settings"] for record in records if "settings" in record]
         forward = whole["sample"] / int(settings[-1]["steps"])
-        step = whole["train" + kept]
+        step = whole["train" + memory]
     elif (form, batch, "a forward") in depths and (form, nodes, training) in depths:
         forward = at_full_depth(depths[form, batch, "a forward"], "seconds")
         step = at_full_depth(depths[form, nodes, training], "seconds")

@@ -173,12 +173,12 @@ def compare(
 
 def not_finite(run: Run, rows: Sequence[Row], scores: Mapping[int, Scores]) -> list[tuple[str, Prompt]]:
     """List reward and prompt of each score that is not finite; a missing score is None."""
-    found = []
+    not_finite_scores = []
     for row in rows:
         for name, value in zip(run.rewards, scores[row.number], strict=True):
             if value is not None and not math.isfinite(value):
-                found.append((name, row.prompt))
-    return found
+                not_finite_scores.append((name, row.prompt))
+    return not_finite_scores
 
 
 def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> None:

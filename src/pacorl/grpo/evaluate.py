@@ -66,8 +66,8 @@ def evaluate(run: Run) -> dict[str, float]:
         # 2. Further metrics and the monitor.
         samples = evaluation.samples
         metrics = dict(evaluation.metrics)
-        found = [(name, sample.prompt) for sample in samples for name in sample.not_finite]
-        metrics |= run.check_finite(found, when=f"evaluation after epoch {run.epoch}")
+        not_finite = [(name, sample.prompt) for sample in samples for name in sample.not_finite]
+        metrics |= run.check_finite(not_finite, when=f"evaluation after epoch {run.epoch}")
         if run.extra_metrics:
             metrics |= run.extra_metrics([s.prompt for s in samples], [s.image for s in samples])
         metrics |= run.watch("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)

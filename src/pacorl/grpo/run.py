@@ -596,15 +596,15 @@ class Run(LoraRun):
             if self.runtime.is_main:
                 logger.warning(message)
 
-    def check_finite(self, found: Sequence[tuple[str, Prompt]], *, when: str) -> dict[str, float]:
+    def check_finite(self, not_finite: Sequence[tuple[str, Prompt]], *, when: str) -> dict[str, float]:
         """Warn, once per reward, of scores that are not finite, and return an alarm with their number.
 
         Args:
-            found: reward and prompt of each such score, of all ranks.
+            not_finite: reward and prompt of each such score, of all ranks.
             when: their epoch or evaluation, for the message.
         """
         prompts: dict[str, list[Prompt]] = {}
-        for name, prompt in found:
+        for name, prompt in not_finite:
             prompts.setdefault(name, []).append(prompt)
         for name, of_reward in prompts.items():
             self.warn_once(

@@ -214,8 +214,8 @@ def panel_scores(
             scored.append(PanelScore(panel, None, unreadable=True))
         # References are no panels: they are not scored.
         elif panel not in shown:
-            others = [other for other in every if other != panel and other not in unreadable]
-            scored.append(panel_score(scores, panel, references or [others]))
+            partners = [index for index in every if index != panel and index not in unreadable]
+            scored.append(panel_score(scores, panel, references or [partners]))
     return scored
 
 
@@ -283,20 +283,10 @@ def check_set(
     # Controls first: a judge that fails them is not asked about the set.
     every = [*shown, *images]
     every_name = [*shown_names, *names]
-    controls: list[Control] = []
-    unreadable: set[int] = set()
-    for index, (image, name) in enumerate(zip(every, every_name, strict=True)):
-        of_image = ask_controls(judge, image, questions=specs, symmetric=symmetric)
-        controls += of_image
-        try:
-            check_controls(of_image, least, image=name, picture=image)
-        except ControlError:
-            unreadable.add(index)
-            if references or not skip_unreadable or len(unreadable) > len(every) - 2:
-                raise
-        # The gate asks about the first image alone; the others are asked about only to find a readable rest.
-        if not unreadable:
-            break
+    most_unreadable = len(every) - 2 if skip_unreadable and not references else 0
+    controls, unreadable = controlled(
+        judge, every, least, names=every_name, questions=specs, symmetric=symmetric, most_unreadable=most_unreadable
+    )
     pairs = [pair for pair in pairs if unreadable.isdisjoint(pair)]
     scores = score_set(judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric)
     # Scores of the panels, and the number of questions for the report.
@@ -309,6 +299,38 @@ def check_set(
 
 
 # --- controls ----------------------------------------------------------------------------------------------------
+
+
+def controlled(
+    judge: Judge,
+    images: Sequence[Image],
+    least: float,
+    *,
+    names: Sequence[str],
+    questions: Sequence[QuestionSpec],
+    symmetric: bool,
+    most_unreadable: int,
+) -> tuple[list[Control], set[int]]:
+    """Ask the controls of the first image and, if it fails them, of all; return them and the images that fail.
+
+    Raises:
+        ControlError: if more than `most_unreadable` images fail.
+    """
+    controls: list[Control] = []
+    unreadable: set[int] = set()
+    for index, (image, name) in enumerate(zip(images, names, strict=True)):
+        of_image = ask_controls(judge, image, questions=questions, symmetric=symmetric)
+        controls += of_image
+        try:
+            check_controls(of_image, least, image=name, picture=image)
+        except ControlError:
+            unreadable.add(index)
+            if len(unreadable) > most_unreadable:
+                raise
+        # The others are asked about only to find a readable rest.
+        if not unreadable:
+            break
+    return controls, unreadable
 
 
 def ask_controls(

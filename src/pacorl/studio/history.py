@@ -247,7 +247,7 @@ def _entry(path: Path) -> Entry:
         image = best["image"]
         # A sheet is ordered by its lines; if no picture is the character, its original stands for the sheet.
         if document["kind"] == "sheet":
-            best = max(document["candidates"], key=lambda one: one["score"] or 0)
+            best = max(document["candidates"], key=lambda candidate: candidate["score"] or 0)
             image = best["image"]
             if (best["score"] or 0) < LEAST_KEPT and document["sources"]:
                 image = document["sources"][0]

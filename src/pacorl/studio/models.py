@@ -249,7 +249,7 @@ class ModelHost:
             images = generate_sets(generator, [prompt], **options, keep_all=True, base=base)
             ranked = [_candidate_dict(job, image, reward.name) for image in images]
             # A tie is in the order of its seeds, and the page shows its scores.
-            ranked.sort(key=lambda one: -1.0 if one["score"] is None else one["score"], reverse=True)
+            ranked.sort(key=lambda line: -1.0 if line["score"] is None else line["score"], reverse=True)
             return [{**one, "rank": rank} for rank, one in enumerate(ranked, 1)]
 
         ranked = generate("Generating", base=False)
@@ -327,7 +327,7 @@ class ModelHost:
             drawn.append({**_candidate_dict(job, image, reward.name), "picture": position})
         result = _result(job, "sheet", generator, reward, sampling)
         # Ties are ordered by score too, which the page shows.
-        result["candidates"] = sorted([*drawn, *earlier], key=lambda one: (one["picture"], -(one["score"] or 0)))
+        result["candidates"] = sorted([*drawn, *earlier], key=lambda line: (line["picture"], -(line["score"] or 0)))
         return result
 
     def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
@@ -422,6 +422,7 @@ class ModelHost:
         job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
         result: dict[str, Any] = {"judge": reward.name, "note": _note(reward), "images": list(job.images), "tries": []}
         panels = list(images)
+        strict_check = partial(check_set, symmetric=symmetric, skip_unreadable=True)
 
         def publish(check: Check) -> None:
             result.update(check.to_dict(), odd=check.odd_one_out, verdict=_verdict(check))
@@ -431,15 +432,7 @@ class ModelHost:
         def gate(panels: Sequence[Image]) -> Check:
             job.enter("Checking")
             with generator.judging():
-                check = check_set(
-                    reward.judge,
-                    panels,
-                    least=least,
-                    names=names,
-                    questions=questions,
-                    symmetric=symmetric,
-                    skip_unreadable=True,
-                )
+                check = strict_check(reward.judge, panels, least=least, names=names, questions=questions)
             # The first check is shown at once; later checks only if the new panel is accepted.
             if not job.result:
                 publish(check)
@@ -835,8 +828,8 @@ def page_terms(theme: str = "the theme") -> Iterator[None]:
         yield
     except ValueError as fault:
         text = str(fault)
-        for term, own in (PAGE_TERMS | {"the theme": theme}).items():
-            text = text.replace(term, own)
+        for term, page_word in (PAGE_TERMS | {"the theme": theme}).items():
+            text = text.replace(term, page_word)
         raise ValueError(text) from None
 
 
