@@ -364,7 +364,10 @@ def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
 
 
 @pytest.mark.parametrize("of", ["rewards", "evaluation"])
-def test_an_edited_file_that_a_config_names_is_refused(of: str, tmp_path: Path) -> None:
+def test_an_edited_file_that_a_config_names_is_refused(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine.py"
     mine.write_text("def good(prompts, images):\n    return [1.0] * len(images)\n")
     name = f"{mine}:good"
