@@ -63,6 +63,8 @@ def link(adapter, tmp_path_factory):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline()
     assert line.startswith("studio: http://127.0.0.1:"), line
+    assert "each start prints a new one" in process.stdout.readline()
+    assert process.stdout.readline() == "Ctrl+C ends the studio; what you made stays.\n"
     yield line.removeprefix("studio: ").strip()
     process.terminate()
     process.wait(30)
