@@ -119,6 +119,7 @@ async function start() {
 function drawNames() {
   $("note").textContent = state.tiny.model ? "Drawn by the practice model, which knows one drawn world and its words only. Choose another under Models." : "";
   const names = state.tiny.model && state.tiny.judge ? ["drawn by the practice models"] : ["drawn by", plain(state.model), "· judged by", plain(state.judge)];
+  $("tasteHint").textContent = `What all panels share, then each panel behind a bar: ${state.tiny.model ? "red round hero, crown, night | waving, flag | jumping, boat" : "a fox in watercolour | it runs | it sleeps"}`;
   for (const [id, tiny, real] of PLACEHOLDERS) $(id).placeholder = state.tiny.model ? tiny : real;
   const loras = Object.entries(state.loras).map(([name, strength]) => `${shortName(name)} ${number(strength)}`).join(", ");
   $("models").textContent = [...names, loras && `+ ${loras}`].filter(Boolean).join(" ");
