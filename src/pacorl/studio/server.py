@@ -26,6 +26,7 @@ from pacorl.config.options import TEMPLATE, StudioModels
 from pacorl.core.grid import parse_layout, split
 from pacorl.generate.compose import layout_for
 from pacorl.generate.panels import write_panels
+from pacorl.io.documents import parse_json
 from pacorl.io.files import safe_name
 from pacorl.io.images import MAX_PIXELS as MAX_JUDGED_PIXELS
 from pacorl.io.images import open_image, png_bytes
@@ -485,7 +486,7 @@ def redraw_panel(name: str, form: PanelForm, state: State, browser: Browser) -> 
     _check_mode(state, "set")
     document, candidate, page = _candidate(state, name, form.candidate)
     recipe = candidate["recipe"]
-    texts = json.loads(recipe.get("panels", "[]"))
+    texts = parse_json(recipe.get("panels", "[]"), name="the recipe of the page")
     if form.panel >= len(texts):
         raise RefusedError(f"set {name[:20]} has {len(texts)} panels", status=404)
 
