@@ -387,6 +387,15 @@ def test_a_made_set_is_checked_in_one_step(page):
     playwright.expect(page.locator("#keepWho")).to_have_value("")
     playwright.expect(page.locator("#keepWho option")).to_have_count(1)
 
+    # Panels of a set become pictures of its own character; of a set without one, of a new character.
+    page.locator("#keepName").fill("banana king")
+    page.get_by_role("button", name="Keep panel 1").click()
+    playwright.expect(page.locator("#keepWho")).to_have_value("banana_king")
+    again = "character => showSet({ result: { ...shown, asked: { ...shown.asked, character } } })"
+    for character in ("", "banana_king"):
+        page.evaluate(again, character)
+        playwright.expect(page.locator("#keepWho")).to_have_value(character)
+
     # The check asks the question of the ranking, so its scores are the medians of the table above.
     page.locator("#checkMade").click()
     captions = page.locator("#checkStrip figcaption")

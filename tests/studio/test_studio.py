@@ -577,6 +577,7 @@ def test_the_strength_of_a_lora_is_handed_on(server):
     studio.names = StudioModels(adapter="mine")
     assert sampled(client, studio, "/api/sets", {**SET, "lora_scale": 0.35})["lora_scale"] == 0.35
     assert sampled(client, studio, "/api/sets", SET)["compare"] is True
+    assert sampled(client, studio, "/api/sets", {**SET, "lora_scale": 0})["compare"] is False
 
 
 def test_an_edit_starts_from_uploads(server):

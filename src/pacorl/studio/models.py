@@ -259,7 +259,7 @@ class ModelHost:
         result["candidates"] = ranked
 
         # The base model's images of the same seeds; the page shows the ranking meanwhile.
-        if sampling.compare and generator.adapter and sampling.lora_scale:
+        if sampling.compare and generator.adapter:
             job.result = result
             options["lora_scale"] = 1.0
             base_of = {image["seed"]: image for image in generate("Generating without LoRA", base=True)}

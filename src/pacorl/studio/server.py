@@ -349,7 +349,7 @@ class SamplingForm(Form):
             size=size,
             steps=self.steps,
             lora_scale=self.lora_scale,
-            compare=self.compare and bool(adapter),
+            compare=self.compare and bool(adapter) and self.lora_scale != 0,
             options=options,
         )
 
