@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import ALARM, ALIKE, EPOCH_MEANINGS, PROMPT_SHARE, WHOLE_SETS
+from pacorl.core.metric_names import PROMPT_SHARE
 from pacorl.core.sampler import Sampler
 from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
+from pacorl.grpo.score_checks import check_alike, check_missing, check_parts, not_finite
 from pacorl.grpo.scoring import Parts, Scorer, Scores, reward_table, share_not_finite
 from pacorl.grpo.set_check import check_set_judge
 from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.judge.judge import counts_of
-from pacorl.runtime.processes import SharedFault
-from pacorl.types import Advantages, Prompt, Rollout, Samples
+from pacorl.types import Advantages, Rollout, Samples
 
 
 def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, float]:
@@ -76,7 +76,8 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             epoch_advantages = compare(run, sampler, rows, scores, parts)
             metrics = {**epoch_advantages.stats, "samples/not_finite": share_not_finite(scores)}
             metrics[PROMPT_SHARE] = len({row.prompt.id for row in rows}) / len(run.train_prompts)
-            metrics |= run.check_finite(not_finite(run, rows, scores), when=f"epoch {run.epoch + 1}")
+            if metrics["samples/not_finite"]:
+                metrics |= run.check_finite(not_finite(run, rows, scores), when=f"epoch {run.epoch + 1}")
             check_missing(run, metrics, scoring)
             metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
@@ -169,56 +170,6 @@ def compare(
 
     values = advantages(table, config.advantages, weights=weights, nodes=nodes)
     return drop_alike_groups(values, table, config.selection, weights=weights)
-
-
-def not_finite(run: Run, rows: Sequence[Row], scores: Mapping[int, Scores]) -> list[tuple[str, Prompt]]:
-    """List reward and prompt of each score that is not finite; a missing score is None."""
-    not_finite_scores = []
-    for row in rows:
-        for name, value in zip(run.rewards, scores[row.number], strict=True):
-            if value is not None and not math.isfinite(value):
-                not_finite_scores.append((name, row.prompt))
-    return not_finite_scores
-
-
-def check_missing(run: Run, metrics: Mapping[str, float], scoring: Scorer) -> None:
-    """Raise SharedFault with the rewards' reasons, on all ranks, if more scores are missing than the run tolerates."""
-    missing = metrics["samples/missing"]
-    not_finite = metrics["samples/not_finite"]
-    tolerated = run.config.advantages.max_missing
-    if missing <= tolerated:
-        return
-
-    reasons = sorted({error for error in run.runtime.gather(scoring.last_error()) if error})
-    if not_finite:
-        reasons.append(f"{not_finite:.0%} were no finite numbers")
-    fault = ValueError(
-        f"{missing:.0%} of the scores of epoch {run.epoch + 1} are missing, and advantages.max_missing is "
-        f"{tolerated:.0%}; the state is saved. {'; '.join(reasons) or 'The rewards gave no reason'}"
-    )
-    raise SharedFault(fault)
-
-
-def check_alike(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Warn, and return an alarm, if no reward tells any group's images apart."""
-    if any(metrics.get(f"reward/{name}/zero_std_groups", 0.0) < 1 for name in run.rewards):
-        return {}
-    constants = " and ".join(map(repr, run.rewards))
-    run.warn_once(
-        ALIKE,
-        f"epoch {run.epoch + 1} has nothing to learn from: reward {constants} gave all images of each prompt one "
-        "score; print what it returns for images that differ",
-    )
-    return {f"{ALARM}{ALIKE}": 1.0}
-
-
-def check_parts(run: Run, parts: Mapping[int, Parts] | None) -> dict[str, float]:
-    """Warn, and return an alarm, if panel credit finds no parts of scores; `parts` is None without panel credit."""
-    if parts is None or parts:
-        return {}
-    credit = run.config.advantages.credit
-    run.warn_once(WHOLE_SETS, f"epoch {run.epoch + 1}: advantages.credit is {credit}, but {EPOCH_MEANINGS[WHOLE_SETS]}")
-    return {f"{ALARM}{WHOLE_SETS}": 1.0}
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:
