@@ -124,6 +124,15 @@ def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, images: list
     assert str(run(*images[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
 
 
+def test_an_error_is_a_page_too(judge_folder: Path, images: list[Path], tmp_path: Path) -> None:
+    """An earlier page would pass for the page of these images."""
+    page = tmp_path / "page.html"
+    assert run(*images[:2], "--judge", judge_folder, "--report", page).exit_code == 0
+    result = run(*images[:2], tmp_path / "absent.png", "--judge", judge_folder, "--report", page)
+    assert f"page: {page}" in result.stderr
+    assert "absent.png" in page.read_text()
+
+
 def test_a_grid_is_of_one_image(judge_folder: Path, images: list[Path]) -> None:
     assert "cuts one image, 4 are given" in str(run(*images, "--grid", "2x2", "--judge", judge_folder).exception)
 

@@ -26,6 +26,7 @@ from pacorl.cli.shared import (
     echo_json,
     fault_line,
     print_json,
+    write_error_page,
 )
 from pacorl.config.options import FrugalJudge, UsageError, option
 
@@ -169,7 +170,7 @@ def check(
         codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, panels, judge, ask, output)]
     except Exception as error:
         # In place of an earlier page, which would pass for the page of these images.
-        _write_error(output.report, error, panels)
+        write_error_page(output.report, error, panels)
         raise
     raise Exit(max(codes, key=SEVERITY.index))
 
@@ -276,17 +277,6 @@ def code_of(check: Check) -> int:
     if any(panel.score is not None for panel in check.failed):
         return BELOW
     return INCOMPLETE if check.failed else 0
-
-
-def _write_error(report: Path | None, error: Exception, panels: Mapping[str, Image]) -> None:
-    """Write the page about an error that ends the command."""
-    if not report:
-        return
-    from pacorl.io.files import write_atomic
-    from pacorl.judge.outcomes import Outcome, outcomes_page
-
-    write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
-    echo_errors(f"page: {report}")
 
 
 def sets_in(folder: Path) -> dict[str, list[str]]:

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typer import Argument, BadParameter, Exit
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, check_report, echo, echo_errors, print_json
+from pacorl.cli.shared import (
+    BELOW,
+    INCOMPLETE,
+    OnlyJudge,
+    check_report,
+    echo,
+    echo_errors,
+    print_json,
+    write_error_page,
+)
 from pacorl.config.options import LARGEST, STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pacorl.judge.scores import Scores
 
 
@@ -81,18 +92,33 @@ def score(
     output: ReportOptions,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
+    # No heavy import before these checks.
+    if not images and not ask.video:
+        raise BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
+    from pacorl.runtime.cores import use_cores
+
+    check_report(output.report)
+    use_cores()
+    panels: dict[str, Image] = {}
+    try:
+        code = _score_images(images, panels, judge, ask, output)
+    except Exception as error:
+        # In place of an earlier page, which would pass for the page of these images.
+        write_error_page(output.report, error, panels)
+        raise
+    if code:
+        raise Exit(code)
+
+
+def _score_images(
+    images: list[str], panels: dict[str, Image], judge: ScoreJudge, ask: QuestionOptions, output: ReportOptions
+) -> int:
+    """Score images and return the exit code; `panels` is filled with the opened images for a page about an error."""
     from pacorl.io.imports import frozen_imports
     from pacorl.judge import JUDGES, backend_of, check_judge, video
     from pacorl.judge import score_set as scoring
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.scores import table, write_page
-    from pacorl.runtime.cores import use_cores
-
-    # No heavy import before these checks.
-    if not images and not ask.video:
-        raise BadParameter("give two images or more, or --video", param_hint="'IMAGES...'")
-    check_report(output.report)
-    use_cores()
 
     # Questions and images, before a judge is loaded, which takes minutes.
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
@@ -105,6 +131,7 @@ def score(
         pairs = video.frame_pairs(len(opened))
     else:
         names, opened, refused, advice = scoring.open_panels(images, grid=ask.grid, keep_going=output.keep_going)
+    panels |= zip(names, opened, strict=True)
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
     if JUDGES[backend_of(judge.judge)].in_process:
@@ -148,10 +175,9 @@ def score(
 
     # The exit code.
     if incomplete:
-        raise Exit(INCOMPLETE)
-    if below:
-        echo_errors(*below)
-        raise Exit(BELOW)
+        return INCOMPLETE
+    echo_errors(*below)
+    return BELOW if below else 0
 
 
 def _below_least(scores: Scores, least: float | None, *, is_video: bool) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, get_annotations, signature
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -26,6 +26,9 @@ from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, UsageError, inherited, option
 from pacorl.io.terminal import printable, printable_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 INCOMPLETE = 3
 """Exit code if an item has no judgement, or was left out with the user's permission."""
@@ -250,3 +253,14 @@ def echo_errors(*lines: str) -> None:
     for line in lines:
         if line:
             echo(line, err=True)
+
+
+def write_error_page(report: Path | None, error: Exception, panels: Mapping[str, Image]) -> None:
+    """Write the page about an error that ends the command."""
+    if not report:
+        return
+    from pacorl.io.files import write_atomic
+    from pacorl.judge.outcomes import Outcome, outcomes_page
+
+    write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
+    echo_errors(f"page: {report}")
