@@ -19,7 +19,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from pacorl.io.documents import read_text
 from pacorl.io.files import text_digest
 
 FAULTS = (Exception, SystemExit)
@@ -81,9 +80,11 @@ def file_digests(document: Any) -> dict[str, str]:
     """Hash the file of every `path/to/file.py:NAME` in a dumped config: name → digest."""
     if isinstance(document, str):
         match = NAME.fullmatch(document)
-        return (
-            {document: text_digest(read_text(Path(match["path"])))} if match and Path(match["path"]).is_file() else {}
-        )
+        if not match or not Path(match["path"]).is_file():
+            return {}
+        from pacorl.io.documents import read_text  # the commands import this file before they need pydantic
+
+        return {document: text_digest(read_text(Path(match["path"])))}
     if isinstance(document, Mapping):
         document = list(document.values())
     digests: dict[str, str] = {}
