@@ -66,6 +66,11 @@ def open_dialog(button: str) -> Callable[[Any], object]:
     return reach
 
 
+def after_its_redirect(page: Any) -> None:
+    """Wait until a link with a key has led to the page without it."""
+    page.wait_for_load_state("networkidle")
+
+
 def follow_link(page: Any) -> None:
     page.locator("a").click()
     playwright.expect(page.locator("button")).to_contain_text("Open")
@@ -141,7 +146,7 @@ CASES = [
     served(Case("annotate", "annotation", "ann", rank_one)),
     served(Case("annotate-keys", "annotation", "ann", open_dialog("#help"))),
     served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
-    served(Case("annotate-admin", "annotation", "admin")),
+    served(Case("annotate-admin", "annotation", "admin", after_its_redirect)),
     served(Case("join", "annotation", "join", follow_link)),
     served(Case("studio", "studio", "open", first_screen)),
     served(Case("studio-made", "studio", "open", generate_in_studio)),

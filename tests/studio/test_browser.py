@@ -445,7 +445,8 @@ def test_a_repaired_page_is_saved_whole(page):
 def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
     name, width, height, scheme = look
     page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
-    page.goto(link)
+    with page.expect_response("**/api/characters"):  # whose list moves what is below it
+        page.goto(link)
     playwright.expect(page.locator("#theme")).not_to_have_value("")
     page.locator("#generate").click()  # another browser's sets are not shown here
     playwright.expect(page.locator("#ranks .card").first).to_be_visible(timeout=PATIENCE)
