@@ -139,6 +139,7 @@ def served(case: Case) -> Any:
 CASES = [
     Case("report", "run_pages", "report"),
     Case("compare", "run_pages", "compare"),
+    Case("arms", "run_pages", "arms"),
     Case("score", "score_pages", "set"),
     Case("ranking", "score_pages", "ranking"),
     Case("generated", "generated_page"),
@@ -166,13 +167,19 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A finished run's report, and two runs compared."""
+    """A finished run's report, two runs compared, and two settings with one seed each."""
+    from pacorl.report.arms import write_arms
     from pacorl.report.compare import write_comparison
     from pacorl.report.page import write_report
 
     first, second = (finished_run(tmp_path_factory.mktemp("runs") / name) for name in ("first", "second"))
     (second / "config.yaml").write_text("lr: 0.002\n")
-    return {"report": write_report(first).as_uri(), "compare": write_comparison(first, second).as_uri()}
+    pages = {
+        "report": write_report(first),
+        "compare": write_comparison(first, second),
+        "arms": write_arms([first, second])[0],
+    }
+    return {name: page.as_uri() for name, page in pages.items()}
 
 
 @pytest.fixture(scope="module")
