@@ -157,14 +157,14 @@ def test_a_prompt_that_the_tiny_generator_does_not_know_is_named() -> None:
 
 def test_an_objective_is_its_name(tmp_path: Path) -> None:
     changes = {"objective": "diffusion_nft", "sampling": {"tree": {"seeds": None}}, "out": tmp_path}
-    config = run_inputs("tiny", rewards=[red], prompts=["a fox"], settings=changes).config
+    config = run_inputs("tiny", rewards=[red], prompts=["a fox"], **changes).config
     assert config.objective.name == "diffusion_nft"
 
 
 def test_a_fix_is_said_in_python_too(tmp_path: Path) -> None:
     fix = r"sampling\.tree\.seeds=null\); in Python sampling={'tree': {'seeds': None}}"
     with pytest.raises(ConfigError, match=fix):
-        run_inputs("tiny", prompts=["a fox"], settings={"objective": "diffusion_nft", "out": tmp_path})
+        run_inputs("tiny", prompts=["a fox"], objective="diffusion_nft", out=tmp_path)
 
 
 def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:
@@ -230,17 +230,17 @@ def test_rewards_by_name_and_weights_join_functions(settings: dict[str, Any]) ->
 
 
 def test_a_recipe_brings_its_settings_and_the_arguments_change_keys(tmp_path: Path) -> None:
-    inputs = run_inputs("tiny", rewards=[red], settings={"out": tmp_path, "sampling": {"batch": 6}})
+    inputs = run_inputs("tiny", rewards=[red], out=tmp_path, sampling={"batch": 6})
     recipe = PolicyConfig.from_yaml("tiny")
     assert inputs.config.sampling == recipe.sampling.model_copy(update={"batch": 6})
     assert [reward.key for reward in inputs.config.rewards] == ["red"]
     assert inputs.config.prompts == recipe.prompts
-    assert run_inputs(recipe, settings={}).config is recipe
+    assert run_inputs(recipe).config is recipe
 
 
 def test_a_lora_config_sets_the_adapter(tmp_path: Path) -> None:
     lora = LoraConfig(r=8, lora_alpha=32, target_modules=["to_k", "to_q"], init_lora_weights="gaussian")
-    adapter = run_inputs("tiny", peft_config=lora, settings={"out": tmp_path}).config.adapter
+    adapter = run_inputs("tiny", peft_config=lora, out=tmp_path).config.adapter
     assert (adapter.rank, adapter.alpha, adapter.targets) == (8, 32, ("to_k", "to_q"))
 
 
@@ -356,7 +356,7 @@ def test_a_wrong_argument_is_one_line(settings: dict[str, Any], arguments: dict[
 @pytest.mark.parametrize("name", ["flux_t2is_24", "fluxx"])
 def test_a_misspelt_model_is_no_checkpoint(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name}: there is no such file and no recipe of that name"):
-        run_inputs(name, rewards=[red], prompts=["a fox"], settings={"out": tmp_path})
+        run_inputs(name, rewards=[red], prompts=["a fox"], out=tmp_path)
 
 
 def test_a_config_made_in_python_is_refused_in_one_line() -> None:

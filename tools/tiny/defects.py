@@ -55,6 +55,18 @@ class Defect:
     image: Image.Image
 
 
+def by_kind(faulty: Sequence[Mixed | Defect]) -> tuple[list[Mixed], list[Defect]]:
+    """Divide faulty panels into mixed ones and defects, in their order."""
+    mixed: list[Mixed] = []
+    defects: list[Defect] = []
+    for panel in faulty:
+        if isinstance(panel, Mixed):
+            mixed.append(panel)
+        else:
+            defects.append(panel)
+    return mixed, defects
+
+
 def draw_mixed(count: int, *, split: Split, rng: Random, vae: AutoencoderKL) -> list[Mixed]:
     """Draw panels whose sky, ground, half or tint comes from another palette."""
     pool = panels_of(split)

@@ -22,7 +22,7 @@ from pacorl.tiny import characters
 from pacorl.tiny.characters import IDENTITY, KEPT, VALUES, Panel
 from pacorl.types import Question
 from tools.tiny import pretrain_judge as lessons
-from tools.tiny.defects import DEFECTS, OF_THE_PROP, SIZES, Defect, Mixed, draw_defects, draw_mixed
+from tools.tiny.defects import DEFECTS, OF_THE_PROP, SIZES, Defect, Mixed, by_kind, draw_defects, draw_mixed
 from tools.tiny.negatives import draw_negatives
 from tools.tiny.pretrain_judge import ImageBank, TrainingExample
 
@@ -37,13 +37,7 @@ class Drawings:
     ) -> None:
         self.sizes = sizes
         self.negatives = negatives
-        self.mixed: list[Mixed] = []
-        self.defects: list[Defect] = []
-        for panel in faulty:
-            if isinstance(panel, Mixed):
-                self.mixed.append(panel)
-            else:
-                self.defects.append(panel)
+        self.mixed, self.defects = by_kind(faulty)
         self.images: list[Image.Image] = []
 
     def of(self, panel: Panel, rng: Random) -> int:

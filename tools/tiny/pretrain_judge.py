@@ -31,7 +31,7 @@ from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, draw_edit
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
 from pacorl.tiny.words import SCENE
-from tools.tiny.defects import LEGIBLE, SIZES, Defect, Mixed, draw_defects, draw_mixed, worn
+from tools.tiny.defects import LEGIBLE, SIZES, Defect, Mixed, by_kind, draw_defects, draw_mixed, worn
 from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, STATE, Stage, encode_panels, panel_pixels, publish, tile
 
@@ -103,13 +103,7 @@ class ImageBank:
         self.negative_count = len(negatives)
         self.faulty = {id(panel): len(images) + number for number, panel in enumerate(faulty)}
         images += [panel.image for panel in faulty]
-        self.mixed: list[Mixed] = []
-        self.defects: list[Defect] = []
-        for panel in faulty:
-            if isinstance(panel, Mixed):
-                self.mixed.append(panel)
-            else:
-                self.defects.append(panel)
+        self.mixed, self.defects = by_kind(faulty)
 
         # A byte per value, and one of the two equal frames: 70,000 images take 0.2 GB.
         prepared = []

@@ -24,9 +24,9 @@ from pacorl.cli.shared import (
     echo,
     echo_errors,
     echo_json,
+    error_page,
     fault_line,
     print_json,
-    write_error_page,
 )
 from pacorl.config.options import FrugalJudge, UsageError, option
 
@@ -165,13 +165,8 @@ def check(
 
     check_report(output.report)
     use_cores()
-    panels: dict[str, Image] = {}
-    try:
+    with error_page(output.report) as panels:
         codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, panels, judge, ask, output)]
-    except Exception as error:
-        # In place of an earlier page, which would pass for the page of these images.
-        write_error_page(output.report, error, panels)
-        raise
     raise Exit(max(codes, key=SEVERITY.index))
 
 

@@ -15,8 +15,8 @@ from pacorl.cli.shared import (
     check_report,
     echo,
     echo_errors,
+    error_page,
     print_json,
-    write_error_page,
 )
 from pacorl.config.options import LARGEST, STRONGEST, FrugalJudge, option
 
@@ -99,13 +99,8 @@ def score(
 
     check_report(output.report)
     use_cores()
-    panels: dict[str, Image] = {}
-    try:
+    with error_page(output.report) as panels:
         code = _score_images(images, panels, judge, ask, output)
-    except Exception as error:
-        # In place of an earlier page, which would pass for the page of these images.
-        write_error_page(output.report, error, panels)
-        raise
     if code:
         raise Exit(code)
 

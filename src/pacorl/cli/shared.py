@@ -255,12 +255,20 @@ def echo_errors(*lines: str) -> None:
             echo(line, err=True)
 
 
-def write_error_page(report: Path | None, error: Exception, panels: Mapping[str, Image]) -> None:
-    """Write the page about an error that ends the command."""
-    if not report:
-        return
-    from pacorl.io.files import write_atomic
-    from pacorl.judge.outcomes import Outcome, outcomes_page
+@contextmanager
+def error_page(report: Path | None) -> Iterator[dict[str, Image]]:
+    """Write a page about an error that ends the command, with the opened images that the command puts into the dict.
 
-    write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
-    echo_errors(f"page: {report}")
+    It takes the place of an earlier page, which would pass for the page of these images.
+    """
+    panels: dict[str, Image] = {}
+    try:
+        yield panels
+    except Exception as error:
+        if report:
+            from pacorl.io.files import write_atomic
+            from pacorl.judge.outcomes import Outcome, outcomes_page
+
+            write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
+            echo_errors(f"page: {report}")
+        raise

@@ -1,6 +1,6 @@
 """Python values as the inputs of a run: a model, rewards, prompts and a LoRA become its config.
 
-    inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], settings={"epochs": 2})
+    inputs = run_inputs("tiny", rewards=[redness], prompts=["a red hero", "a blue hero"], epochs=2)
     inputs.config, inputs.functions
 
 Prompts become files of the run's folder.
@@ -61,14 +61,16 @@ def run_inputs(
     prompts: AnyPrompts | None = None,
     evaluation_prompts: AnyPrompts | None = None,
     peft_config: Any = None,
-    settings: Mapping[str, Any],
+    model_init_kwargs: Mapping[str, Any] | None = None,
     resume: Resume = False,
+    **settings: Any,
 ) -> RunInputs:
     """Build a run's config from Python values; see `PolicyTrainer`. Prompts are written into the run's folder.
 
     Raises:
         ValueError: an input is of another form or a setting is invalid; one line.
     """
+    settings["model"] = model_init_kwargs or {}
     if isinstance(settings.get("objective"), str):
         settings = {**settings, "objective": {"name": settings["objective"]}}
     if isinstance(prompts, Mapping):  # the config's section

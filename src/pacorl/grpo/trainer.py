@@ -117,8 +117,9 @@ class PolicyTrainer(Run):
             prompts=prompts,
             evaluation_prompts=evaluation_prompts,
             peft_config=peft_config,
-            settings=settings | {"model": model_init_kwargs or {}},
+            model_init_kwargs=model_init_kwargs,
             resume=resume,
+            **settings,
         )
         quiet_loading()
         try:

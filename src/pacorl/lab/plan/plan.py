@@ -22,10 +22,9 @@ from pacorl.config.base import ConfigError
 from pacorl.core.devices import available_device
 from pacorl.generate.generator import SIZE
 from pacorl.grpo.builders import without_idle_judges
-from pacorl.grpo.inputs import AnyPrompts, AnyRewards, run_inputs
+from pacorl.grpo.inputs import run_inputs
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.start import Resume
 from pacorl.judge import JUDGES, backend_of
 from pacorl.judge.judge import BackendOptions, InProcessOptions
 from pacorl.lab.plan import sources
@@ -308,35 +307,19 @@ def judge_options(source: str, adapter: str, weights: Mapping[str, Any]) -> Back
     return JUDGES[backend_of(source)].options.model_validate(settings)
 
 
-def plan_training(
-    model: Any,
-    *,
-    rewards: AnyRewards | None = None,
-    reward_weights: Sequence[float] | None = None,
-    prompts: AnyPrompts | None = None,
-    evaluation_prompts: AnyPrompts | None = None,
-    peft_config: Any = None,
-    model_init_kwargs: Mapping[str, Any] | None = None,
-    resume: Resume = False,
-    **settings: Any,
-) -> Plan:
+def plan_training(model: Any, **arguments: Any) -> Plan:
     """Check the arguments of a `PolicyTrainer` and this machine, as `--dry-run` does; `print` shows the plan.
 
     Weights are neither loaded nor required, and functions are not called. Prompts are written into the run's folder.
 
+    Args:
+        model: As for `PolicyTrainer`.
+        arguments: Its further arguments, without callbacks, `allow_changes` and `extra_metrics`.
+
     Raises:
         ValueError: if the run cannot be made; one line with the argument or key, the value and the fix.
     """
-    inputs = run_inputs(
-        model,
-        rewards=rewards,
-        reward_weights=reward_weights,
-        prompts=prompts,
-        evaluation_prompts=evaluation_prompts,
-        peft_config=peft_config,
-        settings=settings | {"model": model_init_kwargs or {}},
-        resume=resume,
-    )
+    inputs = run_inputs(model, **arguments)
     # Nothing is known of a function but its name.
     planned = [reward for reward in inputs.config.rewards if reward.name not in inputs.functions]
     plan = plan_policy(inputs.config.model_copy(update={"rewards": tuple(planned)}))
