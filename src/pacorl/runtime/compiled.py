@@ -24,7 +24,7 @@ def compile_blocks(
         backend: Name or function.
     """
     if packed:
-        # Else the backward keeps the unpacked weights, which is all blocks in bf16 once more, instead of unpacking again.
+        # Else the backward keeps the unpacked weights, all blocks in bf16 once more, instead of unpacking again.
         torch._functorch.config.ban_recompute_materialized_backward = False
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     # The blocks of one kind share a graph, whose guards hold for each of them.
