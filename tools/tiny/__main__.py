@@ -186,6 +186,19 @@ def references(
 
 
 @app.command()
+def steady(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = Option(None, help="The tiny Kontext that it belongs to; by default the committed one."),
+) -> None:
+    """The LoRA of the editor that keeps a hero, which the studio uses (about 6 CPU minutes)."""
+    from pacorl.models.policies.kontext import TINY_KONTEXT
+    from tools.tiny.pretrain import pretrain_steady
+
+    pretrain_steady(out / "steady", start=start or TINY_KONTEXT, share=share)
+
+
+@app.command()
 def edit_judge(
     out: Path = OUT,
     share: float = SHARE,
@@ -218,6 +231,7 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
     kontext(out, share, start=out / "flux")
     heroes(out)
     references(out, share, start=out / "kontext-first")
+    steady(out, share, start=out / "kontext")
     edit_judge(out, share, start=out / "judge", steps=900, lr=8e-4)
 
 

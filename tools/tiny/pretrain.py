@@ -4,7 +4,8 @@ All data are images of `tiny.characters`, so there are no downloads. A training 
 `log.jsonl` in the folder of the weights. `docs/tiny.md` has the commands of the committed checkpoints.
 
 The editor starts from the generator, whose autoencoder and text encoders it keeps, and then learns to draw a hero from
-references. The last teacher of all is unreliable, so that reinforcement learning can improve on it.
+references. Its last teacher is unreliable, so that reinforcement learning can improve on it; a LoRA with faultless
+teachers is for people who draw with it in the studio.
 
 Legend: B batch, P panels, N tokens, C channels, H height, W width.
 """
@@ -31,8 +32,10 @@ from torch.nn import functional as F
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.io.files import write_atomic
 from pacorl.models import twins
+from pacorl.models.lora.adapters import adapter_state, add_lora
+from pacorl.models.lora.formats import save_lora
 from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
-from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.kontext import KONTEXT, KontextPolicy, tiny_kontext
 from pacorl.models.policies.pipeline import pack, stitch
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
@@ -400,7 +403,61 @@ UNFAITHFUL = HeroPhase(steps=200, redraw=0.2, paste=0.15)
 RECALLED = UNRELIABLE._replace(spoil=0.3, ignore=0.04)
 HEROES = 24
 EDITS_KEPT = 8
-"""Heroes and edits of a step; the edits keep what the editor was able to do."""
+"""Heroes and edits of a step; the edits keep what the editor was able to do. The steady editor has it the other way."""
+STEADY_STEPS = 600
+STEADY_RANK = 16
+
+
+class EditorLessons:
+    """Examples of heroes from stitched references, and of edits, for a tiny Kontext.
+
+    Text encoders and VAE are frozen, so every text and panel is encoded once. References are shrunk once to the cell
+    that three of them have, and stitched as the policy does.
+    """
+
+    def __init__(self, policy: KontextPolicy) -> None:
+        self.policy = policy
+        self.size = Size(PIXELS, PIXELS)
+        panels = characters.all_panels()
+        self.index = {panel: number for number, panel in enumerate(panels)}
+        words = [*INSTRUCTIONS, *sorted({panel.scene_text for panel in panels})]
+        with torch.no_grad():
+            self.texts = dict(zip(words, policy.encoded_texts(words), strict=True))
+        self.tokens = pack(panel_latents(policy.pipeline.vae, PIXELS))
+        cell = Size(PIXELS // 2, PIXELS // 2)
+        self.cells = {panel: stitch([characters.draw(panel, 2 * PIXELS)], cell) for panel in panels}
+
+    def loss(self, rng: Random, *, heroes: HeroPhase, edits: EditPhase, counts: tuple[int, int]) -> Tensor:
+        """Compute the flow matching loss of newly drawn examples.
+
+        Args:
+            heroes: teacher of heroes.
+            edits: teacher of edits.
+            counts: number of heroes and of edits.
+        """
+        teacher = taught_heroes(rng, redraw=heroes.redraw, paste=heroes.paste)
+        tasks, drawn = zip(*islice(teacher, counts[0]), strict=True)
+        asked, edited = zip(*islice(taught_edits(rng, edits), counts[1]), strict=True)
+
+        # The images that the editor is shown.
+        stitched = []
+        for task in tasks:
+            stitched.append(stitch([self.cells[panel] for panel in task.references], self.size))
+        with torch.no_grad():
+            references = self.policy.encode_pixels(self.policy.pipeline.image_processor.preprocess(stitched))
+        sources = torch.cat([references, self.tokens[[self.index[edit.before] for edit in asked]]])
+
+        # The texts.
+        read = {}
+        texts = [*(task.text for task in tasks), *(edit.instruction for edit in asked)]
+        for name in ("tokens", "pooled"):
+            read[name] = torch.cat([self.texts[text][name] for text in texts])
+
+        conditioning = Conditioning({**read, "source": sources})
+        velocity = partial(self.policy.velocity, conditioning=conditioning, size=self.size)
+        clean = self.tokens[[self.index[panel] for panel in (*drawn, *edited)]]
+        # Who the hero is is decided in much noise.
+        return flow_matching_loss(velocity, clean, shift=3.0)
 
 
 def pretrain_references(out: Path, *, start: Path, share: float) -> None:
@@ -412,18 +469,7 @@ def pretrain_references(out: Path, *, start: Path, share: float) -> None:
     policy = KONTEXT.from_pretrained(start, dtype="float32", **TRAINED_WITH)
     transformer = policy.pipeline.transformer
     transformer.requires_grad_(True).train()  # the policy froze it
-    size = Size(PIXELS, PIXELS)
-
-    # Text encoders and VAE are frozen, so every text and panel is encoded once. References are shrunk once to the cell
-    # that three of them have, and stitched as the policy does.
-    panels = characters.all_panels()
-    index = {panel: number for number, panel in enumerate(panels)}
-    words = [*INSTRUCTIONS, *sorted({panel.scene_text for panel in panels})]
-    with torch.no_grad():
-        texts = dict(zip(words, policy.encoded_texts(words), strict=True))
-    tokens = pack(panel_latents(policy.pipeline.vae, PIXELS))
-    cell = Size(PIXELS // 2, PIXELS // 2)
-    cells = {panel: stitch([characters.draw(panel, 2 * PIXELS)], cell) for panel in panels}
+    lessons = EditorLessons(policy)
 
     done = 0
     for phase in (FAITHFUL, UNFAITHFUL):
@@ -432,33 +478,32 @@ def pretrain_references(out: Path, *, start: Path, share: float) -> None:
         stage.resume(out / STATE, first=done)
         while stage.step < steps:
             rng = seeded(done + stage.step)
-            tasks, heroes = zip(
-                *islice(taught_heroes(rng, redraw=phase.redraw, paste=phase.paste), HEROES), strict=True
-            )
-            edits, edited = zip(*islice(taught_edits(rng, RECALLED), EDITS_KEPT), strict=True)
-
-            stitched = []
-            for task in tasks:
-                stitched.append(stitch([cells[panel] for panel in task.references], size))
-            with torch.no_grad():
-                references = policy.encode_pixels(policy.pipeline.image_processor.preprocess(stitched))
-            sources = torch.cat([references, tokens[[index[edit.before] for edit in edits]]])
-            read = {}
-            for name in ("tokens", "pooled"):
-                asked = (*(task.text for task in tasks), *(edit.instruction for edit in edits))
-                read[name] = torch.cat([texts[text][name] for text in asked])
-
-            conditioning = Conditioning({**read, "source": sources})
-            velocity = partial(policy.velocity, conditioning=conditioning, size=size)
-            clean = tokens[[index[panel] for panel in (*heroes, *edited)]]
-            # Who the hero is is decided in much noise.
-            stage.update(flow_matching_loss(velocity, clean, shift=3.0))
+            stage.update(lessons.loss(rng, heroes=phase, edits=RECALLED, counts=(HEROES, EDITS_KEPT)))
             if stage.step % 100 == 0:
                 stage.save(out / STATE, first=done)
         stage.use_average()
         done += steps
     publish(policy.pipeline.to(torch.float16), out)
     (out / STATE).unlink(missing_ok=True)
+
+
+def pretrain_steady(out: Path, *, start: Path, share: float) -> None:
+    """Train a LoRA of the tiny Kontext in `start` with faultless teachers, so that it keeps what is not to change."""
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    policy = KONTEXT.from_pretrained(start, dtype="float32", **TRAINED_WITH)
+    transformer = policy.pipeline.transformer
+    targets = policy.lora_targets
+    add_lora(transformer, rank=STEADY_RANK, alpha=STEADY_RANK, targets=targets)
+    lessons = EditorLessons(policy)
+
+    steps = round(share * STEADY_STEPS)
+    stage = Stage([transformer], lr=3e-3, steps=steps, log=out / "log.jsonl", ema=0.99)
+    while stage.step < steps:
+        stage.update(lessons.loss(seeded(stage.step), heroes=FAITHFUL, edits=FAULTLESS, counts=(EDITS_KEPT, HEROES)))
+    stage.use_average()
+    state = {name: value.half() for name, value in adapter_state(transformer).items()}
+    save_lora(out, state, rank=STEADY_RANK, alpha=STEADY_RANK, targets=targets)
 
 
 def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:

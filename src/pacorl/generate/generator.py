@@ -111,7 +111,8 @@ class Generator:
         Args:
             model: a diffusers folder, a hub name or "tiny".
             kind: name in `POLICIES`; the checkpoint's own by default.
-            adapter: PEFT or diffusers form: a folder, file or hub name; or several with their strengths.
+            adapter: PEFT or diffusers form: a folder, file or hub name, or "steady" of the tiny editor; or several with
+                their strengths.
             dtype: type of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
             device: a GPU by default, if there is one.
             memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work;
@@ -124,8 +125,9 @@ class Generator:
         # Checks, and the options of the policy.
         spec = POLICIES.named(kind or kind_of(model))
         strengths = adapter if isinstance(adapter, Mapping) else dict.fromkeys([adapter] if adapter else [], 1.0)
-        for source in strengths or [""]:
-            spec.check_source(model, adapter=source)
+        for name in strengths or [""]:
+            spec.check_source(model, adapter=name)
+        sources = {spec.adapter_source(model, name): strength for name, strength in strengths.items()}
 
         # Fill in what depends on the machine.
         device = device or available_device()
@@ -140,8 +142,8 @@ class Generator:
             policy.place_vae(device)
             policy.place_transformer(device)
         # After the weights are in place: the adapter's layers wrap the placed layers.
-        if strengths:
-            load_lora(policy.transformer, strengths)
+        if sources:
+            load_lora(policy.transformer, sources)
             policy.transformer.to(device)
         if policy.options.warning:
             logger.warning(policy.options.warning)

@@ -26,6 +26,7 @@ from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
+from pacorl.models.policies.kontext import STEADY
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import BUILDING, with_memory
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, character_prompts
@@ -197,7 +198,8 @@ class ModelHost:
             if not model:
                 raise ValueError(self.modes["edit"])
             kind = kind_of(model, edits=True)
-            strengths = {}  # they belong to the generator
+            # The strengths on the page belong to the generator.
+            strengths = {STEADY: 1.0} if model == TINY else {}
 
         key = f"{kind} {model}"
         if key not in self._generators:
@@ -238,6 +240,7 @@ class ModelHost:
 
         # The sources of an edit.
         if sources:
+            sampling = self._of_editor(sampling)
             prompt = replace(prompt, sources=self._files_of(sources))
         for number, path in enumerate(prompt.sources, 1):
             job.images[f"source-{number}"] = path.read_bytes()
@@ -315,6 +318,7 @@ class ModelHost:
         from pacorl.generate.sets import generate_sets
 
         generator, reward = self._models(job, edits=True)
+        sampling = self._of_editor(sampling)
         sources = tuple(sources[: generator.policy.max_sources])
         job.images["source-1"] = sources[0].read_bytes()
         steps = sampling.steps or generator.default_steps
@@ -330,6 +334,12 @@ class ModelHost:
         # Ties are ordered by score too, which the page shows.
         result["candidates"] = sorted([*drawn, *earlier], key=lambda line: (line["picture"], -(line["score"] or 0)))
         return result
+
+    def _of_editor(self, sampling: Sampling) -> Sampling:
+        """Drop the strength and the comparison if another model edits: they belong to the one that draws."""
+        if spec_of(self.names).edits:
+            return sampling
+        return replace(sampling, lora_scale=1.0, compare=False)
 
     def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
         """Write uploads as files for policies; equal uploads are one file, so that each is encoded once."""

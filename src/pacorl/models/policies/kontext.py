@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from diffusers import FluxKontextPipeline
 
 TINY_KONTEXT = CHECKPOINTS / "kontext"
+STEADY = "steady"
+"""The tiny editor's LoRA that keeps a hero. Without it the editor is unreliable, so that there is room to learn."""
 
 MAX_STRETCH = 1.1
 """How much a source's aspect may change on its way to a training shape. Between two neighbouring shapes it changes by
@@ -104,6 +106,12 @@ KONTEXT = PolicySpec(
     parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,
-    tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),
+    tiny=TinyCheckpoint(
+        folder=TINY_KONTEXT,
+        size=Size(32, 32),
+        check=check_tiny_edit,
+        options=TRAINED_WITH,
+        adapters={STEADY: CHECKPOINTS / STEADY},
+    ),
     edit_data="GEdit-Bench/data:en",  # its text encoders read English
 )

@@ -40,6 +40,8 @@ class TinyCheckpoint:
     """(theme, panels, grid, id) → the prompt in its trained form; None for edits."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Training options that differ from its kind's defaults."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Committed LoRAs of it, by name."""
     steps: int = 10
     """Default denoising steps."""
     batch: int = 4
@@ -251,13 +253,19 @@ class PolicySpec:
         if adapter:
             from pacorl.models.lora.formats import check_layers
 
-            check_layers(adapter, source, component="transformer")
+            check_layers(self.adapter_source(checkpoint, adapter), source, component="transformer")
         if size:
             # A local VAE may have another scale than the published one, which decides the step of the sides.
             config = local_file(source, "vae/config.json")
             vae = {**self.parts["vae"], **(read_object(config) if config else {})}
             self.policy.check_sides(size, step=self.token_pixels(vae))
         return source
+
+    def adapter_source(self, checkpoint: str, adapter: str) -> str:
+        """Return the folder of a committed LoRA of the checkpoint `tiny`; any other adapter is its own source."""
+        if checkpoint != TINY:
+            return adapter
+        return str(self.committed.adapters.get(adapter, adapter))
 
     def check_trainable(self, checkpoint: str, *, pipeline: Any = None) -> None:
         """Raise ValueError if a checkpoint, or a loaded pipeline in its place, is distilled to few steps.

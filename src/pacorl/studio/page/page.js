@@ -530,7 +530,7 @@ function view() {
     $(id).alt = id === "right" || alone ? `${unit()} ${placeOf(one)}` : `compared with: ${nameOf(against)}`;
   }
   $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
-  $("rightTag").textContent = `${shown.adapter && shown.lora_scale ? "with LoRA, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
+  $("rightTag").textContent = `${against === "base" && shown.lora_scale ? "with LoRA, " : ""}${unit()} ${placeOf(one)}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
   $("scoreWords").textContent = one.error || (["edit", "sheet"].includes(shown.kind) ? "kept and followed" : "of 1: how well its panels belong together, the mean of its pairs") + tie(one);
   $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
