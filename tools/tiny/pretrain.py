@@ -35,8 +35,8 @@ from pacorl.models import twins
 from pacorl.models.lora.adapters import adapter_state, add_lora
 from pacorl.models.lora.formats import save_lora
 from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
-from pacorl.models.policies.kontext import KONTEXT, KontextPolicy, tiny_kontext
-from pacorl.models.policies.pipeline import pack, stitch
+from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
@@ -415,7 +415,7 @@ class EditorLessons:
     that three of them have, and stitched as the policy does.
     """
 
-    def __init__(self, policy: KontextPolicy) -> None:
+    def __init__(self, policy: PipelinePolicy) -> None:
         self.policy = policy
         self.size = Size(PIXELS, PIXELS)
         panels = characters.all_panels()
