@@ -131,6 +131,7 @@ def test_an_error_is_a_page_too(judge_folder: Path, images: list[Path], tmp_path
     result = run(*images[:2], tmp_path / "absent.png", "--judge", judge_folder, "--report", page)
     assert f"page: {page}" in result.stderr
     assert "absent.png" in page.read_text()
+    assert "score" in page.read_text().partition("</header>")[0]
 
 
 def test_a_grid_is_of_one_image(judge_folder: Path, images: list[Path]) -> None:

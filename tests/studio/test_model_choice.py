@@ -22,7 +22,7 @@ from pacorl.studio import model_choice, models
 from pacorl.studio.characters import offers_for_characters
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import JUDGE, Downloads, Fit, check_name, fit_of, offers, with_memory
-from pacorl.studio.models import ModelHost, Sampling, edit_prompt, editor_of
+from pacorl.studio.models import ModelHost, Sampling, _options, edit_prompt, editor_of
 from pacorl.web.guard import RefusedError
 
 FLUX = "black-forest-labs/FLUX.1-dev"
@@ -258,6 +258,7 @@ def test_the_generator_and_the_editor_are_both_embedded_and_options_are_set():
     generator, _ = host._models(Job("1", "load"))
     editor, _ = host._models(Job("2", "load"), edits=True)
     assert (generator.sets, editor.edits, len(host._generators)) == (True, True, 2)
+    assert (generator.adapter, editor.adapter) == ("", "steady")
     before = generator._cache
     generator.set_options(guidance_scale=None)
     assert generator._cache is before
@@ -269,6 +270,8 @@ def test_the_generator_and_the_editor_are_both_embedded_and_options_are_set():
         generator.set_options(negative_prompt="night")
     with pytest.raises(ValueError, match="takes no contrast"):
         generator.set_options(contrast=1)
+    with pytest.raises(ValueError, match="set strict guidance above 1"):  # the page's own words
+        _options(Job("3", "set"), generator, host._reward, Sampling(options={"negative_prompt": "night"}))
     host.choose(Job("3", "load"), StudioModels(kind="kontext"))
     assert (len(host._generators), set(host.modes)) == (1, {"set", "storyboard"})
     host.close()

@@ -165,7 +165,7 @@ def check(
 
     check_report(output.report)
     use_cores()
-    with error_page(output.report) as panels:
+    with error_page(output.report, "check") as panels:
         codes = _check_sets(sets, judge, ask, output) if sets else [_check_images(images, panels, judge, ask, output)]
     raise Exit(max(codes, key=SEVERITY.index))
 

@@ -99,7 +99,7 @@ def score(
 
     check_report(output.report)
     use_cores()
-    with error_page(output.report) as panels:
+    with error_page(output.report, "score") as panels:
         code = _score_images(images, panels, judge, ask, output)
     if code:
         raise Exit(code)

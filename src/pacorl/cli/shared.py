@@ -256,8 +256,8 @@ def echo_errors(*lines: str) -> None:
 
 
 @contextmanager
-def error_page(report: Path | None) -> Iterator[dict[str, Image]]:
-    """Write a page about an error that ends the command, with the opened images that the command puts into the dict.
+def error_page(report: Path | None, command: str) -> Iterator[dict[str, Image]]:
+    """Write a page about an error that ends `command`, with the opened images that the command puts into the dict.
 
     It takes the place of an earlier page, which would pass for the page of these images.
     """
@@ -269,6 +269,7 @@ def error_page(report: Path | None) -> Iterator[dict[str, Image]]:
             from pacorl.io.files import write_atomic
             from pacorl.judge.outcomes import Outcome, outcomes_page
 
-            write_atomic(report, outcomes_page([Outcome.of_error(error, fault_line(error), panels=panels)]))
+            outcome = Outcome.of_error(error, fault_line(error), panels=panels)
+            write_atomic(report, outcomes_page([outcome], command=command))
             echo_errors(f"page: {report}")
         raise

@@ -60,8 +60,8 @@ class Outcome:
         return cls(name, code, "no verdict", tuple(message.split("\n")), tuple(images), document)
 
 
-def outcomes_page(outcomes: Sequence[Outcome], *, judge: str = "", note: str = "") -> str:
-    """Render the self-contained page, with the time at which it is written."""
+def outcomes_page(outcomes: Sequence[Outcome], *, command: str = "check", judge: str = "", note: str = "") -> str:
+    """Render the self-contained page of a command, with the time at which it is written."""
     failed = [outcome for outcome in outcomes if outcome.code]
     title = f"{len(failed)} of {len(outcomes)} sets do not pass" if failed else f"All {len(outcomes)} sets pass"
     if len(outcomes) == 1 and not outcomes[0].name:
@@ -69,7 +69,7 @@ def outcomes_page(outcomes: Sequence[Outcome], *, judge: str = "", note: str = "
     return render(
         "outcomes.html",
         title=title,
-        name="check",
+        name=command,
         note=note,
         judge=judge,
         outcomes=outcomes,

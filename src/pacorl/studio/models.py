@@ -198,8 +198,9 @@ class ModelHost:
             if not model:
                 raise ValueError(self.modes["edit"])
             kind = kind_of(model, edits=True)
-            # The strengths on the page belong to the generator.
-            strengths = {STEADY: 1.0} if model == TINY else {}
+            strengths = {}  # they belong to the generator
+        if model == TINY and POLICIES[kind].edits and not strengths:
+            strengths = {STEADY: 1.0}
 
         key = f"{kind} {model}"
         if key not in self._generators:
@@ -592,7 +593,8 @@ def _panels(uploads: Sequence[Upload], grid: Grid | None) -> tuple[tuple[str, ..
 
 def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
     """Collect the options that sets and storyboards share, and set those of the generator's kind."""
-    generator.set_options(**sampling.options)
+    with page_terms():
+        generator.set_options(**sampling.options)
     return {
         "seed": sampling.seed,
         "best_of": sampling.candidates,
@@ -827,6 +829,8 @@ OWN_WORLD = "It draws only heroes of its own small world; for a character of you
 PAGE_TERMS = {
     "the tiny generator": "the practice model",
     "the tiny editor": "the practice model",
+    "true_cfg_scale": "strict guidance",
+    "guidance_scale": "guidance",
     "name a real --model, e.g. black-forest-labs/FLUX.1-dev": "choose another model under Models",
 }
 """Words of the commands' messages → those of the page."""

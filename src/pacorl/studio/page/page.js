@@ -703,7 +703,15 @@ function watchJudgement(id) {
       if (job.result.verdict) showCheck(job);
       else showJudgement(job);
     },
-    failed(message, job) { ended(); if (job?.result) showCheck(job); say("judgeError", message); $("judgeEmpty").hidden = !($("judged").hidden && $("checked").hidden); },
+    failed(message, job) {
+      ended();
+      // The verdict of earlier images would look like this one's.
+      $("judged").hidden = $("checked").hidden = true;
+      drawnCheck = "";
+      if (job?.result) showCheck(job);
+      say("judgeError", message);
+      $("judgeEmpty").hidden = !$("checked").hidden;
+    },
   });
 }
 
