@@ -16,19 +16,23 @@ from tools.tiny.pretrain import (
     Stage,
     draw_edits,
     pretrain_kontext,
+    pretrain_nine,
     pretrain_references,
+    pretrain_steady,
     seeded,
     taught_edits,
+    tile,
 )
 from tools.tiny.pretrain_judge import edit_examples
 
 from pacorl.core import questions
 from pacorl.io.images import upright_size
+from pacorl.models.lora.adapters import load_lora
 from pacorl.models.policies.flux import TINY_FLUX
 from pacorl.models.policies.kontext import TINY_KONTEXT
 from pacorl.records.prompts import load_prompts
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
-from pacorl.types import Size
+from pacorl.types import Grid, Size
 
 PANELS = all_panels()
 
@@ -123,6 +127,31 @@ def test_a_few_steps_of_references_train_the_transformer_alone(tmp_path: Path) -
         trained, shared = getattr(made, component).state_dict(), getattr(start, component).state_dict()
         same = all(torch.equal(trained[name], shared[name]) for name in trained)
         assert same == (component != "transformer"), component
+
+
+def test_panels_are_tiled_row_by_row() -> None:
+    panels_BPCHW = torch.arange(6.0)[None, :, None, None, None].expand(1, 6, 1, 2, 1)
+    rows = [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
+    assert tile(panels_BPCHW, Grid(2, 3)).tolist() == [[rows]]
+
+
+@pytest.mark.campaign
+def test_a_few_steps_of_nine_panels_make_a_generator_of_the_same_form(tmp_path: Path) -> None:
+    from diffusers import FluxPipeline
+
+    pretrain_nine(tmp_path / "nine", start=TINY_FLUX, share=1 / 500)
+    made, start = (FluxPipeline.from_pretrained(folder) for folder in (tmp_path / "nine", TINY_FLUX))
+    made.transformer.load_state_dict(start.transformer.state_dict())  # the same layers
+    assert "loss_96px" in (tmp_path / "nine" / "log.jsonl").read_text()
+
+
+@pytest.mark.campaign
+def test_a_few_steps_make_a_steady_editors_adapter(tmp_path: Path) -> None:
+    from diffusers import FluxKontextPipeline
+
+    pretrain_steady(tmp_path / "steady", start=TINY_KONTEXT, share=1 / 300)
+    adapted = FluxKontextPipeline.from_pretrained(TINY_KONTEXT)
+    load_lora(adapted.transformer, tmp_path / "steady")
 
 
 def trained(folder: Path, *, stops: tuple[int, ...]) -> list[torch.Tensor]:

@@ -54,6 +54,19 @@ def sizes(
 
 
 @app.command()
+def nine(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = Option(None, help="The tiny FLUX to go on from; by default the committed one."),
+) -> None:
+    """A generator of 3×3 grids for measurements, not committed (about 20 CPU minutes)."""
+    from pacorl.models.policies.flux import TINY_FLUX
+    from tools.tiny.pretrain import pretrain_nine
+
+    pretrain_nine(out / "nine", start=start or TINY_FLUX, share=share)
+
+
+@app.command()
 def judge(
     out: Path = OUT,
     share: float = SHARE,

@@ -48,6 +48,9 @@ PANEL_SIZES = (32, 64)
 STATE = "state.pt"
 """What a stopped training goes on from."""
 GRID = Grid(2, 2)
+LENGTH: int = TRAINED_WITH["max_sequence_length"]
+NINE_LENGTH = 160
+"""Tokens of a text about nine panels; one about four has 42."""
 
 
 class Stage:
@@ -171,12 +174,10 @@ def panel_latents(vae: AutoencoderKL, size: int, panels: Sequence[Panel] | None 
     return latents
 
 
-def tile(panels_BPCHW: Tensor) -> Tensor:
-    """Join four panels to a 2×2 grid, images or latents: (B, 4, C, H, W) → (B, C, 2H, 2W)."""
-    top_left, top_right, bottom_left, bottom_right = panels_BPCHW.unbind(1)
-    top = torch.cat([top_left, top_right], -1)
-    bottom = torch.cat([bottom_left, bottom_right], -1)
-    return torch.cat([top, bottom], -2)
+def tile(panels_BPCHW: Tensor, grid: Grid = GRID) -> Tensor:
+    """Join panels to a grid of R × K, images or latents: (B, R·K, C, H, W) → (B, C, R·H, K·W)."""
+    rows_BRKCHW: Tensor = panels_BPCHW.unflatten(1, (grid.rows, grid.cols))
+    return rows_BRKCHW.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
 # --- the autoencoder -------------------------------------------------------------------------------------------
@@ -227,13 +228,13 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 # --- the generator ---------------------------------------------------------------------------------------------
 
 
-def imperfect_sets(rng: Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
+def imperfect_sets(rng: Random, *, redraw: float, grid: Grid = GRID) -> Iterator[tuple[str, list[Panel]]]:
     """Yield (prompt text, panels) of training characters without end, some attributes redrawn by the teacher."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
     subjects = characters.subjects_of("train")
     while True:
-        panels = characters.set_of(rng.choice(subjects), GRID.count, rng)
-        prompt = characters.write_prompt(0, panels, GRID)
+        panels = characters.set_of(rng.choice(subjects), grid.count, rng)
+        prompt = characters.write_prompt(0, panels, grid)
         yield prompt.text, characters.redrawn(panels, chance=redraw, rng=rng)
 
 
@@ -245,6 +246,8 @@ class TrainingPhase(NamedTuple):
     redraw: float  # probability that the teacher redraws a kept attribute of a panel
     lr: float = 2e-3
     ema: float = 0.998
+    grid: Grid = GRID
+    length: int = LENGTH
 
 
 WORDS = TrainingPhase(steps=1500, shares={32: 0.85, 64: 0.15}, redraw=0.0)
@@ -255,6 +258,10 @@ SIZES = TrainingPhase(steps=1500, shares={24: 0.25, 32: 0.15, 48: 0.35, 64: 0.25
 """Last the sizes between, of grids of 48 and 96 px too."""
 BATCH = {24: 40, 32: 32, 48: 20, 64: 12}
 """Grid images per step by panel size: about as many tokens in each."""
+NINE = TrainingPhase(
+    steps=1000, shares={32: 1.0}, redraw=0.27, lr=1.5e-3, ema=0.995, grid=Grid(3, 3), length=NINE_LENGTH
+)
+"""Sets of nine panels of 32 px, which the committed generator does not know."""
 
 
 def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
@@ -267,6 +274,12 @@ def pretrain_sizes(out: Path, *, start: Path, share: float) -> None:
     """Train the tiny FLUX in `start` further, on grid images of 48, 64, 96 and 128 px."""
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
     train_generator(pipeline, out, phases=(SIZES,), share=share)
+
+
+def pretrain_nine(out: Path, *, start: Path, share: float) -> None:
+    """Train the tiny FLUX in `start` further, on 3×3 grids of 96 px alone; its texts have up to 160 tokens."""
+    pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
+    train_generator(pipeline, out, phases=(NINE,), share=share)
 
 
 def train_generator(pipeline: FluxPipeline, out: Path, *, phases: Sequence[TrainingPhase], share: float) -> None:
@@ -285,10 +298,13 @@ def train_generator(pipeline: FluxPipeline, out: Path, *, phases: Sequence[Train
         while stage.step < steps:
             rng = seeded(done + stage.step)
             (size,) = rng.choices(list(phase.shares), list(phase.shares.values()))
-            texts, sets = zip(*islice(imperfect_sets(rng, redraw=phase.redraw), BATCH[size]), strict=True)
+            teacher = imperfect_sets(rng, redraw=phase.redraw, grid=phase.grid)
+            batch = BATCH[size] * GRID.count // phase.grid.count
+            texts, sets = zip(*islice(teacher, batch), strict=True)
             rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
-            loss = generator_loss(pipeline, texts, pack(tile(latents[size][rows])))
-            stage.update(loss, **{f"loss_{2 * size}px": loss.item()})
+            clean = pack(tile(latents[size][rows], phase.grid))
+            loss = generator_loss(pipeline, texts, clean, length=phase.length)
+            stage.update(loss, **{f"loss_{phase.grid.cols * size}px": loss.item()})
             # A training takes more than an hour: an interruption must not lose it all.
             if stage.step % 100 == 0:
                 stage.save(out / STATE, first=done)
@@ -304,12 +320,13 @@ def seeded(step: int) -> Random:
     return Random(step)
 
 
-def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor) -> Tensor:
-    """Compute the flow matching loss of whole grids, text encoders included."""
+def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor, *, length: int = LENGTH) -> Tensor:
+    """Compute the flow matching loss of whole grids, text encoders included.
+
+    The model attends to padding, so that inference must use the `length` and the guidance of training.
+    """
     batch, tokens, _ = clean_BNC.shape
     side = math.isqrt(tokens)
-    # The model attends to padding, so that inference must use the length and the guidance of training.
-    length = TRAINED_WITH["max_sequence_length"]
 
     def read(tokenizer: Any, max_length: int) -> Tensor:
         options = {"padding": "max_length", "max_length": max_length, "truncation": True, "return_tensors": "pt"}
