@@ -37,6 +37,7 @@ from pacorl.models.lora.formats import save_lora
 from pacorl.models.policies.flux import TRAINED_WITH, tiny_flux
 from pacorl.models.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.models.policies.pipeline import PipelinePolicy, pack, stitch
+from pacorl.records.prompts import save_prompts
 from pacorl.tiny import characters
 from pacorl.tiny.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.tiny.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
@@ -277,7 +278,13 @@ def pretrain_sizes(out: Path, *, start: Path, share: float) -> None:
 
 
 def pretrain_nine(out: Path, *, start: Path, share: float) -> None:
-    """Train the tiny FLUX in `start` further, on 3×3 grids of 96 px alone; its texts have up to 160 tokens."""
+    """Train the tiny FLUX in `start` further, on 3×3 grids of 96 px alone; its texts have up to 160 tokens.
+
+    Its prompts are written beside it, as train.jsonl, dev.jsonl and test.jsonl.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for split, count in COUNTS.items():
+        save_prompts(characters.character_prompts(split, count, grid=NINE.grid), out / f"{split}.jsonl")
     pipeline = FluxPipeline.from_pretrained(start, dtype=torch.float32)
     train_generator(pipeline, out, phases=(NINE,), share=share)
 
