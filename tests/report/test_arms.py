@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.core.ranking import T_975, t_interval
-from pacorl.report.arms import write_arms
+from pacorl.report.arms import mean_charts, write_arms
 from pacorl.report.compare import write_comparison
 
 RISES = {1: 0.125, 2: 0.25, 3: 0.1875}
@@ -57,6 +58,20 @@ def test_differences_are_paired_by_seed_with_a_t_interval(runs: list[Path]) -> N
     assert '<th scope="row">lr</th>' in text
     assert '<th scope="row">seed</th>' not in text
     assert "prompts.train" not in text, "a run's own files of one digest are no difference"
+
+
+def test_curves_are_means_over_the_seeds_at_the_epochs_of_all() -> None:
+    first, second, third = ([(1.0, 0.2), (2.0, 0.4), (3.0, 0.5)], [(1.0, 0.4), (3.0, None)], [(3.0, 0.1), (1.0, 0.6)])
+    runs = [SimpleNamespace(epochs=_records("loss", line), evaluations=[]) for line in (first, second, third)]
+    (chart,) = mean_charts(runs)  # type: ignore[arg-type]
+    (line,) = chart.lines
+    assert line.points == [(1.0, pytest.approx(0.4)), (3.0, None)]
+    runs[1].epochs = _records("kl", second)
+    assert mean_charts(runs) == []  # type: ignore[arg-type]
+
+
+def _records(key: str, points: list[tuple[float, float | None]]) -> list[dict[str, float | None]]:
+    return [{"epoch": epoch, key: value} for epoch, value in points]
 
 
 def test_two_seeds_have_no_interval_and_a_run_without_its_like_is_named(runs: list[Path]) -> None:

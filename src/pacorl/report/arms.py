@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 from pacorl.core.ranking import t_interval
 from pacorl.io.files import write_atomic
-from pacorl.report.compare import asked_of_both, different_data, differing_keys, results_of_both, side_names
+from pacorl.report.compare import (
+    asked_of_both,
+    different_data,
+    differing_keys,
+    in_pairs,
+    objective_of,
+    results_of_both,
+    side_names,
+)
+from pacorl.report.curves import Chart, charts
 from pacorl.report.figures import change, interval_text, label, unit_axis
 from pacorl.report.folder import RunFolder, read_run, settings_of
-from pacorl.report.page import render
+from pacorl.report.page import drawn, render
 from pacorl.report.results import Result, alarms
 
 SEED = "seed"
@@ -51,9 +61,14 @@ def write_arms(folders: Sequence[Path]) -> tuple[Path, list[str]]:
     names = arm_names(*arms)
     rows = rows_over_seeds(pairs)
     unlike, left_out = _unequal(arms, pairs)
-    lines = [f"{names[1]} minus {names[0]}, by seed ({', '.join(pairs)}):", *map(_line, rows), *left_out]
+    seeds = ", ".join(pairs)
+    lines = [f"{names[1]} minus {names[0]}, by seed ({seeds}):", *map(_line, rows), *left_out]
+    if not rows:
+        lines = [f"No measures, for evaluations are missing; the curves are means over the seeds {seeds}.", *left_out]
 
     runs = [run for pair in pairs.values() for run in pair]
+    before, after = (mean_charts(side) for side in zip(*pairs.values(), strict=True))
+    same_objective = objective_of(arms[0][0]) == objective_of(arms[1][0])
     contents = {
         "title": f"{names[0]} and {names[1]}",
         "name": "two settings",
@@ -67,6 +82,8 @@ def write_arms(folders: Sequence[Path]) -> tuple[Path, list[str]]:
         "alarms": [(run.path.name, alarms(run)) for run in runs],
         "leaks": [(run.path.name, run.leaks) for run in runs],
         "differences": settings_apart(arms[0][0], arms[1][0]),
+        "charts": drawn(in_pairs(before, after, names, with_loss=same_objective)),
+        "same_objective": same_objective,
     }
     path = arms[1][0].path / f"seeds-{arms[0][0].path.resolve().name}.html"
     write_atomic(path, render("arms.html", **contents))
@@ -128,6 +145,30 @@ def _by_seed(arm: Sequence[RunFolder]) -> dict[str, RunFolder]:
             )
         runs[seed] = run
     return runs
+
+
+def mean_charts(runs: Sequence[RunFolder]) -> list[Chart]:
+    """Average the curves of one line over the runs that have them, which must be all, at the epochs of all."""
+    by_run = []
+    for run in runs:
+        single = [chart for chart in chain(*charts(run).values()) if len(chart.lines) == 1]
+        by_run.append({(chart.group, chart.title): chart for chart in single})
+
+    means = []
+    for key, chart in by_run[0].items():
+        lines = [dict(curves[key].lines[0].points) for curves in by_run if key in curves]
+        if len(lines) < len(runs):
+            continue
+        epochs = sorted(set(lines[0]).intersection(*lines[1:]))
+        points = [(epoch, mean_or_none([line[epoch] for line in lines])) for epoch in epochs]
+        means.append(replace(chart, band=[], lines=[replace(chart.lines[0], points=points)]))
+    return means
+
+
+def mean_or_none(values: Sequence[float | None]) -> float | None:
+    """Average values; None if one of them is None."""
+    finite = [value for value in values if value is not None]
+    return fmean(finite) if len(finite) == len(values) else None
 
 
 def arm_names(first: Sequence[RunFolder], second: Sequence[RunFolder]) -> tuple[str, str]:

@@ -165,10 +165,19 @@ def charts_of_both(first: RunFolder, second: RunFolder, names: tuple[str, str]) 
 
     Losses of two objectives have different scales, and are left out.
     """
-    counterparts = {(chart.group, chart.title): chart for chart in chain(*charts(second).values())}
+    same_objective = objective_of(first) == objective_of(second)
+    before, after = (list(chain(*charts(run).values())) for run in (first, second))
+    return in_pairs(before, after, names, with_loss=same_objective)
+
+
+def in_pairs(
+    first: Sequence[Chart], second: Sequence[Chart], names: tuple[str, str], *, with_loss: bool
+) -> list[Chart]:
+    """Draw charts of one line that both sides have as charts of two lines, named `names`."""
+    counterparts = {(chart.group, chart.title): chart for chart in second}
     shared = []
-    for chart in chain(*charts(first).values()):
-        if chart.title == label("loss") and objective_of(first) != objective_of(second):
+    for chart in first:
+        if chart.title == label("loss") and not with_loss:
             continue
         counterpart = counterparts.get((chart.group, chart.title))
         if counterpart and len(chart.lines) == len(counterpart.lines) == 1:
