@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 """The name of the committed checkpoints, which every command takes in place of a folder or a hub name."""
+TINY_EDITS = "tiny-edits"
+"""The name of the committed judge of edits; the judge `tiny` was not taught the questions about them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pacorl.studio import models
 from pacorl.studio.characters import Characters, character_recipes, training_config
 from pacorl.studio.jobs import Job
 from pacorl.studio.trainer_process import TrainerProcess
-from pacorl.tiny.characters import Panel, draw
+from pacorl.tiny.characters import Oracle, Panel, draw
 from pacorl.types import Prompt
 
 HERO = "red round hero, crown, night"
@@ -158,6 +158,28 @@ def test_each_candidate_of_a_sheet_belongs_to_its_picture(monkeypatch, tmp_path)
     pictures = [(one["picture"], one["text"]) for one in drawn["candidates"]]
     assert pictures == [(2, SCENES[0])] * 3 + [(5, SCENES[1])] * 3
     assert [one["score"] for one in drawn["candidates"]] == [0.11, 0.1, None, 0.9, 0.3, 0.2]
+
+
+def test_the_practice_models_draw_a_sheet_of_the_hero_and_say_so(tmp_path):
+    """By editor and judge as they are: most best pictures are of the hero, and the judge marks them to be kept."""
+    hero_panel = Panel("red", "pointed", "top-hat", "night", "jumping", "flag")
+    source = tmp_path / "hero.png"
+    draw(hero_panel, 256).save(source)
+    lines = [*SCENES, "Put a tree beside the hero.", "Change the scene to day."]
+    prompts = {number: Prompt(number, line) for number, line in enumerate(lines)}
+    job, host = Job("1", "sheet"), models.ModelHost(StudioModels())
+    drawn = host.make_sheet(job, prompts, models.Sampling(candidates=3), sources=[source])
+    host.close()
+
+    best = {}
+    for candidate in drawn["candidates"]:
+        best.setdefault(candidate["picture"], candidate)
+    images = [Image.open(io.BytesIO(job.images[one["image"]])).convert("RGB") for one in best.values()]
+    seen = Oracle().read(images)
+    kept = [panel is not None and panel.kept[:3] == hero_panel.kept[:3] for panel in seen]
+    marked = [one["score"] >= 0.5 for one in best.values()]
+    assert sum(kept) >= 3, seen
+    assert sum(marked) >= 3, best
 
 
 def test_what_cannot_be_done_is_one_line(server):

@@ -271,7 +271,7 @@ def test_the_generator_and_the_editor_are_both_embedded_and_options_are_set():
     with pytest.raises(ValueError, match="takes no contrast"):
         generator.set_options(contrast=1)
     with pytest.raises(ValueError, match="set strict guidance above 1"):  # the page's own words
-        _options(Job("3", "set"), generator, host._reward, Sampling(options={"negative_prompt": "night"}))
+        _options(Job("3", "set"), generator, host._rewards["tiny"], Sampling(options={"negative_prompt": "night"}))
     host.choose(Job("3", "load"), StudioModels(kind="kontext"))
     assert (len(host._generators), set(host.modes)) == (1, {"set", "storyboard"})
     host.close()

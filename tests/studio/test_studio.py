@@ -245,7 +245,7 @@ def test_a_check_is_the_command_lines_and_a_repair_shows_every_try(broken_set):
     uploads, texts = broken_set
     host = ModelHost(StudioModels())
     checked = host.check(Job("1", "judgement"), uploads, least=0.5)
-    by_command = check_set(host._reward.judge, [one.open() for one in uploads], least=0.5, names=list("1234"))
+    by_command = check_set(host._rewards["tiny"].judge, [one.open() for one in uploads], least=0.5, names=list("1234"))
     assert [panel["score"] for panel in checked["panels"]] == [panel.score for panel in by_command.panels]
     assert (checked["odd"], checked["calibrated"], checked["tries"]) == (3, False, [])
     assert checked["panels"][3]["lowest_question"] == "consistent"

@@ -34,7 +34,7 @@ from pacorl.records.prompts import prompts_from
 from pacorl.rewards.clip import PanelClipText, clip_encoder
 from pacorl.rewards.consistency import Consistency
 from pacorl.tiny import CHECKPOINTS, characters
-from pacorl.tiny.character_edits import character_edits, grade_edits, write_edits
+from pacorl.tiny.character_edits import Edit, character_edits, grade_edits, write_edits
 from pacorl.tiny.characters import GRADES, VALUES, Oracle
 from pacorl.types import Question, Size
 
@@ -69,7 +69,7 @@ FOLDERS = [
     flux_module.TINY_FLUX,
     kontext_module.TINY_KONTEXT,
     kontext_module.TINY_KONTEXT.with_name("steady"),
-    judge_module.TINY_JUDGE,
+    *judge_module.EMBEDDED.values(),
     TINY_CLIP,
 ]
 
@@ -88,9 +88,9 @@ def test_they_are_small_and_in_fp16() -> None:
     import safetensors
 
     files = [file for folder in FOLDERS for file in folder.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 16.5e6
+    assert sum(file.stat().st_size for file in files) < 19.5e6
     weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 12
+    assert len(weights) == 14
     for file in weights:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
@@ -254,6 +254,30 @@ def test_the_steady_editor_keeps_the_hero_and_follows(tmp_path: Path) -> None:
     assert means["valid"] == 1, means
     assert means["followed"] >= 0.85, means
     assert means["edited_well"] >= 0.65, means  # without the LoRA 0.13
+
+
+def test_the_judge_of_edits_tells_a_kept_hero_and_a_followed_line(tmp_path: Path) -> None:
+    """Drawn results of drawn edits: right, not followed, and with another hero."""
+    judge = LocalJudge.from_pretrained("tiny-edits")
+    asked, expected = [], []
+    for edit in character_edits("test", 48):
+        before, right = characters.draw(edit.before, 64), characters.draw(edit.after, 64)
+        other = characters.draw(replace(edit.after, **{edit.others[0]: another(edit, edit.others[0])}), 64)
+        for result, kept, followed in ((right, True, True), (before.copy(), True, False), (other, False, True)):
+            asked += [
+                Question((before, result), questions.edit_kept(edit.instruction)),
+                Question((before, result), questions.edit_followed(edit.instruction)),
+            ]
+            expected += [kept, followed]
+    right_answers = [
+        ((verdict.p_yes or 0) > 0.5) == wanted for verdict, wanted in zip(judge.verdicts(asked), expected, strict=True)
+    ]
+    assert np.mean(right_answers) >= 0.85
+
+
+def another(edit: Edit, name: str) -> str:
+    """Another value of an attribute that an edit leaves alone."""
+    return next(value for value in VALUES[name] if value != getattr(edit.before, name))
 
 
 @pytest.mark.campaign

@@ -160,7 +160,7 @@ def generate(
 
     # Check all arguments before torch and weights are loaded.
     requested = read_request(request, generator.model, kind=generator.kind)
-    judge = _judge_source(choice, generator.model)
+    judge = _judge_source(choice, generator.model, requested.prompts)
     if requested.board:
         _check_storyboard(choice)
     _check_output(output, requested)
@@ -349,13 +349,16 @@ def _write_storyboard(options: RequestOptions, path: Path) -> None:
     echo(f"{path}: edit it, then run pacorl generate --storyboard {path}")
 
 
-def _judge_source(choice: ChoiceOptions, model: str) -> str:
-    """Return the judge's name, the tiny judge for the tiny generator's candidates; empty for no judge."""
-    if choice.judge or choice.best_of == 1:
-        return choice.judge
-    if model != TINY:
-        raise ValueError(f"--best-of {choice.best_of} needs a judge to choose; name one with --judge")
-    return TINY
+def _judge_source(choice: ChoiceOptions, model: str, prompts: Sequence[Prompt]) -> str:
+    """Return the judge's name, a tiny judge for the tiny generator's candidates; empty for no judge."""
+    from pacorl.judge import judge_for
+
+    source = choice.judge
+    if not source and choice.best_of > 1:
+        if model != TINY:
+            raise ValueError(f"--best-of {choice.best_of} needs a judge to choose; name one with --judge")
+        source = TINY
+    return judge_for(source, choice.judge_adapter, edits=any(prompt.sources for prompt in prompts))
 
 
 def _check_storyboard(choice: ChoiceOptions) -> None:
@@ -422,7 +425,7 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, request: RequestO
     requested = GenerationRequest("", [])
     if request.sources or request.images:
         requested = read_request(request, options.model, kind=options.kind)
-    source = _judge_source(choice, options.model)
+    source = _judge_source(choice, options.model, requested.prompts)
     dry_run(
         options,
         choice,

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from shutil import which
 from typing import TYPE_CHECKING
 
-from pacorl.types import TINY
+from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def check_card_used(dtype: str, device: torch.device) -> None:
 def best_dtype(checkpoint: str, device: str | torch.device) -> str:
     """Choose the default data type of weights: bfloat16 on a GPU, float32 elsewhere."""
     # The tiny checkpoints were trained in float32, and are small.
-    return "float32" if str(device) == "cpu" or checkpoint == TINY else "bfloat16"
+    return "float32" if str(device) == "cpu" or checkpoint in (TINY, TINY_EDITS) else "bfloat16"
 
 
 def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 from pacorl.config.one_of import OneOf
 from pacorl.config.table import Table
 from pacorl.judge.judge import BackendOptions, Judge, JudgeSpec
+from pacorl.types import TINY, TINY_EDITS
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,14 @@ def open_judge(options: BackendOptions, *, device: str | torch.device, processes
         OSError: if no server answers at an address.
     """
     return JUDGES[options.backend].open(options, device=device, processes=processes, waits=waits)
+
+
+def judge_for(source: str, adapter: str = "", *, edits: bool) -> str:
+    """Return the committed judge of edits in place of `tiny` for edits, whose questions that judge does not know.
+
+    Any other judge, and any other task, keeps its source.
+    """
+    return TINY_EDITS if edits and source == TINY and not adapter else source
 
 
 def judge_from(source: str, **access: Any) -> tuple[Judge, str]:

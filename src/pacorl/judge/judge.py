@@ -234,8 +234,8 @@ class JudgeSpec:
     bases: Mapping[str, Path] = field(default_factory=dict)
     """Published base → JSON file with its `config.json` as `model` and its image options as `processor`, for plans and
     twins. The first one's sizes approximate other checkpoints outside this machine."""
-    tiny: Path | None = None
-    """The committed checkpoint that `tiny` names."""
+    embedded: Mapping[str, Path] = field(default_factory=dict)
+    """Name of a committed checkpoint → its folder."""
 
     @property
     def in_process(self) -> bool:

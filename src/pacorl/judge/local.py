@@ -35,11 +35,13 @@ from pacorl.judge.sharing import SharedForward, can_share, packed, prefix_forest
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import check_quantization, quantize_model
 from pacorl.tiny import CHECKPOINTS
-from pacorl.types import Chat, Question, Verdict
+from pacorl.types import TINY, TINY_EDITS, Chat, Question, Verdict
 
 logger = logging.getLogger(__name__)
 
 TINY_JUDGE = CHECKPOINTS / "judge"
+EMBEDDED = {TINY: TINY_JUDGE, TINY_EDITS: CHECKPOINTS / "edit-judge"}
+"""Name of a committed judge → its folder."""
 HEAD_ROWS = 256
 """Rows of the language-model head per call: each row of logits spans the whole vocabulary."""
 CPU_TOKENS = 1024
@@ -51,7 +53,7 @@ class LocalOptions(InProcessOptions):
 
     backend: Literal["local"] = "local"
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
-    """A transformers folder, a hub name, or `tiny` for the committed judge."""
+    """A transformers folder, a hub name, or `tiny` or `tiny-edits` for the committed judges."""
     set_judge: str = ""
     """A set judge's folder or hub name (docs/reward.md), distilled from this judge: it answers all pairs of a set in
     one pass, and this judge everything else."""
@@ -76,7 +78,7 @@ class LocalOptions(InProcessOptions):
 
 def weight_digests(checkpoint: str, adapter: str = "") -> list[str]:
     """Hash the weights of a judge, its adapter and its base; empty for those outside this machine."""
-    checkpoint = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    checkpoint = str(EMBEDDED.get(checkpoint, checkpoint))
     sources = (checkpoint, adapter, base_of(checkpoint))
     return [checkpoint_digest(source) for source in sources if source]
 
@@ -450,7 +452,7 @@ def _base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     from pacorl.judge.adapter import base_and_adapter, today
     from pacorl.models.lora.formats import PEFT_CONFIG, check_layers
 
-    source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    source = str(EMBEDDED.get(checkpoint, checkpoint))
     check_checkpoint(source, "config.json", PEFT_CONFIG)
     base, adapter = base_and_adapter(source, adapter)
     check_checkpoint(base, "config.json")
@@ -507,7 +509,7 @@ SPEC = JudgeSpec(
         "Qwen2.5-VL-7B": Path(__file__).with_name("qwen2_5_vl_7b.json"),
         "Qwen3.5-9B": Path(__file__).with_name("qwen3_5_9b.json"),
     },
-    tiny=TINY_JUDGE,
+    embedded=EMBEDDED,
 )
 
 

@@ -14,7 +14,7 @@ from pacorl.judge.calibration import read_calibration
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import Scores
 from pacorl.models.quantize import NONE
-from pacorl.types import Question
+from pacorl.types import TINY, TINY_EDITS, Question
 
 if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
@@ -111,7 +111,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         # Of a judge over HTTP its server has the note.
         if served := getattr(self.judge, "note", ""):
             notes.append(served)
-        elif self.name == "tiny":  # the default judge, so its note also names a real judge
+        elif self.name in (TINY, TINY_EDITS):  # the default judge, so its note also names a real judge
             notes.append(TINY_NOTE)
         elif domain:
             notes.append(f"Judged by {self.name}, which knows {domain.name} only and declines other images.")

@@ -19,7 +19,7 @@ from pacorl.io.hub import check_checkpoint
 from pacorl.io.pretrained import pretrained
 from pacorl.io.processor import load_processor
 from pacorl.judge.adapter import lora_config, merge_adapter, read_adapter, with_lora
-from pacorl.judge.local import TINY_JUDGE
+from pacorl.judge.local import EMBEDDED
 from pacorl.judge_training.judge_config import RewardTuningConfig
 from pacorl.models.lora.formats import PEFT_CONFIG
 
@@ -41,7 +41,7 @@ def source_of(checkpoint: str) -> str:
     Raises:
         ValueError: it is an adapter, or a model of another family.
     """
-    source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    source = str(EMBEDDED.get(checkpoint, checkpoint))
     check_checkpoint(source, "config.json", PEFT_CONFIG)
     lora = lora_config(source)
     if lora:

@@ -25,6 +25,7 @@ from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
 from pacorl.io.net import TransientError, blocking, exchange
 from pacorl.judge.http.endpoints import Server, root_url
+from pacorl.types import TINY, TINY_EDITS
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
@@ -64,10 +65,10 @@ def vllm_command(
     """
     # The base model and its limits.
     folder = server.checkpoint
-    if folder == "tiny":
-        from pacorl.judge.local import TINY_JUDGE  # imports torch, which the launcher does not need otherwise
+    if folder in (TINY, TINY_EDITS):
+        from pacorl.judge.local import EMBEDDED  # imports torch, which the launcher does not need otherwise
 
-        folder = str(TINY_JUDGE)
+        folder = str(EMBEDDED[folder])
     command = [*program, "serve", folder]
     command += ["--served-model-name", *(server.names or (server.checkpoint,))]
     command += ["--host", server.host, "--port", str(server.port)]

@@ -25,6 +25,7 @@ from pacorl.generate.storyboard import MENTION, Storyboard, pages, parse_storybo
 from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.judge import judge_for
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
 from pacorl.models.policies.kontext import STEADY
 from pacorl.studio.jobs import Job
@@ -145,7 +146,8 @@ class ModelHost:
         self.names = names
         self._generators: dict[str, Generator] = {}
         """Checkpoint and kind → the generator. Embedded models stay together, of others one at a time."""
-        self._reward: PacoReward | None = None
+        self._rewards: dict[str, PacoReward] = {}
+        """Judge → its reward; the practice judge of edits is another one."""
         self._sources = TemporaryDirectory(prefix="pacorl-studio-")
 
     def load(self, job: Job) -> dict[str, Any]:
@@ -170,9 +172,9 @@ class ModelHost:
     def unload(self) -> None:
         """Release the models; the next job loads them again."""
         self._generators.clear()
-        if self._reward:
-            self._reward.close()
-        self._reward = None
+        for reward in self._rewards.values():
+            reward.close()
+        self._rewards.clear()
 
     @property
     def modes(self) -> dict[str, str]:
@@ -210,26 +212,34 @@ class ModelHost:
                 self._generators.clear()
             with BUILDING:
                 self._generators[key] = self._load(with_memory(names, model, kind), model, kind, strengths)
-        assert self._reward
-        return self._generators[key], self._reward
+        return self._generators[key], self._judge(self._generators[key], edits=edits)
 
     def _load(self, names: StudioModels, model: str, kind: str, strengths: Mapping[str, float]) -> Generator:
         from pacorl.generate.generator import Generator
         from pacorl.io.quiet import quiet_loading
-        from pacorl.judge.paco_reward import PacoReward
         from pacorl.runtime.cores import use_cores
 
         use_cores()
         quiet_loading()
         generator = Generator.from_pretrained(model, kind=kind, adapter=strengths, memory=names.memory)
-        # One judge serves all generators, which are exchanged more often.
-        if self._reward is None:
-            with generator.judging():
-                self._reward = PacoReward.from_pretrained(
-                    names.judge, **names.judge_access, calibration=names.calibration or ""
-                )
-        generator.judged_by(self._reward.judge)
+        for reward in self._rewards.values():
+            generator.judged_by(reward.judge)
         return generator
+
+    def _judge(self, generator: Generator, *, edits: bool) -> PacoReward:
+        """Load the judge, which serves all generators: they are exchanged more often."""
+        from pacorl.judge.paco_reward import PacoReward
+
+        name = judge_for(self.names.judge, self.names.judge_adapter, edits=edits)
+        if name not in self._rewards:
+            names = with_memory(self.names, generator.model, generator.kind)
+            calibration = (names.calibration or "") if name == names.judge else ""
+            with BUILDING, generator.judging():
+                reward = PacoReward.from_pretrained(name, **names.judge_access, calibration=calibration)
+            self._rewards[name] = reward
+            for other in self._generators.values():
+                other.judged_by(reward.judge)
+        return self._rewards[name]
 
     def make_set(
         self, job: Job, prompt: Prompt, sampling: Sampling, *, sources: Sequence[Upload] = ()

@@ -92,7 +92,7 @@ def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     source = model.checkpoint
     key = "model.checkpoint"
     note = _replaced(key, spec.published.split("/")[1])
-    folder = _folder(source, tiny=spec.tiny.folder if spec.tiny else None, marker="model_index.json")
+    folder = _folder(source, {TINY: spec.tiny.folder} if spec.tiny else {}, marker="model_index.json")
     if folder is None:
         return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
 
@@ -136,7 +136,7 @@ def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
     # A LoRA names its base, whose configs have the shapes.
     source = options.checkpoint
     key = f"{key}.checkpoint"
-    lora = None if _vision_language_folder(source) else _folder(source, tiny=LOCAL_JUDGE.tiny, marker=PEFT_CONFIG)
+    lora = None if _vision_language_folder(source) else _folder(source, LOCAL_JUDGE.embedded, marker=PEFT_CONFIG)
     if lora is None:
         return vision_language_model(source, key=key)
     base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
@@ -168,7 +168,7 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
 
 
 def _vision_language_folder(source: str) -> Path | None:
-    return _folder(source, tiny=LOCAL_JUDGE.tiny, marker="config.json")
+    return _folder(source, LOCAL_JUDGE.embedded, marker="config.json")
 
 
 def _replaced(key: str, published: str) -> str:
@@ -223,7 +223,7 @@ def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
 
 
 def _clip_folder(encoder: ClipEncoder) -> Path | None:
-    return _folder(encoder.checkpoint, tiny=Path(encoder.checkpoint), marker="config.json")
+    return _folder(encoder.checkpoint, {}, marker="config.json")
 
 
 def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
@@ -332,15 +332,15 @@ def _remedy(source: str) -> str:
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def _folder(source: str, *, tiny: Path | None, marker: str) -> Path | None:
-    """Find the local folder with the file `marker`: the committed, a named, or the newest in the hub's cache."""
+def _folder(source: str, embedded: Mapping[str, Path], *, marker: str) -> Path | None:
+    """Find the local folder with the file `marker`: an embedded, a named, or the newest in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    local = tiny if source == TINY else Path(source).expanduser()
-    if local and (local / marker).exists():
+    local = embedded.get(source, Path(source).expanduser())
+    if (local / marker).exists():
         return local
     # An existing folder is never a hub name.
-    if source == TINY or (local and local.exists()) or not HUB_NAME.fullmatch(source):
+    if source in embedded or local.exists() or not HUB_NAME.fullmatch(source):
         return None
     cached = try_to_load_from_cache(source, marker)
     if isinstance(cached, str):

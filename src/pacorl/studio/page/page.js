@@ -473,7 +473,7 @@ function summary(job) {
   const known = (pick) => shown.candidates.map(pick).filter((value) => value !== null && value !== undefined);
   const mean = (values) => number(values.reduce((a, b) => a + b, 0) / values.length);
   const own = known((one) => one.score), base = known((one) => one.base?.score);
-  const told = [`Judged by ${shown.judge === "tiny" ? "the practice judge" : shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
+  const told = [`Judged by ${shown.judge.startsWith("tiny") ? "the practice judge" : shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
   if (tie(shown.candidates[0])) told.push(`The first ${shown.candidates[0].tied} are a tie: the judge does not tell such near scores apart.`);
   if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} without the LoRA, ${mean(own)} with it.`);
   if (shown.adapter && shown.lora_scale !== 1) told.push(`LoRA strength ${shown.lora_scale}.`);
