@@ -173,7 +173,7 @@ def test_a_key_file_is_read_again_at_sighup(
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     path = tmp_path / "keys"
-    path.write_text("old\n\nnew\n")
+    path.write_text("# ours\nold\n\nnew\n")
     result = run("serve", judge_folder, "--api-key-file", path, "--host", "0.0.0.0", "--write", tmp_path / "j.yaml")
     assert result.exit_code == 0, result.output
     assert "asks for no key" not in result.stderr
@@ -186,9 +186,24 @@ def test_a_key_file_is_read_again_at_sighup(
     handlers[signal.SIGHUP]()
     assert keys == ["old", "new"]
     assert "the earlier keys stay" in capfd.readouterr().err
+    path.write_text("new\nof ci, do not remove\n")  # its words would be keys
+    handlers[signal.SIGHUP]()
+    assert keys == ["old", "new"]
+    assert f"{path}, line 2: a key has no spaces" in capfd.readouterr().err
     path.write_text("new\n")
     handlers[signal.SIGHUP]()
     assert keys == ["new"]
+
+    # The unit of docs/serve.md empties the variable.
+    monkeypatch.setenv("PACORL_API_KEY", "")
+    assert run("serve", judge_folder, "--api-key-file", path).exit_code == 0
+    monkeypatch.delenv("PACORL_API_KEY")
+
+    # Without a file a SIGHUP does not end the server.
+    handlers.clear()
+    assert run("serve", judge_folder).exit_code == 0
+    handlers[signal.SIGHUP]()
+    assert "no --api-key-file" in capfd.readouterr().err
 
     path.write_text("")
     assert "has no key" in str(run("serve", judge_folder, "--api-key-file", path).exception)

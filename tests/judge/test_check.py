@@ -83,14 +83,14 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     document = result.to_dict()
     assert [panel["characters"] for panel in document["panels"]] == [["dark"], ["light"], ["dark", "light"]]
     assert document["panels"][2]["lowest_character"] == "light"
-    assert "image 3, dark and light (consistent, light)" in check_lines(result)[2]
+    assert "image 3, dark and light (light)" in check_lines(result)[2]
 
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
     questions = questions_about("", {"colour": "the grey", "a": "blind 1", "b": "blind 2", "c": "blind 3"})
     result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, questions=questions)
     assert result.failed[0].question == "colour"
-    assert "(colour)" in "\n".join(check_lines(result))
+    assert "(lowest for colour)" in "\n".join(check_lines(result))
     # The mean of the four questions would pass.
     assert result.scores.lowest_panel is not None
     assert result.scores.lowest_panel.median > 0.5

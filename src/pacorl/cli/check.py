@@ -275,7 +275,7 @@ def code_of(check: Check) -> int:
 
 
 def sets_in(folder: Path) -> dict[str, list[str]]:
-    """List the panels of each subfolder by its name: the panels of `pacorl generate` if it has any, else all images.
+    """List the images of each subfolder by its name, without the sheet beside the panels of `pacorl generate`.
 
     Raises:
         ValueError: There is no subfolder, or no image in any of them.
@@ -285,10 +285,15 @@ def sets_in(folder: Path) -> dict[str, list[str]]:
     sets = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            panels = sorted(path.glob("*-panel-*.png")) or images_in(path)
-            sets[path.name] = list(map(str, panels))
+            images = images_in(path)
+            # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is checked.
+            sheets = {image.stem.rpartition("-panel-")[0] for image in images}
+            sets[path.name] = [str(image) for image in images if image.stem not in sheets]
     if not any(sets.values()):
         raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
+    if loose := images_in(folder):
+        names = ", ".join(image.name for image in loose)
+        echo_errors(f"{folder}: {names} {'is' if len(loose) == 1 else 'are'} in no subfolder and not checked")
     return sets
 
 

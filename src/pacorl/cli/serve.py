@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ def serve(
     description = _description(source, options)
     # An empty variable, as of a missing secret in CI, must not open the server.
     given = os.environ.get(KEY_VARIABLE) if options.api_key is None else options.api_key
+    if options.api_key_file and options.api_key is None:
+        given = (given or "").strip() or None  # the unit of docs/serve.md empties the variable
     if given is not None and not given.strip():
         raise ValueError(
             f"the key is empty; give --api-key or {KEY_VARIABLE} a value, or unset it to serve without a key"
@@ -82,6 +85,7 @@ def serve(
 
     # Serve until the end.
     if options.backend == "builtin":
+        _reload_on_hangup(options.api_key_file, keys)
         _run_builtin(servers, options, keys=keys or [key], extra=context.args)
     elif options.backend == "vllm":
         from pacorl.serve.vllm import VllmOptions, run_vllm
@@ -114,13 +118,37 @@ def _description(source: str, options: ServeOptions) -> Endpoints:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Read the keys of a file, one a line. Raises ValueError if it has none, which would open the server."""
+    """Read the keys of a file, one a line; empty lines and those that begin with # are left out.
+
+    Raises:
+        ValueError: there is no key, which would open the server, or a line has several words: a comment would be a key.
+    """
     from pacorl.io.documents import read_text
 
-    keys = read_text(path).split()
+    keys = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        key = line.strip()
+        if len(key.split()) > 1 and not key.startswith("#"):
+            raise ValueError(f"{path}, line {number}: a key has no spaces; write one a line, and comments after #")
+        if key and not key.startswith("#"):
+            keys.append(key)
+
     if not keys:
         raise ValueError(f"{path} has no key; write one a line")
     return keys
+
+
+def _reload_on_hangup(path: Path | None, keys: list[str]) -> None:
+    """Let SIGHUP read the keys again. Without a file it does nothing, unless a terminal sends it as it closes.
+
+    It comes before the imports and the weights, which take minutes: without a handler a SIGHUP ends the process.
+    """
+    if not hasattr(signal, "SIGHUP"):
+        return
+    if path:
+        signal.signal(signal.SIGHUP, lambda *_: _reread_keys(path, keys))
+    elif not sys.stdin.isatty():
+        signal.signal(signal.SIGHUP, lambda *_: echo_errors("SIGHUP: there is no --api-key-file to read again"))
 
 
 def _reread_keys(path: Path, keys: list[str]) -> None:
@@ -158,11 +186,6 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, keys: list[str
         from pacorl.judge.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import GRACE_SECONDS, load_judges, run_builtin
         from pacorl.serve.schema import Limits
-
-    # Before the weights, which take minutes: without a handler a SIGHUP ends the process.
-    key_file = options.api_key_file
-    if key_file and hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: _reread_keys(key_file, keys))
 
     # Load.
     use_cores()

@@ -385,7 +385,7 @@ def key_from(variable: str) -> str:
     if not variable:
         return ""
     if not os.environ.get(variable):
-        raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set")
+        raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set, or empty")
     return os.environ[variable]
 
 

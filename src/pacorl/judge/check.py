@@ -437,14 +437,16 @@ def _title(check: Check, panel: PanelScore) -> str:
 
 
 def _reason(check: Check, panel: PanelScore) -> str:
-    """Name the failing criterion and character, in brackets; empty for a passing panel."""
+    """Name the failing criterion, if there are several, and the character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
     if panel.unreadable:
         return " (unreadable for the judge)"
-    reason = panel.question
+    reasons = []
     if panel.declined:
-        reason = f"declined, {reason}"
+        reasons.append("declined")
+    if len(check.scores.questions) > 1:
+        reasons.append(f"lowest for {panel.question}")
     if check.references:
-        reason += f", {check.references[panel.group][0]}"
-    return f" ({reason})"
+        reasons.append(check.references[panel.group][0])
+    return f" ({', '.join(reasons)})" if reasons else ""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.io.images import open_image
 from pacorl.judge.check import CONTROL_FIGURE, Check, ControlError, verdict_lines
-from pacorl.report.figures import ShownImage, show
+from pacorl.judge.scores import p_yes_text
+from pacorl.report.figures import ShownImage, pair_matrix_svg, show
 from pacorl.report.page import render
 
 if TYPE_CHECKING:
@@ -28,34 +29,39 @@ class Outcome:
     """The outcome in a few words."""
     lines: tuple[str, ...]
     """The verdict or the error in sentences."""
-    images: tuple[tuple[str, ShownImage, bool], ...]
-    """Caption and image, and whether it fails."""
+    images: tuple[tuple[str, ShownImage, bool, str], ...]
+    """Caption and image, whether it fails, and its score."""
     document: Mapping[str, Any]
     """JSON document."""
+    matrix: str = ""
+    """Picture of every image against every other; empty for an error."""
 
     @classmethod
     def of_check(cls, check: Check, *, code: int, name: str = "") -> Outcome:
         """Describe a verdict."""
         failed = {panel.panel for panel in check.failed}
+        scores = {panel.panel: p_yes_text(panel.score) for panel in check.panels}
         images = []
         for index, (caption, image) in enumerate(zip(check.scores.names, check.scores.images, strict=True)):
-            images.append((caption, show(image), index in failed))
+            images.append((caption, show(image), index in failed, scores.get(index, "")))
+
         title = f"{len(failed)} of {len(check.panels)} panels fail" if failed else "passes"
-        return cls(name, code, title, tuple(verdict_lines(check)), tuple(images), check.to_dict())
+        matrix = pair_matrix_svg(check.scores.matrix)
+        return cls(name, code, title, tuple(verdict_lines(check)), tuple(images), check.to_dict(), matrix)
 
     @classmethod
     def of_error(cls, error: Exception, message: str, *, name: str = "", panels: Mapping[str, Image]) -> Outcome:
         """Describe an error, with the panels that were opened and the control that failed."""
         document: dict[str, Any] = {"passed": None, "error": message}
         asked = error.image if isinstance(error, ControlError) else None
-        images = [(caption, show(image), caption == asked) for caption, image in panels.items()]
+        images = [(caption, show(image), caption == asked, "") for caption, image in panels.items()]
         if isinstance(error, ControlError):
             document = error.to_dict()
             # The image of a character is no panel.
             if error.picture and error.image not in panels:
-                images.insert(0, (error.image, show(error.picture), True))
+                images.insert(0, (error.image, show(error.picture), True, ""))
             if not error.control.same:
-                images.append((error.control.name, show(open_image(CONTROL_FIGURE)), True))
+                images.append((error.control.name, show(open_image(CONTROL_FIGURE)), True, ""))
         code = int(getattr(error, "exit_code", 1))
         return cls(name, code, "no verdict", tuple(message.split("\n")), tuple(images), document)
 
@@ -72,6 +78,6 @@ def outcomes_page(outcomes: Sequence[Outcome], *, command: str = "check", judge:
         name=command,
         note=note,
         judge=judge,
-        outcomes=outcomes,
+        outcomes=sorted(outcomes, key=lambda outcome: outcome.code == 0),  # what needs a look comes first
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
     )

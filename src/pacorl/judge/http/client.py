@@ -250,7 +250,9 @@ class EndpointPool:
         if answer.status == 422 and error.get("type") == DECLINED:
             return DeclinedError(str(error.get("message")))
         if answer.status in (401, 403):
-            return JudgeRefusedError(f"{endpoint.url} refuses the key: {fault}; name its variable with api_key_env")
+            return JudgeRefusedError(
+                f"{endpoint.url} refuses the key: {fault}; name its variable with --api-key-env or api_key_env"
+            )
         if answer.status in (400, 422) and _leave_out(endpoint, body or {}, refusal=str(fault)):
             return FieldRefusedError(str(fault))
         if answer.status == 404 and path == "/chat/completions" and endpoint.served is not None:
