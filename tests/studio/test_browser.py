@@ -387,14 +387,22 @@ def test_a_made_set_is_checked_in_one_step(page):
     playwright.expect(page.locator("#keepWho")).to_have_value("")
     playwright.expect(page.locator("#keepWho option")).to_have_count(1)
 
-    # Panels of a set become pictures of its own character; of a set without one, of a new character.
+    # Panels of a set become pictures of its own character; of a set without one, of the character of the last Keep.
     page.locator("#keepName").fill("banana king")
     page.get_by_role("button", name="Keep panel 1").click()
     playwright.expect(page.locator("#keepWho")).to_have_value("banana_king")
     again = "character => showSet({ result: { ...shown, asked: { ...shown.asked, character } } })"
     for character in ("", "banana_king"):
         page.evaluate(again, character)
-        playwright.expect(page.locator("#keepWho")).to_have_value(character)
+        playwright.expect(page.locator("#keepWho")).to_have_value("banana_king")
+
+    # The name of a character that is there is no fault: the panel becomes a picture of it.
+    page.locator("#keepWho").select_option("")
+    page.locator("#keepName").fill("banana king")
+    page.get_by_role("button", name="Keep panel 3").click()
+    playwright.expect(page.locator("#toast")).to_contain_text("Panel 3 is picture 2 of banana king.")
+    page.get_by_role("button", name="Close this message").click()
+    playwright.expect(page.locator("#toast")).to_be_hidden()
 
     # The check asks the question of the ranking, so its scores are the medians of the table above.
     page.locator("#checkMade").click()

@@ -360,6 +360,7 @@ function drawTraining(one) {
   $("train").textContent = alive ? "Teaching …" : training ? "Teach it anew" : "Teach it";
   $("stopTraining").hidden = !alive;
   $("resumeTraining").hidden = !training || alive || training.status === "done";
+  $("resumeTraining").textContent = training ? `Go on to step ${training.steps}` : "Go on";
   $("trainProgress").hidden = !training;
   $("gallery").hidden = !training?.lora || alive;
   say("trainError", training?.error || "");
@@ -380,7 +381,7 @@ function drawTraining(one) {
   // The pictures with the LoRA are drawn after the last step.
   const whens = training.status === "done" ? ["before", "after"] : ["before"];
   $("galleryNote").textContent = training.status === "done" ? `Each pair is drawn from the words under it, and with the same seed. Left: the model as it was. Right: the same model with ${called}, the LoRA that it learned, at full strength. Click a picture to enlarge it. ${advice(training)}`
-    : `Drawn without ${called}. After ${training.done} of ${training.steps} steps it is too early to see a difference: pictures with ${called} are drawn after the last step.`;
+    : `Drawn without ${called}, which has learned ${training.done} of ${training.steps} steps. “Use it in Make” shows what it can do by now; “Go on” teaches the rest, and then draws these with it.`;
   $("galleryPictures").replaceChildren(...training.pictures.map((text, i) => make("figure", {}, ...whens.map((when) =>
     enlarging(`/loras/loras/${training.name}/${when}-${i}.png?${training.done}`, `${when === "before" ? "without" : "with"} ${called}: ${text}`)), make("figcaption", { textContent: text }))));
 }
@@ -457,15 +458,16 @@ function drawPanels(one) {
   drawKeeping();
 }
 
-// The shown set's own character, unless a person has chosen another for it.
+// What a person has chosen for the shown set, or the set's own character, or the one of the last Keep.
 function drawKeeping() {
-  const own = keeper?.set === shown ? keeper.name : shown?.asked?.character;
+  const own = keeper?.set === shown ? keeper.name : shown?.asked?.character || keeper?.name;
   $("keepWho").value = known(own) ? own : "";
   $("keepName").hidden = $("keepWho").value !== "";
 }
 
 async function keepPanel(panel, button) {
-  const name = $("keepWho").value || $("keepName").value.trim(), isNew = !$("keepWho").value;
+  const typed = $("keepName").value.trim(), same = people.find((one) => spaced(one.name) === spaced(typed));
+  const name = $("keepWho").value || same?.name || typed, isNew = !known(name);
   if (!name) { toast("Give the new character a name first."); return $("keepName").focus(); }
   const before = people.find((one) => one.name === name), one = shown.candidates[chosen];
   button.disabled = true;

@@ -250,7 +250,8 @@ function make(name, properties = {}, ...children) {
 const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
 function toast(text, stays = false, ...buttons) {
-  $("toast").replaceChildren(text, ...buttons);
+  const close = make("button", { type: "button", className: "quiet small", textContent: "×", ariaLabel: "Close this message", onclick: () => { $("toast").hidden = true; } });
+  $("toast").replaceChildren(text, ...buttons, ...(stays ? [close] : []));
   $("toast").hidden = !text;
   clearTimeout(toast.timer);
   if (!stays) toast.timer = setTimeout(() => { $("toast").hidden = true; }, 6000);
