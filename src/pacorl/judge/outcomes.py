@@ -69,7 +69,9 @@ class Outcome:
 def outcomes_page(outcomes: Sequence[Outcome], *, command: str = "check", judge: str = "", note: str = "") -> str:
     """Render the self-contained page of a command, with the time at which it is written."""
     failed = [outcome for outcome in outcomes if outcome.code]
-    title = f"{len(failed)} of {len(outcomes)} sets {'does' if len(failed) == 1 else 'do'} not pass" if failed else f"All {len(outcomes)} sets pass"
+    title = f"All {len(outcomes)} sets pass"
+    if failed:
+        title = f"{len(failed)} of {len(outcomes)} sets {'does' if len(failed) == 1 else 'do'} not pass"
     if len(outcomes) == 1 and not outcomes[0].name:
         title = "No verdict"
     return render(
