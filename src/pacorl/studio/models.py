@@ -27,7 +27,6 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.judge import judge_for
 from pacorl.models.policies import POLICIES, kind_of, tiny_spec
-from pacorl.models.policies.kontext import STEADY
 from pacorl.studio.jobs import Job
 from pacorl.studio.model_choice import BUILDING, with_memory
 from pacorl.tiny.characters import EDITS, KEPT, VALUES, character_prompts
@@ -202,7 +201,8 @@ class ModelHost:
             kind = kind_of(model, edits=True)
             strengths = {}  # they belong to the generator
         if model == TINY and POLICIES[kind].edits and not strengths:
-            strengths = {STEADY: 1.0}
+            # For people who draw, the LoRA that keeps a hero.
+            strengths = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
 
         key = f"{kind} {model}"
         if key not in self._generators:
