@@ -9,6 +9,7 @@ import pytest
 from pacorl.core import questions
 from pacorl.dataset.folder import Answer
 from pacorl.dataset.rules import (
+    QUESTIONS,
     best_worst,
     halves,
     in_either_order,
@@ -77,6 +78,12 @@ def test_a_question_of_ones_own_is_told_from_the_judges():
     answers = [replace(answer("x", "abcd", instance=f"i{n}"), question=text) for n, text in enumerate(worded)]
     assert other_questions(answers, "theme") == {"Which is prettier?": 2}
     assert other_questions(answers, "plain") == {"Which is prettier?": 2, "A cat.": 1}
+
+    # The judge can be asked what people were; the page's own questions are those about the theme.
+    assert other_questions(answers, "asked") == {}
+    pairs, _ = label_pairs(answers, question="asked")
+    texts = {pair.question for pair in pairs}
+    assert texts == {questions.meets_criterion(text) for text in worded if text} | {QUESTIONS["theme"](answers[0])}
 
 
 def test_both_orders_of_a_pair_are_one():

@@ -36,7 +36,7 @@ FOLDER = Argument(help="The dataset's folder.")
 SEED = Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 PROMPTS = Option("diverse.jsonl", help="The prompts file inside the folder.")
 RULE = Option("best_worst", help="How rankings become pairs: best_worst or halves.")
-QUESTION = Option("theme", help="What the judge is asked: theme, criteria, or plain.")
+QUESTION = Option("theme", help="What the judge is asked: theme, criteria, plain, or asked (what people were).")
 
 
 def split_names(text: str) -> list[str]:
@@ -415,7 +415,7 @@ def export(
     for wording, rankings in counts.get("other questions", {}).items():
         echo_errors(
             f"warning: {rankings} rankings answer {wording!r}, but the judge is asked another question (--question "
-            f"{question}): people and judge may judge different things"
+            f"{question}): people and judge may judge different things; --question asked gives the judge theirs"
         )
     echo("\n".join(export_sentences(counts)))
 

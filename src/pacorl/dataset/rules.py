@@ -118,6 +118,13 @@ def _by_criteria(answer: Answer) -> str:
     return questions.meets_criterion(" ".join(sentences))
 
 
+def _as_asked(answer: Answer) -> str:
+    """Take people's own question as a criterion, as `pacorl score --criterion` asks it."""
+    if answer.question in ("", OF_A_REFERENCE, OF_SETS):
+        return _by_theme(answer)
+    return questions.meets_criterion(answer.question)
+
+
 RULES: dict[str, Callable[[Sequence[Sequence[str]]], list[tuple[str, bool]]]] = {
     "best_worst": best_worst,
     "halves": halves,
@@ -126,8 +133,10 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
     "theme": _by_theme,
     "criteria": _by_criteria,
     "plain": lambda answer: questions.consistent(),
+    "asked": _as_asked,
 }
-"""Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question."""
+"""Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question. asked: the wording of the
+page's own question, else as theme."""
 
 
 def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:

@@ -628,7 +628,7 @@ def test_a_rehearsal_is_refused_where_people_have_ranked_and_is_named_at_the_nex
     ann.rehearse()
     running.store._db.execute("UPDATE meta SET value = '[]' WHERE key = 'simulated'")
     before = running.store.answers()
-    with pytest.raises(ValueError, match=r"people have answered here \(ben 1\); rehearse in a folder of its own"):
+    with pytest.raises(ValueError, match=r"people have answered here \(ben 1\); rehearse in a copy"):
         simulate(running.url, {"ann": running.tokens["ann"]})
     assert (running.store.answers(), running.store.simulated()) == (before, [])
 
