@@ -135,8 +135,8 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
     "plain": lambda answer: questions.consistent(),
     "asked": _as_asked,
 }
-"""Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question. asked: the wording of the
-page's own question, else as theme."""
+"""Question of a ranking's pairs. theme: its theme, else its criteria, else the plain question. asked: the lead's own
+wording of the page's question, else as theme."""
 
 
 def other_questions(answers: Sequence[Answer], question: str) -> dict[str, int]:

@@ -416,7 +416,8 @@ class Store:
                 if name not in simulated:
                     ranked.append(f"{name} {count}")
             if ranked:
-                fault = f"people have answered here ({', '.join(ranked)}); rehearse in a copy of instances.jsonl and images/"
+                people = ", ".join(ranked)
+                fault = f"people have answered here ({people}); rehearse in a copy of instances.jsonl and images/"
                 raise RefusedError(fault, status=409)
             names = json.dumps(sorted({*simulated, person.name}))
             db.execute("INSERT OR REPLACE INTO meta VALUES ('simulated', ?)", (names,))
