@@ -396,7 +396,7 @@ function minutes(seconds) {
   return count === 1 ? "a minute" : `${count} minutes`;
 }
 
-const timeLeft = ({ seconds_per_step: pace, done, steps }) => (pace && done < steps ? `, about ${minutes((steps - done) * pace)} left` : "");
+const timeLeft = ({ seconds_per_step: pace, done, steps }) => (pace && done >= 5 && done < steps ? `, about ${minutes((steps - done) * pace)} left` : "");
 
 async function train(resume = "") {
   say("trainError", "");
