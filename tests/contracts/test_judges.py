@@ -26,7 +26,7 @@ from pacorl.judge.judge import (
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.paco_reward import PacoReward
 from pacorl.judge.pairwise import ask_pairs
-from pacorl.types import Question
+from pacorl.types import TINY, Question
 
 SERVED: dict[str, dict[str, Any]] = {"http": {"model": "judge"}}
 """Options of the judges that a server stands behind."""
@@ -88,8 +88,9 @@ def test_its_options_are_a_section_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in JUDGES if JUDGES[name].in_process])
 def test_a_judge_of_this_process_brings_what_a_plan_needs(name: str) -> None:
     spec = JUDGES[name]
-    assert spec.tiny is not None
-    assert (spec.tiny / "config.json").is_file()
+    assert TINY in spec.embedded
+    for folder in spec.embedded.values():
+        assert (folder / "config.json").is_file()
     assert spec.bases
     for path in spec.bases.values():
         assert set(read_object(path)) == {"model", "processor"}
