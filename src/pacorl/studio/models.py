@@ -205,14 +205,19 @@ class ModelHost:
             strengths = dict.fromkeys(tiny_spec(edits=True).committed.adapters, 1.0)
 
         key = f"{kind} {model}"
-        if key not in self._generators:
+        judge = judge_for(names.judge, names.judge_adapter, edits=edits)
+        if key not in self._generators or judge not in self._rewards:
             job.enter("Loading the models")
-            # Two published generators would not fit most cards; embedded models are small.
-            if model != TINY:
-                self._generators.clear()
             with BUILDING:
-                self._generators[key] = self._load(with_memory(names, model, kind), model, kind, strengths)
-        return self._generators[key], self._judge(self._generators[key], edits=edits)
+                fitted = with_memory(names, model, kind)
+                if key not in self._generators:
+                    # Two published generators would not fit most cards; embedded models are small.
+                    if model != TINY:
+                        self._generators.clear()
+                    self._generators[key] = self._load(fitted, model, kind, strengths)
+                if judge not in self._rewards:
+                    self._rewards[judge] = self._load_judge(fitted, judge, self._generators[key])
+        return self._generators[key], self._rewards[judge]
 
     def _load(self, names: StudioModels, model: str, kind: str, strengths: Mapping[str, float]) -> Generator:
         from pacorl.generate.generator import Generator
@@ -226,20 +231,16 @@ class ModelHost:
             generator.judged_by(reward.judge)
         return generator
 
-    def _judge(self, generator: Generator, *, edits: bool) -> PacoReward:
-        """Load the judge, which serves all generators: they are exchanged more often."""
+    def _load_judge(self, names: StudioModels, judge: str, generator: Generator) -> PacoReward:
+        """Load a judge, which serves all generators: they are exchanged more often."""
         from pacorl.judge.paco_reward import PacoReward
 
-        name = judge_for(self.names.judge, self.names.judge_adapter, edits=edits)
-        if name not in self._rewards:
-            names = with_memory(self.names, generator.model, generator.kind)
-            calibration = (names.calibration or "") if name == names.judge else ""
-            with BUILDING, generator.judging():
-                reward = PacoReward.from_pretrained(name, **names.judge_access, calibration=calibration)
-            self._rewards[name] = reward
-            for other in self._generators.values():
-                other.judged_by(reward.judge)
-        return self._rewards[name]
+        calibration = (names.calibration or "") if judge == names.judge else ""
+        with generator.judging():
+            reward = PacoReward.from_pretrained(judge, **names.judge_access, calibration=calibration)
+        for other in self._generators.values():
+            other.judged_by(reward.judge)
+        return reward
 
     def make_set(
         self, job: Job, prompt: Prompt, sampling: Sampling, *, sources: Sequence[Upload] = ()
