@@ -34,7 +34,14 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = parser(__doc__).parse_args()
+    found.out.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options of an atom."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--set", nargs="*", default=[], help="settings of configs/tiny.yaml, as KEY=VALUE")
@@ -43,9 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=96, help="prompts of an evaluation")
     parser.add_argument("--split", choices=["dev", "test"], default="dev")
     parser.set_defaults(until=None)  # an option of learning.py: an atom spends its whole budget
-    found = parser.parse_args()
-    found.out.mkdir(parents=True, exist_ok=True)
-    return found
+    return parser
 
 
 def flat(run: Run) -> dict[str, float]:
