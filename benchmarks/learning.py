@@ -46,15 +46,17 @@ from pacorl.types import Size
 
 OWN_NOISE = ("sampling.tree={seeds: 12}", "sampling.suffix={}")
 SET = ("advantages.credit=set", "objective={}")
+NFT = ("objective.name=diffusion_nft", *OWN_NOISE)
 FORMS: dict[str, Sequence[str]] = {
     "set": SET,
-    "quickstart": (),
-    "replay": (*SET, "objective.inner_epochs=2", "objective.clip_range=3e-4"),
+    "panel": (),
     "paper": (*SET, *OWN_NOISE),
+    "replay": (*SET, "objective.inner_epochs=2", "objective.clip_range=3e-4"),
     "awm": (*SET, "objective.name=awm", *OWN_NOISE),
-    "nft": (*SET, "objective.name=diffusion_nft", *OWN_NOISE),
+    "nft": (*SET, *NFT),
+    "quickstart": NFT,
 }
-"""Form → what it changes in configs/tiny.yaml. All but the quickstart give a set's score to all of its panels."""
+"""Form → what it changes in configs/tiny.yaml, which has panel credit; the last makes it configs/quickstart.yaml."""
 BASE = "set"
 RISES = (0.10, 0.15)
 UNITS = ("judged", "cpu_seconds")
@@ -74,7 +76,10 @@ def main() -> None:
             learn(form, forms[form], seed, options)
     runs = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
     rows = summary(runs, options.base)
-    print(json.dumps({"rows": rows, "runs": runs}, indent=2) if options.json else table(rows, options.base))
+    if options.record:
+        print(json.dumps(record(rows, options), indent=1, ensure_ascii=False))
+    else:
+        print(json.dumps({"rows": rows, "runs": runs}, indent=2) if options.json else table(rows, options.base))
 
 
 def arguments() -> argparse.Namespace:
@@ -91,6 +96,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--until", type=float, help="end a run once its fit has risen by so much; else at its budget")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--record", action="store_true", help="print the table for `tools/figures.py`")
     return parser.parse_args()
 
 
@@ -251,6 +257,32 @@ def table(rows: Sequence[dict[str, Any]], base: str) -> str:
         changes = " | ".join(f"{row[name]:+.3f}" for name in GRADES)
         lines.append(f"| {row['form']} | {row['epochs']} | {changes} |")
     return "\n".join(lines)
+
+
+def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """The table of what each form spends and ends with, in the form of `tools/figures.py`."""
+    ratio = "{:.2f} [{:.2f}, {:.2f}]"
+    columns = [["form", "{}"], ["seeds", "{}"]]
+    for rise in RISES:
+        columns += [[f"judged samples to +{rise:.2f}", "{:,.0f}"], [f"by {options.base}", ratio], ["CPU s", ratio]]
+    columns += [["not learned", "{}, {}"], ["prompt match", "{:+.3f}"], ["valid", "{:+.3f}"], ["diversity", "{:+.3f}"]]
+
+    cells = []
+    for row in rows:
+        one: list[Any] = [row["form"], len(row["seeds"])]
+        for rise in RISES:
+            judged, seconds = (row[f"{rise:.2f} {unit}"] for unit in UNITS)
+            one += [judged["mean"], interval_of(judged), interval_of(seconds)]
+        one.append([row[f"{rise:.2f} missed"] for rise in RISES])
+        cells.append(one + [row[name] for name in GRADES[1:]])
+    command = f"python benchmarks/learning.py --out OUT --split {options.split} --every {options.every}"
+    command += f" --epochs {options.epochs}" + (f" --until {options.until}" if options.until else "")
+    return {"command": command, "machine": "one thread", "columns": columns, "rows": cells}
+
+
+def interval_of(figures: Mapping[str, Any]) -> list[float] | None:
+    """The ratio with its interval; None for the base itself."""
+    return [figures[key] for key in ("ratio", "low", "high")] if "ratio" in figures else None
 
 
 def told(figures: Mapping[str, Any]) -> str:

@@ -408,7 +408,7 @@ def judge_lines(folder: Path) -> list[str]:
 
 
 def quickstart(
-    overrides: list[str] = Argument(None, help="Changes to the tiny recipe, as section.key=value."),
+    overrides: list[str] = Argument(None, help="Changes to the recipe `quickstart`, as section.key=value."),
     out: Path = Option(None, help=f"The run's folder; by default {QUICKSTART}, with a number if that run is finished."),
 ) -> None:
     """Run the whole method on this machine, with judge, generator, RL and a page, in minutes and without downloads."""
@@ -420,10 +420,11 @@ def quickstart(
 
     # A finished run stays: the next one gets a numbered folder.
     folder = out or free_folder(QUICKSTART)
-    config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
+    file = recipe("quickstart")
+    config = load(PolicyConfig, file, [f"out={folder}", *(overrides or [])])
     check_unfinished(config.out)
     # A second start goes on where the first was stopped.
-    with config_errors(recipe(), config):
+    with config_errors(file, config):
         check_run(config, resume=True)
     if not out and config.out == folder != QUICKSTART:
         echo_errors(f"{QUICKSTART} is not changed; this run's folder is {folder}")
