@@ -264,7 +264,8 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
     ratio = "{:.2f} [{:.2f}, {:.2f}]"
     columns = [["form", "{}"], ["seeds", "{}"]]
     for rise in RISES:
-        columns += [[f"judged samples to +{rise:.2f}", "{:,.0f}"], [f"by {options.base}", ratio], ["CPU s", ratio]]
+        columns += [[f"+{rise:.2f}: judged samples", "{:,.0f}"]]
+        columns += [[f"+{rise:.2f}: {unit} by {options.base}", ratio] for unit in ("judged samples", "CPU s")]
     columns += [["not learned", "{}, {}"], ["prompt match", "{:+.3f}"], ["valid", "{:+.3f}"], ["diversity", "{:+.3f}"]]
 
     cells = []

@@ -79,7 +79,14 @@ def write(root: Path, document: dict[str, Any]) -> None:
 
 def test_every_claim_is_valid_and_its_revision_has_the_script() -> None:
     found = read_claims()
-    assert [claim.name for claim in found] == ["alpha", "judge_quality", "log_taming", "resolution", "resolution_sizes", "table5"]
+    assert [claim.name for claim in found] == [
+        "alpha",
+        "judge_quality",
+        "log_taming",
+        "resolution",
+        "resolution_sizes",
+        "table5",
+    ]
     if git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("a shallow clone lacks the pinned revisions")
     for claim in found:

@@ -1,0 +1,155 @@
+"""Measured figures: JSON in `measured/` and `claims/results`, rendered into the pages between two comments.
+
+    python -m tools.figures                       # render README.md and docs/*.md again
+
+A record `measured/NAME.json` is a table of numbers: `columns` (title and how it is shown), `rows`, and the `command`
+and `machine` that measured them. `claims/NAME` is a record too: a row per arm, a column per metric, each with the ends
+of its interval. A cell of several numbers is a list. A page names a record, or one cell of it by its row and column,
+perhaps shown in another form:
+
+    <!-- table NAME -->                           up to the next <!-- end -->
+    <!--= NAME; row; column; {:.2f} -->0.88<!-- -->
+
+Nothing between the comments is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pacorl.io.documents import read_json, typed
+from pacorl.io.files import write_atomic
+from tools.claims.claim import ROOT, read_claims, read_results
+from tools.claims.page import mean_of
+
+RECORDS = Path("measured")
+TABLE = re.compile(r"<!-- table (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+FIGURE = re.compile(r"<!--= ([^;]+); ([^;]+); ([^;]+?)(?:; ([^;]+?))? -->.*?<!-- -->", re.DOTALL)
+
+Cell = str | float | list[float] | None
+
+
+class Record(BaseModel):
+    """A table of numbers and how it was measured."""
+
+    model_config = ConfigDict(extra="forbid")
+    command: str = ""
+    machine: str = ""
+    revision: str = ""
+    """Commit that was measured, where it was noted."""
+    columns: list[tuple[str, str]] = Field(min_length=1)
+    """Title and format of each column; a cell's numbers are the format's arguments."""
+    rows: list[list[Any]] = Field(min_length=1)
+
+    def cell(self, row: str, column: str) -> tuple[Cell, str]:
+        """Find a cell and its column's format.
+
+        Raises:
+            ValueError: No such row or column.
+        """
+        titles = [title for title, _ in self.columns]
+        names = [str(cells[0]) for cells in self.rows]
+        for name, known, kind in ((row, names, "row"), (column, titles, "column")):
+            if name not in known:
+                raise ValueError(f"no {kind} {name!r}; there are {', '.join(known)}")
+        number = titles.index(column)
+        return self.rows[names.index(row)][number], self.columns[number][1]
+
+
+def record_of(name: str, root: Path = ROOT) -> Record:
+    """Read a record, or make one of a claim's results."""
+    if not name.startswith("claims/"):
+        return typed(read_json(root / RECORDS / f"{name}.json"), Record)
+
+    (claim,) = read_claims(root, only=[name.removeprefix("claims/")])
+    results = read_results(claim, root)
+    rows: list[list[Any]] = []
+    for arm in claim.arms:
+        of_arm = [result.metrics for (name, _), result in results.items() if name == arm]
+        cells: list[Any] = [arm]
+        for metric in claim.metrics:
+            interval = mean_of([metrics[metric] for metrics in of_arm])
+            cells.append([interval.mean, interval.low, interval.high])
+        rows.append(cells)
+    return Record(columns=[("arm", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
+
+
+def shown(cell: Cell, form: str) -> str:
+    """Render a cell: nothing for a missing one, text as it stands, a minus sign for negative numbers."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    text = form.format(*cell) if isinstance(cell, list) else form.format(cell)
+    return re.sub(r"-(?=\d)", "−", text)
+
+
+def table(record: Record) -> str:
+    """Render a record, with its command below."""
+    lines = [f"| {' | '.join(title for title, _ in record.columns)} |", "|---" * len(record.columns) + "|"]
+    for row in record.rows:
+        cells = [shown(cell, form) for cell, (_, form) in zip(row, record.columns, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
+
+    source = [f"`{record.command}`"] if record.command else []
+    source += [words for words in (record.machine, f"revision {record.revision}" * bool(record.revision)) if words]
+    if source:
+        lines += ["", f"<small>{', '.join(source)}.</small>"]
+    return "\n".join(lines)
+
+
+def render(page: str, root: Path = ROOT) -> str:
+    """Fill in all tables and figures of a page.
+
+    Raises:
+        ValueError: A comment that names what is not there; the message quotes it.
+    """
+    records = cache(lambda name: record_of(name, root))
+
+    def filled_table(found: re.Match[str]) -> str:
+        return f"<!-- table {found[1]} -->\n\n{table(records(found[1]))}\n\n<!-- end -->"
+
+    def filled_figure(found: re.Match[str]) -> str:
+        cell, form = records(found[1]).cell(found[2], found[3])
+        opening = found[0].split("-->")[0]
+        return f"{opening}-->{shown(cell, found[4] or form)}<!-- -->"
+
+    def blamed(fill: Any) -> Any:
+        def named(found: re.Match[str]) -> str:
+            try:
+                return str(fill(found))
+            except (ValueError, IndexError, OSError) as error:
+                raise ValueError(f"{found[0].split('-->')[0].strip()} -->: {error}") from error
+
+        return named
+
+    return FIGURE.sub(blamed(filled_figure), TABLE.sub(blamed(filled_table), page))
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Find the pages that may contain figures."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def main() -> int:
+    try:
+        for path in pages():
+            before = path.read_text("utf-8")
+            after = render(before)
+            if after != before:
+                write_atomic(path, after)
+                print(f"{path.relative_to(ROOT)}: rendered again")
+    except ValueError as error:
+        print(f"{path.relative_to(ROOT)}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
