@@ -55,7 +55,7 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     evaluated(tmp_path / "samples", 60, odd=(False,) * PROMPTS, p_yes=0.75)
     timed = [{"kind": "epoch", "seconds/sampling": 1.5, "seconds/hidden/x": 9.0}, {"seconds/sampling": 2.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timed))
-    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path}"])
+    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path}"])
 
     found = summarize(config, Oracle(), judge={"pair_accuracy": 0.9})
 
@@ -166,7 +166,7 @@ def test_a_finished_run_and_what_lies_beside_it_are_never_deleted(tmp_path: Path
     for path in ("run/summary.json", "run/letters/a.txt"):
         (tmp_path / path).write_text("{}")
     before = files_of(tmp_path)
-    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
     with pytest.raises(ValueError, match="holds a finished run, which is not replaced"):
         run_quickstart(config)
     assert files_of(tmp_path) == before
@@ -178,14 +178,14 @@ def test_a_stopped_run_names_the_command_that_goes_on(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(quickstart, "judge_accuracy", lambda judge: {})
     monkeypatch.setattr(quickstart, "train_policy", stopped)
-    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
     with pytest.raises(Interrupted, match=rf"go on with pacorl quickstart --out {tmp_path / 'run'}"):
         run_quickstart(config)
 
 
 @pytest.mark.slow
 def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
-    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    config = configs.load(PolicyConfig, recipe("quickstart"), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
     stages: list[str] = []
     page, verdict = run_quickstart(config, say=stages.append)
     assert [line[:7] for line in stages] == ["1 of 3:", "2 of 3:", "3 of 3:"]
