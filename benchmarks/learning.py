@@ -273,7 +273,7 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
         one: list[Any] = [row["form"], len(row["seeds"])]
         for rise in RISES:
             judged, seconds = (row[f"{rise:.2f} {unit}"] for unit in UNITS)
-            one += [judged["mean"], interval_of(judged), interval_of(seconds)]
+            one += [judged["mean"], *(interval_of(spent, len(row["seeds"])) for spent in (judged, seconds))]
         one.append([row[f"{rise:.2f} missed"] for rise in RISES])
         cells.append(one + [row[name] for name in GRADES[1:]])
     command = f"python benchmarks/learning.py --out OUT --split {options.split} --every {options.every}"
@@ -281,9 +281,13 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
     return {"command": command, "machine": "one thread", "columns": columns, "rows": cells}
 
 
-def interval_of(figures: Mapping[str, Any]) -> list[float] | None:
-    """The ratio with its interval; None for the base itself."""
-    return [figures[key] for key in ("ratio", "low", "high")] if "ratio" in figures else None
+def interval_of(figures: Mapping[str, Any], seeds: int) -> list[float] | str | None:
+    """The ratio with its interval, which one seed does not have; None for the base itself."""
+    if "ratio" not in figures:
+        return None
+    if seeds == 1:
+        return f"{figures['ratio']:.2f}"
+    return [figures[key] for key in ("ratio", "low", "high")]
 
 
 def told(figures: Mapping[str, Any]) -> str:
