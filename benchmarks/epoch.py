@@ -1,6 +1,6 @@
 """Arithmetic and CPU time of the policy loop's epoch, relative to a plain loop's. Needs no network.
 
-    python benchmarks/epoch.py                    # the quickstart's shape, its rewards replaced by the size of a JPEG
+    python benchmarks/epoch.py                    # the shape of `tiny`, its rewards replaced by the size of a JPEG
     python benchmarks/epoch.py --rounds 5 --json
     python benchmarks/epoch.py --rounds 0         # counts alone
 
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 
 def config_of(folder: Path, form: str) -> PolicyConfig:
-    """The quickstart's recipe without its judge."""
+    """The recipe `tiny` without its judge."""
     settings = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "trackers=[]", "save_every=1000"]
     settings += ["advantages.credit=set"]  # the size of a JPEG has no parts
     return configs.load(PolicyConfig, recipe(), [f"out={folder}", *settings, *FORMS[form]])

@@ -275,7 +275,7 @@ class Collector:
 
 
 def epoch_calls() -> list[list[Question]]:
-    """What the quickstart's rewards ask in an epoch, call by call."""
+    """What the rewards of `tiny` ask in an epoch, call by call."""
     collector, drawn = Collector(), [draw(panel, 32) for panel in all_panels()[:: len(all_panels()) // 288]]
     rewards = [Consistency(collector), PanelMatch(collector)]
     for number, prompt in enumerate(prompts_from("tiny:train:6")):

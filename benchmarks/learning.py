@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,10 @@ def main() -> None:
     for seed in options.seeds:
         for form in chosen:
             learn(form, forms[form], seed, options)
-    runs = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
+    runs = [run for run in found if "epochs" in run and ended(run, options)]
+    if len(runs) < len(found):
+        print(f"{len(found) - len(runs)} runs are not finished, and left out", file=sys.stderr)
     rows = summary(runs, options.base)
     if options.record:
         print(json.dumps(record(rows, options), indent=1, ensure_ascii=False))
@@ -282,10 +286,10 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
 
 
 def interval_of(figures: Mapping[str, Any], seeds: int) -> list[float] | str | None:
-    """The ratio with its interval, which one seed does not have; None for the base itself."""
+    """The ratio with its interval, which needs three seeds; None for the base itself."""
     if "ratio" not in figures:
         return None
-    if seeds == 1:
+    if seeds < 3:
         return f"{figures['ratio']:.2f}"
     return [figures[key] for key in ("ratio", "low", "high")]
 

@@ -1,12 +1,11 @@
-"""What each part of an epoch saves: today's recipe, and the same with one part taken back, in turns in one run.
+"""What each part of an epoch saves: the recipe `tiny`, and the same with one part taken back, in turns in one run.
 
     python benchmarks/parts.py
     python benchmarks/parts.py --set-judge ADAPTER --json > measured/parts.json
 
-An epoch is the quickstart's, judge and updates included, on one thread. Full size trains on grids of 128 px. Without
-nodes every sample has an initial noise and all forwards of its own, without the suffix all steps are Euler's, and
-without prefixes the judge reads two images for every question. The paper's form has none of the parts. CPU seconds are
-those of an epoch, the median over the rounds, and ratios are medians over the rounds too.
+An epoch includes judge and updates, on one thread. Full size trains on grids of 128 px. Without nodes every sample has
+an initial noise and all forwards of its own, without the suffix all steps are Euler's, and without prefixes the judge
+reads two images for every question. CPU seconds are those of an epoch. They and the ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.trainer import PolicyTrainer
 from pacorl.io.quiet import quiet_loading
 
-TODAY = "the recipe `tiny`"
+RECIPE = "the recipe `tiny`"
 FULL_SIZE = "sampling.size=[128,128]"
 OWN_NOISE = "sampling.tree={seeds: 12}"
 EULER = "sampling.suffix={}"
@@ -36,7 +35,7 @@ PLAIN_JUDGE = "the judge's prefixes"
 """No setting: the judge of a run shares prefixes wherever that gives equal numbers."""
 
 FORMS = {
-    TODAY: [],
+    RECIPE: [],
     "at full size": [FULL_SIZE],
     "without nodes": [OWN_NOISE],
     "without the suffix": [EULER],
@@ -60,7 +59,8 @@ def main() -> None:
         seconds = interleaved(trainers, rounds=options.rounds)
         for each in trainers.values():
             each.close()
-    result = record(seconds, options.rounds)
+    command = f"python benchmarks/parts.py --rounds {options.rounds}" + " --set-judge ADAPTER" * bool(options.set_judge)
+    result = record(seconds, command)
     print(json.dumps(result, indent=1) if options.json else table(result))
 
 
@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 
 def trainer(out: Path, settings: list[str]) -> PolicyTrainer:
-    """A quickstart with the settings of a form."""
+    """The recipe with the settings of a form."""
     overrides = [setting for setting in settings if setting != PLAIN_JUDGE]
     always = [f"out={out}", "save_every=1000", "trackers=[]", "judge.overlap=false"]
     config = configs.load(PolicyConfig, recipe(), [*always, *overrides])
@@ -95,14 +95,14 @@ def interleaved(trainers: dict[str, PolicyTrainer], *, rounds: int) -> dict[str,
     return seconds
 
 
-def record(seconds: dict[str, list[float]], rounds: int) -> dict[str, Any]:
+def record(seconds: dict[str, list[float]], command: str) -> dict[str, Any]:
     """The table of the seconds, in the form of `tools/figures.py`."""
     rows = []
     for form, spent in seconds.items():
-        ratios = [mine / today for mine, today in zip(spent, seconds[TODAY], strict=True)]
+        ratios = [mine / recipe_s for mine, recipe_s in zip(spent, seconds[RECIPE], strict=True)]
         rows.append([form, median(spent), [median(ratios), min(ratios), max(ratios)]])
     return {
-        "command": f"python benchmarks/parts.py --rounds {rounds}",
+        "command": command,
         "machine": "one thread",
         "columns": [
             ["an epoch", "{}"],

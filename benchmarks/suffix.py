@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prepared(folder: Path, options: argparse.Namespace) -> PolicyTrainer:
-    """A run of the quickstart's recipe with a noise of its own for each sample."""
+    """A run of the recipe `tiny` with a noise of its own for each sample."""
     settings = {
         "out": folder / "run",
         "trackers": "[]",

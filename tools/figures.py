@@ -31,6 +31,7 @@ from tools.claims.page import mean_of
 RECORDS = Path("measured")
 TABLE = re.compile(r"<!-- table (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 FIGURE = re.compile(r"<!--= ([^;]+); ([^;]+); ([^;]+?)(?:; ([^;]+?))? -->.*?<!-- -->", re.DOTALL)
+BEGUN = re.compile(r"<!-- table |<!--=")
 
 Cell = str | float | list[float] | None
 
@@ -51,24 +52,33 @@ class Record(BaseModel):
         """Find a cell and its column's format.
 
         Raises:
-            ValueError: No such row or column.
+            ValueError: No such row or column, or several.
         """
         titles = [title for title, _ in self.columns]
         names = [str(cells[0]) for cells in self.rows]
         for name, known, kind in ((row, names, "row"), (column, titles, "column")):
             if name not in known:
                 raise ValueError(f"no {kind} {name!r}; there are {', '.join(known)}")
+            if known.count(name) > 1:
+                raise ValueError(f"{known.count(name)} {kind}s are named {name!r}; give one a name of its own")
         number = titles.index(column)
         return self.rows[names.index(row)][number], self.columns[number][1]
 
 
 def record_of(name: str, root: Path = ROOT) -> Record:
-    """Read a record, or make one of a claim's results."""
+    """Read a record, or make one of a claim's results.
+
+    Raises:
+        ValueError: No such record or claim, or a claim with missing runs.
+    """
     if not name.startswith("claims/"):
         return typed(read_json(root / RECORDS / f"{name}.json"), Record)
 
     (claim,) = read_claims(root, only=[name.removeprefix("claims/")])
     results = read_results(claim, root)
+    missing = len(claim.arms) * len(claim.seeds) - len(results)
+    if missing:
+        raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
     rows: list[list[Any]] = []
     for arm in claim.arms:
         of_arm = [result.metrics for (name, _), result in results.items() if name == arm]
@@ -108,8 +118,13 @@ def render(page: str, root: Path = ROOT) -> str:
     """Fill in all tables and figures of a page.
 
     Raises:
-        ValueError: A comment that names what is not there; the message quotes it.
+        ValueError: A comment that names what is not there, whose message quotes it, or one without its end.
     """
+    filled = len(TABLE.findall(page)) + len(FIGURE.findall(page))
+    begun = len(BEGUN.findall(page))
+    if begun != filled:
+        raise ValueError(f"{begun - filled} of {begun} comments have no end, or not the form of tools/figures.py")
+
     records = cache(lambda name: record_of(name, root))
 
     def filled_table(found: re.Match[str]) -> str:
@@ -124,7 +139,7 @@ def render(page: str, root: Path = ROOT) -> str:
         def named(found: re.Match[str]) -> str:
             try:
                 return str(fill(found))
-            except (ValueError, IndexError, OSError) as error:
+            except (ValueError, IndexError, TypeError, OSError) as error:
                 raise ValueError(f"{found[0].split('-->')[0].strip()} -->: {error}") from error
 
         return named

@@ -23,6 +23,8 @@ RECORD: dict[str, Any] = {
 def root(tmp_path: Path) -> Path:
     (tmp_path / "measured").mkdir()
     (tmp_path / "measured" / "some.json").write_text(json.dumps(RECORD))
+    twice = RECORD | {"rows": [["same", 1, None], ["same", 2, None]]}
+    (tmp_path / "measured" / "twice.json").write_text(json.dumps(twice))
     return tmp_path
 
 
@@ -43,8 +45,11 @@ def test_every_record_is_shown() -> None:
 def test_a_command_of_a_record_exists() -> None:
     for path in sorted((ROOT / figures.RECORDS).glob("*.json")):
         words = figures.record_of(path.stem).command.split()
-        if words[:1] == ["python"] and words[1] != "-m":
-            assert (ROOT / words[1]).is_file(), path.name
+        if words[:1] != ["python"] or words[1] == "-m":
+            continue
+        script = (ROOT / words[1]).read_text("utf-8")
+        options = [word for word in words[2:] if word.startswith("--")]
+        assert [option for option in options if f'"{option}"' not in script] == [], path.name
 
 
 def test_tables_and_figures_are_filled_in(root: Path) -> None:
@@ -73,13 +78,28 @@ def test_a_figure_has_a_form_of_its_own(root: Path) -> None:
         ("<!--= some; first; fall -->", "no column 'fall'; there are form, CPU s, rise"),
         ("<!--= other; first; rise -->", "other.json"),
         ("<!--= some; first; rise; {3:.1f} -->", "Replacement index 3 out of range"),
-        ("<!--= claims/other; first; rise -->", "other"),
+        ("<!--= claims/other; first; rise -->", "no such claim"),
+        ("<!--= twice; same; rise -->", "2 rows are named 'same'"),
     ],
 )
 def test_a_wrong_name_is_blamed_on_its_comment(root: Path, comment: str, fault: str) -> None:
     with pytest.raises(ValueError, match=r"<!--= ") as failed:
         figures.render(f"{comment}<!-- -->", root)
     assert fault in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "page", ["<!-- table some -->\n", "<!--= some; first -->1<!-- -->", "<!--= some; first; rise -->"]
+)
+def test_a_comment_without_its_end_is_no_text(root: Path, page: str) -> None:
+    with pytest.raises(ValueError, match="1 of 1 comments have no end"):
+        figures.render(page, root)
+
+
+def test_a_claim_with_missing_runs_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "read_results", lambda claim, root: {})
+    with pytest.raises(ValueError, match="12 runs of the claim are missing"):
+        figures.record_of("claims/resolution")
 
 
 def test_a_claims_results_are_a_record() -> None:
