@@ -24,7 +24,7 @@ WINDOW = 5
 
 
 def main() -> None:
-    options = arguments()
+    options = parsed(parser(__doc__))
     quiet_loading()
     torch.set_num_threads(1)
     learn(FORM, options.set, options.seed, options)
@@ -33,14 +33,8 @@ def main() -> None:
     (options.out / "metrics.json").write_text(json.dumps(flat(run) | ratio(log), indent=1) + "\n")
 
 
-def arguments() -> argparse.Namespace:
-    found = parser(__doc__).parse_args()
-    found.out.mkdir(parents=True, exist_ok=True)
-    return found
-
-
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options of an atom."""
+    """Describe the options of an atom."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
@@ -51,6 +45,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--split", choices=["dev", "test"], default="dev")
     parser.set_defaults(until=None)  # an option of learning.py: an atom spends its whole budget
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, and make the folder of the results."""
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
 
 
 def flat(run: Run) -> dict[str, float]:

@@ -9,17 +9,15 @@ samples for test prompts, by the oracle. The run is that of `generator_atom.py`,
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from generator_atom import FORM, flat, parser
+from generator_atom import FORM, flat, parsed, parser
 from learning import learn
 from safetensors.torch import load_file, save_file
-from set_judge import GROUP, Panels, about_pairs, answers, equal_pairs, sampled
+from set_judge import GROUP, about_pairs, answers, equal_pairs, sampled
 from sklearn.metrics import roc_auc_score
 
 from pacorl.core.grid import shared_text
@@ -28,14 +26,15 @@ from pacorl.generate.generator import Generator
 from pacorl.io.quiet import quiet_loading
 from pacorl.judge.local import TINY_JUDGE, LocalJudge
 from pacorl.records.prompts import prompts_from
-from pacorl.types import Prompt
 
 PROMPTS = 16
 """Groups of 12 sets on which the judge is measured, with six pairs each."""
 
 
 def main() -> None:
-    options = arguments()
+    words = parser(__doc__)
+    words.add_argument("--noise", type=float, required=True, help="standard deviations of each matrix")
+    options = parsed(words)
     quiet_loading()
     torch.set_num_threads(1)
     judge = worse_judge(options.out / "judge", options.noise, options.seed)
@@ -44,14 +43,6 @@ def main() -> None:
     learn(FORM, [*options.set, f"judge.checkpoint={judge}"], options.seed, options)
     run = json.loads((options.out / f"{FORM}-{options.seed}.json").read_text())
     (options.out / "metrics.json").write_text(json.dumps(flat(run) | quality, indent=1) + "\n")
-
-
-def arguments() -> argparse.Namespace:
-    options = parser(__doc__)
-    options.add_argument("--noise", type=float, required=True, help="standard deviations of each matrix")
-    found = options.parse_args()
-    found.out.mkdir(parents=True, exist_ok=True)
-    return found
 
 
 def worse_judge(folder: Path, noise: float, seed: int) -> Path:
@@ -69,17 +60,15 @@ def worse_judge(folder: Path, noise: float, seed: int) -> Path:
 
 def measured(judge: LocalJudge) -> dict[str, float]:
     """Measure the judge on pairs of the untrained generator's sets, by the oracle."""
-    groups: Sequence[tuple[Prompt, list[Panels]]] = list(
-        sampled(Generator.from_pretrained("tiny"), prompts_from(f"tiny:test:{PROMPTS}"), epoch=0)
-    )
+    generator = Generator.from_pretrained("tiny")
     p_yes, equal = [], []
-    for prompt, sets in groups:
+    for prompt, sets in sampled(generator, prompts_from(f"tiny:test:{PROMPTS}"), epoch=0):
         p_yes.append(answers(judge, about_pairs(shared_text(prompt.text), sets), GROUP))
         equal.append(equal_pairs(sets))
     asked, true = torch.cat(p_yes).flatten(), torch.cat(equal).flatten()
-    right = ((asked > 0.5) == true).double().mean()
 
-    return {"accuracy": float(right), "auc": float(roc_auc_score(true, asked)), "mean_p_yes": float(asked.mean())}
+    right = ((asked > 0.5) == true).double().mean()
+    return {"accuracy": float(right), "auc": float(roc_auc_score(true, asked))}
 
 
 if __name__ == "__main__":

@@ -200,8 +200,7 @@ def summary(runs: Sequence[Run], base: str) -> list[dict[str, Any]]:
     """Compare each form with the base: one row per form."""
     by_form: dict[str, list[Run]] = {}
     for run in runs:
-        if len(run.get("epochs", [])) > 1:
-            by_form.setdefault(run["form"], []).append(run)
+        by_form.setdefault(run["form"], []).append(run)
 
     rows = []
     for form, several in by_form.items():
@@ -264,7 +263,7 @@ def table(rows: Sequence[dict[str, Any]], base: str) -> str:
 
 
 def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    """The table of what each form spends and ends with, in the form of `tools/figures.py`."""
+    """Tabulate what each form spends and ends with, in the form of `tools/figures.py`."""
     ratio = "{:.2f} [{:.2f}, {:.2f}]"
     columns = [["form", "{}"], ["seeds", "{}"]]
     for rise in RISES:
@@ -286,7 +285,7 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
 
 
 def interval_of(figures: Mapping[str, Any], seeds: int) -> list[float] | str | None:
-    """The ratio with its interval, which needs three seeds; None for the base itself."""
+    """Return the ratio with its interval, which needs three seeds; None for the base itself."""
     if "ratio" not in figures:
         return None
     if seeds < 3:

@@ -31,17 +31,17 @@ RECIPE = "the recipe `tiny`"
 FULL_SIZE = "sampling.size=[128,128]"
 OWN_NOISE = "sampling.tree={seeds: 12}"
 EULER = "sampling.suffix={}"
-PLAIN_JUDGE = "the judge's prefixes"
-"""No setting: the judge of a run shares prefixes wherever that gives equal numbers."""
 
-FORMS = {
+FORMS: dict[str, list[str]] = {
     RECIPE: [],
     "at full size": [FULL_SIZE],
     "without nodes": [OWN_NOISE],
     "without the suffix": [EULER],
-    "without the judge's prefixes": [PLAIN_JUDGE],
-    "without all of these": [FULL_SIZE, OWN_NOISE, EULER, PLAIN_JUDGE],
+    "without the judge's prefixes": [],
+    "without all of these": [FULL_SIZE, OWN_NOISE, EULER],
 }
+WITHOUT_PREFIXES = ("without the judge's prefixes", "without all of these")
+"""No setting does this: the judge of a run shares prefixes wherever that gives equal numbers."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainers = {}
         for form, settings in forms.items():
-            trainers[form] = trainer(Path(folder) / form, settings)
+            trainers[form] = trainer(Path(folder) / form, settings, plain_judge=form in WITHOUT_PREFIXES)
         seconds = interleaved(trainers, rounds=options.rounds)
         for each in trainers.values():
             each.close()
@@ -72,19 +72,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def trainer(out: Path, settings: list[str]) -> PolicyTrainer:
-    """The recipe with the settings of a form."""
-    overrides = [setting for setting in settings if setting != PLAIN_JUDGE]
+def trainer(out: Path, settings: list[str], *, plain_judge: bool) -> PolicyTrainer:
+    """Start the recipe with the settings of a form."""
     always = [f"out={out}", "save_every=1000", "trackers=[]", "judge.overlap=false"]
-    config = configs.load(PolicyConfig, recipe(), [*always, *overrides])
-    if PLAIN_JUDGE not in settings:
+    config = configs.load(PolicyConfig, recipe(), [*always, *settings])
+    if not plain_judge:
         return PolicyTrainer(config)
     with patch("pacorl.judge.local.can_share", return_value=False):
         return PolicyTrainer(config)
 
 
 def interleaved(trainers: dict[str, PolicyTrainer], *, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of an epoch, by form and round; the first of each warms up."""
+    """Measure the CPU seconds of an epoch, by form and round; the first of each warms up."""
     seconds: dict[str, list[float]] = {form: [] for form in trainers}
     for number in range(rounds + 1):
         for form, each in trainers.items():
@@ -96,10 +95,10 @@ def interleaved(trainers: dict[str, PolicyTrainer], *, rounds: int) -> dict[str,
 
 
 def record(seconds: dict[str, list[float]], command: str) -> dict[str, Any]:
-    """The table of the seconds, in the form of `tools/figures.py`."""
+    """Tabulate the seconds in the form of `tools/figures.py`."""
     rows = []
     for form, spent in seconds.items():
-        ratios = [mine / recipe_s for mine, recipe_s in zip(spent, seconds[RECIPE], strict=True)]
+        ratios = [form_s / recipe_s for form_s, recipe_s in zip(spent, seconds[RECIPE], strict=True)]
         rows.append([form, median(spent), [median(ratios), min(ratios), max(ratios)]])
     return {
         "command": command,

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.io.documents import read_json, typed
 from pacorl.io.files import write_atomic
 from tools.claims.claim import ROOT, read_claims, read_results
-from tools.claims.page import mean_of
+from tools.claims.page import mean_of, runs_of
 
 RECORDS = Path("measured")
 TABLE = re.compile(r"<!-- table (\S+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -56,11 +56,11 @@ class Record(BaseModel):
         """
         titles = [title for title, _ in self.columns]
         names = [str(cells[0]) for cells in self.rows]
-        for name, known, kind in ((row, names, "row"), (column, titles, "column")):
-            if name not in known:
-                raise ValueError(f"no {kind} {name!r}; there are {', '.join(known)}")
-            if known.count(name) > 1:
-                raise ValueError(f"{known.count(name)} {kind}s are named {name!r}; give one a name of its own")
+        for name, listed, kind in ((row, names, "row"), (column, titles, "column")):
+            if name not in listed:
+                raise ValueError(f"no {kind} {name!r}; there are {', '.join(listed)}")
+            if listed.count(name) > 1:
+                raise ValueError(f"{listed.count(name)} {kind}s are named {name!r}; give one a name of its own")
         number = titles.index(column)
         return self.rows[names.index(row)][number], self.columns[number][1]
 
@@ -81,10 +81,10 @@ def record_of(name: str, root: Path = ROOT) -> Record:
         raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
     rows: list[list[Any]] = []
     for arm in claim.arms:
-        of_arm = [result.metrics for (name, _), result in results.items() if name == arm]
+        runs = runs_of(arm, claim, results)
         cells: list[Any] = [arm]
         for metric in claim.metrics:
-            interval = mean_of([metrics[metric] for metrics in of_arm])
+            interval = mean_of([run.metrics[metric] for run in runs])
             cells.append([interval.mean, interval.low, interval.high])
         rows.append(cells)
     return Record(columns=[("arm", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
@@ -118,33 +118,27 @@ def render(page: str, root: Path = ROOT) -> str:
     """Fill in all tables and figures of a page.
 
     Raises:
-        ValueError: A comment that names what is not there, whose message quotes it, or one without its end.
+        ValueError: A comment names no record, row or column, and the message quotes it; or it has no end.
     """
-    filled = len(TABLE.findall(page)) + len(FIGURE.findall(page))
     begun = len(BEGUN.findall(page))
-    if begun != filled:
-        raise ValueError(f"{begun - filled} of {begun} comments have no end, or not the form of tools/figures.py")
+    unended = begun - len(TABLE.findall(page)) - len(FIGURE.findall(page))
+    if unended:
+        raise ValueError(f"{unended} of {begun} comments have no end, or not the form of tools/figures.py")
 
     records = cache(lambda name: record_of(name, root))
 
-    def filled_table(found: re.Match[str]) -> str:
-        return f"<!-- table {found[1]} -->\n\n{table(records(found[1]))}\n\n<!-- end -->"
+    def fill(match: re.Match[str]) -> str:
+        comment = match[0].split("-->")[0] + "-->"
+        try:
+            record = records(match[1])
+            if match.re is TABLE:
+                return f"{comment}\n\n{table(record)}\n\n<!-- end -->"
+            cell, form = record.cell(match[2], match[3])
+            return f"{comment}{shown(cell, match[4] or form)}<!-- -->"
+        except (ValueError, IndexError, TypeError, OSError) as error:
+            raise ValueError(f"{comment}: {error}") from error
 
-    def filled_figure(found: re.Match[str]) -> str:
-        cell, form = records(found[1]).cell(found[2], found[3])
-        opening = found[0].split("-->")[0]
-        return f"{opening}-->{shown(cell, found[4] or form)}<!-- -->"
-
-    def blamed(fill: Any) -> Any:
-        def named(found: re.Match[str]) -> str:
-            try:
-                return str(fill(found))
-            except (ValueError, IndexError, TypeError, OSError) as error:
-                raise ValueError(f"{found[0].split('-->')[0].strip()} -->: {error}") from error
-
-        return named
-
-    return FIGURE.sub(blamed(filled_figure), TABLE.sub(blamed(filled_table), page))
+    return FIGURE.sub(fill, TABLE.sub(fill, page))
 
 
 def pages(root: Path = ROOT) -> list[Path]:

@@ -10,7 +10,7 @@ from textwrap import fill
 import numpy as np
 
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from tools.claims.claim import ROOT, Claim, Prediction, Results, read_results
+from tools.claims.claim import ROOT, Claim, Prediction, Result, Results, read_results
 
 PAGE = Path("docs/claims.md")
 INTRODUCTION = """# Claims
@@ -70,11 +70,7 @@ def arms_table(claim: Claim, results: Results) -> str:
     """Tabulate the mean of each metric by arm."""
     lines = [f"| Arm | n | {' | '.join(claim.metrics)} | CPU s |", "|---|---|" + "---|" * (len(claim.metrics) + 1)]
     for arm in claim.arms:
-        of_arm = []
-        for seed in claim.seeds:
-            if (arm, seed) in results:
-                of_arm.append(results[arm, seed])
-
+        of_arm = runs_of(arm, claim, results)
         if not of_arm:
             continue
         cells = []
@@ -99,6 +95,11 @@ def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[I
         return np.array([first / second if prediction.figure == "ratio" else first - second])
 
     return bootstrap(seeds, compare, fewest=2)[0], len(seeds)
+
+
+def runs_of(arm: str, claim: Claim, results: Results) -> list[Result]:
+    """List an arm's results in the order of the seeds."""
+    return [results[arm, seed] for seed in claim.seeds if (arm, seed) in results]
 
 
 def mean_of(values: Sequence[float]) -> Interval:
