@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,22 +100,44 @@ def edit_settings(kind: str, folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """The folder of a finished run, by mode and case: in one process, in two, in two with sharded weights."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this module's runs: MODE/CASE, beside the edit models that they load."""
     folder = tmp_path_factory.mktemp("runs")
     worlds.run(write_edit_twins, folder)
+    return folder
 
-    @cache
-    def finish(cases: Sequence[str]) -> None:
-        for name, (world, extra) in {"one": (1, {}), **MODES}.items():
-            runs = [settings(case, folder, out=folder / name / case) for case in cases]
-            worlds.run(train_and_keep_each, runs, world=world, extra=extra)
+
+@pytest.fixture(scope="module")
+def quick_runs(folder: Path) -> Path:
+    launch(QUICK, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long_runs(folder: Path) -> Path:
+    launch(LONG, folder)
+    return folder
+
+
+@pytest.fixture
+def run_of(request: pytest.FixtureRequest) -> Callable[[str, str], Path]:
+    """The folder of a finished run, by mode and case: in one process, in two, in two with sharded weights.
+
+    All runs of a group share their launches; one that fails is not tried again, and each test shows its error.
+    """
 
     def found(mode: str, case: str) -> Path:
-        finish(LONG if case in LONG else QUICK)
-        return folder / mode / case
+        runs: Path = request.getfixturevalue("long_runs" if case in LONG else "quick_runs")
+        return runs / mode / case
 
     return found
+
+
+def launch(cases: Sequence[str], folder: Path) -> None:
+    """Run all cases in each mode, one after the other in the same processes."""
+    for name, (world, extra) in {"one": (1, {}), **MODES}.items():
+        runs = [settings(case, folder, out=folder / name / case) for case in cases]
+        worlds.run(train_and_keep_each, runs, world=world, extra=extra)
 
 
 def settings(case: str, folder: Path, *, out: Path) -> tuple[Path | None, list[str]]:
