@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_server import FakeServer, Handler, completion, images_of
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -337,6 +338,34 @@ def test_an_error_replaces_the_page_of_an_earlier_verdict(folder: Path, tmp_path
     page.write_text("mine")
     assert "was not made by pacorl" in str(run("check", *sound, "--min", 0.5, "--report", page).exception)
     assert page.read_text() == "mine"
+
+
+def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as an error of the set: a scheduler may run the check again."""
+    monkeypatch.setattr("pacorl.cli.check.OUTAGE_SECONDS", 0.3)
+    for name in ("first", "second"):
+        (tmp_path / "sets" / name).mkdir(parents=True)
+        for number in (1, 2, 3):
+            shutil.copy(folder / f"{number}.png", tmp_path / "sets" / name)
+
+    def only_controls(handler: Handler, number: int) -> bool:
+        if number > 3:
+            handler.fail(503, "loading")
+        else:
+            body = handler.fake.chats[number - 1]
+            first, second = images_of(body)
+            # The drawn figure of another character has a size of its own.
+            handler.answer(completion(body, 0.9 if first.size == second.size else 0.1))
+        return True
+
+    with FakeServer(behave=only_controls).running() as server:
+        access = ("--judge", server.url, "--model", "judge", "--min", 0.5, "--json")
+        result = run("check", "--sets", tmp_path / "sets", *access)
+    assert [entry["code"] for entry in json.loads(result.stdout)] == [75, 75]
+    assert result.exit_code == 75
+    assert "has not answered" in result.stdout
 
 
 def test_a_failed_control_of_a_character_shows_the_character(folder: Path, tmp_path: Path) -> None:

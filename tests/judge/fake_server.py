@@ -167,9 +167,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def p_of(body: dict[str, Any]) -> float:
     """A probability that depends on the images and the text, and on nothing else."""
-    *images, text = body["messages"][0]["content"]
-    pixels = [_decoded(part["image_url"]["url"]) for part in images]
-    return p_of_images(pixels, text["text"])
+    text = body["messages"][0]["content"][-1]["text"]
+    return p_of_images(images_of(body), text)
+
+
+def images_of(body: dict[str, Any]) -> list[Image.Image]:
+    *parts, _ = body["messages"][0]["content"]
+    return [_decoded(part["image_url"]["url"]) for part in parts]
 
 
 def p_of_images(images: list[Image.Image], text: str) -> float:

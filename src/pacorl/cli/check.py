@@ -37,10 +37,13 @@ if TYPE_CHECKING:
     from pacorl.judge.check import Check
     from pacorl.judge.judge import Judge
     from pacorl.judge.outcomes import Outcome
+    from pacorl.judge.paco_reward import PacoReward
     from pacorl.types import Character, Comparison
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
+OUTAGE_SECONDS = 20.0
+"""Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +180,6 @@ def _check_images(
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
     from pacorl.judge.check import ControlError, check_lines, check_page
-    from pacorl.judge.paco_reward import PacoReward
     from pacorl.judge.score_set import open_panels
 
     # Panels, references, questions and threshold, before a judge is loaded.
@@ -187,7 +189,7 @@ def _check_images(
     check_judge(judge.judge, adapter=judge.judge_adapter)
 
     # Load the judge and ask it; the images are open already.
-    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
+    with _load(judge) as reward:
         name = reward.name
         note = reward.note
         echo_errors(note)
@@ -215,7 +217,6 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
     from pacorl.io.files import write_atomic
     from pacorl.judge import check_judge
     from pacorl.judge.outcomes import outcomes_page
-    from pacorl.judge.paco_reward import PacoReward
 
     if ask.grid:
         raise UsageError("--grid cuts one image; leave it out with --sets, whose folders hold panels")
@@ -227,7 +228,7 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
 
     # One load of the judge; the images of one set are open at a time.
     outcomes = []
-    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "") as reward:
+    with _load(judge) as reward:
         name = reward.name
         note = reward.note
         echo_errors(note)
@@ -248,6 +249,17 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
             documents.append(head | dict(outcome.document))
         echo_json(json.dumps(documents, indent=2, ensure_ascii=False))
     return [outcome.code for outcome in outcomes]
+
+
+def _load(judge: CheckJudge) -> PacoReward:
+    """Load the judge. A server that falls silent is asked again for a while, and then ends the check as unreachable."""
+    from pacorl.io.outage import WaitsForOutages
+    from pacorl.judge.paco_reward import PacoReward
+
+    reward = PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "")
+    if isinstance(reward.judge, WaitsForOutages):
+        reward.judge.wait_for_outages(OUTAGE_SECONDS)
+    return reward
 
 
 def _outcome(name: str, files: Sequence[str], judge: Judge, ask: CheckOptions, calibration: Path | None) -> Outcome:

@@ -184,6 +184,14 @@ class Answers:
 
 
 @runtime_checkable
+class WaitsForOutages(Protocol):
+    """A remote judge that can wait for its servers."""
+
+    def wait_for_outages(self, seconds: float) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`; then raise UnreachableError."""
+
+
+@runtime_checkable
 class KeepsAnswers(Protocol):
     """A remote judge or reward that can keep its answers for a resumed run."""
 

@@ -167,8 +167,15 @@ class HttpJudge:
         `verdicts` then raises UnreachableError if the outage lasts too long.
         """
         self.answers = answers
-        if self._outage:
-            self.pool.wait_for_outages(self._outage)
+        self.wait_for_outages(self._outage)
+
+    def wait_for_outages(self, seconds: float) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`; 0 gives them up at once.
+
+        `verdicts` then raises UnreachableError if the outage lasts longer.
+        """
+        if seconds:
+            self.pool.wait_for_outages(seconds)
 
     def close(self) -> None:
         """Abandon running requests, and end the judge's thread."""
