@@ -34,6 +34,12 @@ def test_a_page_is_the_rendering_of_its_records(path: Path) -> None:
     assert page == figures.render(page), "run python -m tools.figures"
 
 
+@pytest.mark.parametrize("path", figures.pages(), ids=lambda path: path.name)
+def test_no_line_begins_with_a_figure(path: Path) -> None:
+    """Markdown would take it for a block of HTML, and break the paragraph."""
+    assert [line for line in path.read_text("utf-8").splitlines() if line.lstrip().startswith("<!--=")] == []
+
+
 def test_every_record_is_shown() -> None:
     pages = "".join(path.read_text("utf-8") for path in figures.pages())
     records = sorted((ROOT / figures.RECORDS).glob("*.json"))
