@@ -144,8 +144,8 @@ FAULTS = [
     (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
     (["sampling.sde_type=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
-        ["objective.name=diffusion_nft", "sampling.tree.seeds=1"],
-        "config: sampling.tree with 1 seeds and diffusion_nft would make samples of a group alike",
+        ["objective.name=diffusion_nft", "sampling.tree={seeds: 1}", "advantages.among=siblings"],
+        "config: advantages.among siblings and diffusion_nft, which trains on finished samples",
     ),
     (
         ["group_size=12", "sampling.tree={seeds: 2, branches: [4]}"],

@@ -17,7 +17,6 @@ CASES = [
     (["sampling.tree={seeds: 1, branches: [3, 4]}"], 1, "and an epoch has 1 stochastic steps; give one entry per step"),
     (["sampling.tree={seeds: 0}"], 1, "sampling.tree.seeds: Input should be greater than 0 (got 0)"),
     (["sampling.tree={seeds: 4, antithetic: true}"], 1, "leaves some alone; give even numbers of children"),
-    (["sampling.tree={seeds: 1}", "objective.name=diffusion_nft"], 1, "samples without noise; leave the tree out"),
     (
         ["sampling.batch=7"],
         1,

@@ -199,6 +199,7 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
     size = Size(*(config.evaluation.size if sampling.shift == "evaluation" else sampling.size))
     tree = sampling.tree.resolve(config.group_size, steps=sampling.stochastic_steps)
     is_path = OBJECTIVES[config.objective.name].needs == "path"
+    shares_starts = tree.seeds < config.group_size
     # From the config's own keys: the engine's properties of them are compared too.
     shares: dict[Any, float] = {"set": 0.0, "panel": 1.0}
     credit = config.advantages.credit
@@ -211,7 +212,7 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         noise_level=sampling.noise_level,
         suffix_steps=sampling.suffix.steps,
         solver=sampling.suffix.solver,
-        branches=list(tree.branches) if is_path else [],
+        branches=list(tree.branches) if is_path or shares_starts else [],
         antithetic=tree.antithetic,
         batch=sampling.batch,
         weights=[reward.weight for reward in config.rewards],

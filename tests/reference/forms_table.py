@@ -52,6 +52,16 @@ CASES = {
     ],
     "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
     "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
+    "DiffusionNFT in a tree with panel credit": [
+        *TREE,
+        "advantages.credit=panel",
+        "objective={name: diffusion_nft, kl_weight: 0.1}",
+    ],
+    "AWM in a tree with AB2": [
+        *TREE,
+        "sampling.suffix={solver: ab2, steps: 3, check_every: 0}",
+        "objective={name: awm, weighting: elbo, inner_epochs: 2}",
+    ],
     "panel credit": ["advantages.credit=panel"],
     "half panel credit among siblings": [
         *TREE,
@@ -101,7 +111,7 @@ TWO_PROCESSES = {
     "antithetic siblings": 1,
     "alike groups dropped": 0,
     "GRPO-Guard with KL": 0,
-    "AWM": 0,
+    "AWM in a tree with AB2": 0,
     "panel credit": 1,
     "separate panels": 1,
 }

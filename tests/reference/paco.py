@@ -52,6 +52,7 @@ class Settings:
     suffix_steps: int | None
     solver: str
     branches: list[int]
+    """Children at each stochastic step; empty without such steps."""
     antithetic: bool
     batch: int
     weights: list[float]
@@ -133,9 +134,9 @@ def log_density(x_next: Tensor, mean: Tensor, std: float) -> Tensor:
 
 def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, prompt: int) -> Sample:
     """Follow one sample from noise to its endpoint."""
-    is_path = s.objective.name.startswith("grpo")
-    stochastic = s.sde_steps(epoch) if is_path else []
-    branches = s.branches if is_path else []
+    # Objectives of the endpoint need no noise, except to branch.
+    branches = s.branches
+    stochastic = s.sde_steps(epoch) if branches else []
 
     # Samples below one node differ from the node on; a node has the number of its first sample.
     leaves = math.prod(branches)

@@ -91,7 +91,9 @@ def test_the_page_lists_every_form() -> None:
 def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     """Steps, tree and suffix that fit each other."""
     steps = draw(st.integers(3, 6))
-    sde_type = draw(st.sampled_from(["flow_sde", "cps"])) if is_path else "flow_sde"
+    # Objectives of the endpoint take noise to branch a tree.
+    branching = is_path or draw(st.booleans())
+    sde_type = draw(st.sampled_from(["flow_sde", "cps"])) if branching else "flow_sde"
     last = steps - 2 if sde_type == "cps" else steps - 1
     chosen = sorted(draw(st.sets(st.integers(0, last), min_size=1, max_size=3)))
     count = draw(st.integers(1, len(chosen)))
@@ -103,22 +105,25 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     overrides.append(f"sampling.noise_level={draw(st.sampled_from([0.3, 0.7, 1.0]))}")
     overrides.append(f"sampling.shift={draw(st.sampled_from(['training', 'evaluation']))}")
 
-    left = steps - chosen[-1] - 1 if is_path else steps
+    left = steps - chosen[-1] - 1 if branching else steps
     if left >= 2 and draw(st.booleans()):
         solver, count = draw(st.sampled_from(["euler", "ab2"])), draw(st.integers(2, left))
         overrides.append(f"sampling.suffix={{solver: {solver}, steps: {count}, check_every: 0}}")
 
-    if not is_path:
+    if not branching:
         return [*overrides, f"group_size={draw(st.sampled_from([2, 4, 6]))}"]
     # Three levels of three children would be 27 leaves, each with loops of its own.
-    branches = draw(st.lists(st.sampled_from([1, 2] if levels == 3 else [1, 2, 3]), min_size=levels, max_size=levels))
+    widths = [1, 2] if levels == 3 else [1, 2, 3]
+    branches = draw(st.lists(st.sampled_from(widths), min_size=levels, max_size=levels))
+    if not is_path:
+        branches[0] = max(2, branches[0])
     leaves = 1
     for count in branches:
         leaves *= count
     seeds = draw(st.integers(2 if leaves == 1 else 1, 2))
     antithetic = 3 not in branches and leaves > 1 and draw(st.booleans())
     overrides.append(f"sampling.tree={{seeds: {seeds}, branches: {branches}, antithetic: {str(antithetic).lower()}}}")
-    if min(branches) > 1 and draw(st.booleans()):
+    if is_path and min(branches) > 1 and draw(st.booleans()):
         overrides.append("advantages.among=siblings")
     return [*overrides, f"group_size={seeds * leaves}"]
 

@@ -26,19 +26,24 @@ Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class Prediction(BaseModel):
-    """A figure of two arms, its predicted interval and the rule that decides."""
+    """A figure of one or two arms, its predicted interval and the rule that decides."""
 
     model_config = ConfigDict(extra="forbid")
     text: str
-    figure: Literal["difference", "ratio"]
-    """Of the means of `arm` and `against`, over the seeds that both have."""
+    figure: Literal["difference", "ratio", "mean"]
+    """Of the means of `arm` and `against`, over the seeds that both have; or the mean of `arm` alone."""
     metric: Name
     arm: Name
-    against: Name
+    against: Name | None = None
     interval: tuple[float, float]
     """Where the figure is expected."""
     rule: str = Field(pattern=f"^({RULE.pattern})$")
     """`at least X`, `at most X` or `between X and Y`: it holds if the figure's whole interval lies there."""
+
+    @property
+    def sides(self) -> list[str]:
+        """The arms of the figure."""
+        return [self.arm] if self.against is None else [self.arm, self.against]
 
     @property
     def region(self) -> tuple[float, float]:
@@ -82,7 +87,9 @@ class Claim(BaseModel):
         for prediction in self.predictions:
             if prediction.metric not in self.metrics:
                 raise ValueError(f"metric {prediction.metric} is not in metrics; there are {', '.join(self.metrics)}")
-            for arm in (prediction.arm, prediction.against):
+            if (prediction.against is None) != (prediction.figure == "mean"):
+                raise ValueError(f"{prediction.text!r}: a {prediction.figure} has {prediction.against} as against")
+            for arm in prediction.sides:
                 if arm not in self.arms:
                     raise ValueError(f"arm {arm} is not in arms; there are {', '.join(self.arms)}")
         for word in ("{settings}", "{seed}", "{out}"):

@@ -82,17 +82,21 @@ def arms_table(claim: Claim, results: Results) -> str:
 
 
 def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[Interval | None, int]:
-    """Compare the two arms over their common seeds. Returns the figure, None without such seeds, and their count."""
-    arm, against = prediction.arm, prediction.against
-    seeds = [seed for seed in claim.seeds if (arm, seed) in results and (against, seed) in results]
+    """Compare the arms over their common seeds. Returns the figure, None without such seeds, and their count."""
+    seeds = [seed for seed in claim.seeds if all((side, seed) in results for side in prediction.sides)]
     if not seeds:
         return None, 0
     # Paired by seed: both arms are drawn together.
-    sides = np.array([[results[side, seed].metrics[prediction.metric] for seed in seeds] for side in (arm, against)])
+    columns = []
+    for side in prediction.sides:
+        columns.append([results[side, seed].metrics[prediction.metric] for seed in seeds])
+    values = np.array(columns)
 
     def compare(rows: Indices) -> Floats:
-        first, second = sides[:, rows].mean(1)
-        return np.array([first / second if prediction.figure == "ratio" else first - second])
+        first, *second = values[:, rows].mean(1)
+        if prediction.figure == "mean":
+            return np.array([first])
+        return np.array([first / second[0] if prediction.figure == "ratio" else first - second[0]])
 
     return bootstrap(seeds, compare, fewest=2)[0], len(seeds)
 

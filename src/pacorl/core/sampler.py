@@ -45,6 +45,11 @@ class Tree:
         """Samples per prompt."""
         return self.seeds * self.leaves(0)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several samples share an initial noise."""
+        return self.seeds < self.group_size
+
     def leaves(self, level: int) -> int:
         """Samples below one node of a level."""
         return math.prod(self.branches[level:])
@@ -172,8 +177,9 @@ class SamplingSteps(Section):
     noise_level: float = Field(0.7, gt=0)
     """a in σ_t = a·√(t/(1−t))."""
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
-    is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
+    """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
+    their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree
+    of fewer seeds than samples."""
     suffix: Suffix = Suffix()
 
 
@@ -189,7 +195,7 @@ class Sampler(SamplingSteps):
     tree: Tree = Tree(seeds=1)
     """Tree of each group, with one branching per stochastic step."""
     stochastic: bool = True
-    """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
+    """Whether the SDE steps add noise; otherwise sampling is the plain ODE, for objectives of the endpoint."""
     keeps_means: bool = False
     """Whether the means of the stochastic steps are kept."""
     shift_size: Size | None = None

@@ -72,8 +72,9 @@ class SamplingConfig(SamplingSteps):
     """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
     steps: Steps = 10
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
-    """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
-    is without noise, those whose sigmas endpoints are noised to, under the shift of the checkpoint's own training."""
+    """Indices of the sampling steps that are stochastic, and trained. An objective of the endpoint noises endpoints to
+    their sigmas, under the shift of the checkpoint's own training, and samples without noise, except to branch a tree
+    of fewer seeds than samples."""
     window: NoiseWindow = NoiseWindow()
     tree: TreeOptions = TreeOptions()
     """Branching of a group's samples; by default independent noise, as in the paper."""
@@ -130,7 +131,8 @@ class SamplingConfig(SamplingSteps):
             spec: of the objective that is trained.
             evaluation_size: whose sigmas are taken with `shift: evaluation`.
         """
-        # The config is validated already.
+        # The config is validated already. An objective of the endpoint needs no noise, except to branch a tree.
+        tree = self.tree.resolve(group_size, steps=self.stochastic_steps)
         return Sampler.model_construct(
             size=self.size_at(epoch),
             steps=self.steps,
@@ -138,9 +140,8 @@ class SamplingConfig(SamplingSteps):
             noise_level=self.noise_level,
             sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
             suffix=self.suffix,
-            tree=self.tree.resolve(group_size, steps=self.stochastic_steps),
-            # An objective of the endpoint samples the plain ODE.
-            stochastic=spec.needs == "path",
+            tree=tree,
+            stochastic=spec.needs == "path" or tree.is_shared,
             keeps_means=spec.keeps_means,
             shift_size=evaluation_size if self.shift == "evaluation" else None,
         )
@@ -383,29 +384,30 @@ class PolicyConfig(LoraConfig):
         # Raises if the tree does not fit the group.
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
-        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
+        is_stochastic = is_path or tree.is_shared
+        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_stochastic else [-1]:
             sampling.suffix.grid(last + 1, sampling.steps)
-        # An sde_type may add no noise at a step, which then has no likelihood to train.
-        if is_path:
+        # An sde_type may add no noise at a step, which then has no likelihood to train, and branches nothing.
+        if is_stochastic:
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-        elif tree.seeds < tree.group_size:
+        # Credit among siblings is of a step, and needs siblings.
+        if self.advantages.among == "siblings" and not is_path:
             raise ValueError(
-                f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
-                "since it samples without noise; leave the tree out (sampling.tree.seeds=null)"
+                f"advantages.among siblings and {self.objective.name}, which trains on finished samples and not on "
+                "the steps at which siblings part; take among: group"
             )
-        # Credit among siblings needs siblings.
         if self.advantages.among == "siblings" and min(tree.branches) < 2:
             raise ValueError(
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
         # Panel credit needs the slope of the aggregate, and its choice an SDE step.
-        if self.advantages.credit == "auto" and not is_path:
+        if self.advantages.credit == "auto" and not is_stochastic:
             raise ValueError(
                 f"advantages.credit auto and {self.objective.name}, which samples without the SDE step after which "
-                "panels are redrawn; take set, panel or a number"
+                "panels are redrawn; take set, panel or a number, or give sampling.tree fewer seeds than samples"
             )
         if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
             raise ValueError(

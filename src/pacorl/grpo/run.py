@@ -213,7 +213,7 @@ class Run(LoraRun):
         config = self.config
         sampler = self.sampler
         batch = config.sampling.batch
-        if sampler.stochastic:  # training forwards contain nodes; for endpoint objectives, samples
+        if self.objective.needs == "path":  # training forwards contain nodes; for endpoint objectives, samples
             batch = sampler.tree.nodes_of_batch(batch, len(sampler.stochastic_steps) - 1)
 
         prompt = self.train_prompts[0]

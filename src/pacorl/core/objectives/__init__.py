@@ -121,7 +121,7 @@ class ObjectiveSpec:
     """Function of a `Step` (path) or an `Endpoint`, and the options."""
     needs: Literal["path", "endpoint"]
     """path: the loss gets a `Step`, one per stochastic step, which training replays. endpoint: it gets an `Endpoint`,
-    and sampling is without noise, by weights of its own."""
+    and sampling is by weights of its own, without noise except to branch a tree."""
     keeps_means: bool = False
     """Whether rollouts keep the means of their steps for `Step.old_mean_BNC`, which costs memory."""
     unclipped: bool = False

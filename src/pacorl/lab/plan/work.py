@@ -23,7 +23,7 @@ class Work:
     nodes: tuple[int, ...]
     """Distinct latents at each stochastic step, over all processes, and last the samples."""
     node_batch: int
-    """The largest number of nodes in one forward."""
+    """The largest number of nodes in one trained forward; 0 for an objective that trains on samples."""
     passes: int
     """Forwards per velocity: 2 with classifier-free guidance."""
     forwards_per_image: dict[str, float]
@@ -56,7 +56,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         spec=spec,
         evaluation_size=Size(*config.evaluation.size),
     )
-    # An objective of the endpoint samples without noise: each sample passes all steps independently.
+    # Without noise each sample passes all steps independently.
     tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
     nodes = [0] * (len(tree.branches) + 1)
     for unit in _units(config, sampler.tree, world=world):
@@ -69,8 +69,9 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     for count, (before, step) in zip(nodes, pairwise(starts), strict=False):
         sampled += count * (step - before)
 
-    # Training: each node once, or without nodes each sample at each trained step.
-    trained = sum(nodes[:-1]) if sampler.stochastic else samples * len(sampler.sde_steps)
+    # Training: each node once, or each sample at each trained step.
+    is_path = spec.needs == "path"
+    trained = sum(nodes[:-1]) if is_path else samples * len(sampler.sde_steps)
     trained *= config.objective.inner_epochs
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
@@ -86,7 +87,7 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         sampler,
         samples,
         tuple(nodes),
-        node_batch=tree.nodes_of_batch(config.sampling.batch, len(tree.branches) - 1) if tree.branches else 0,
+        node_batch=tree.nodes_of_batch(config.sampling.batch, len(tree.branches) - 1) if is_path else 0,
         passes=passes,
         forwards_per_image={
             "sampling": passes * sampled / samples,
