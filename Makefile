@@ -81,7 +81,7 @@ attack: $(READY)  ## part of it: tens of thousands of hostile files, requests an
 		$(BIN)/python -m qa.attack $(ARGS)
 
 claims: $(RUN)  ## the runs behind docs/claims.md that are missing, after a table of prices (ARGS="--minutes 20", "--quick")
-	nice -n 10 $(BIN)/python -m tools.claims $(ARGS)
+	nice -n 10 $(BIN)/python -m tools.claims --commit $(ARGS)
 
 matrix: $(READY)  ## each generator as set, edit and with references: its pipeline, adapters, an epoch; the table of docs/policies.md
 	PYTHONPATH=.:tests/models/policies:tests/toy:qa/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \

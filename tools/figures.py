@@ -4,13 +4,13 @@
 
 A record `measured/NAME.json` is a table of numbers: `columns` (title and how it is shown), `rows`, and the `command`
 and `machine` that measured them. `claims/NAME` is a record too: a row per arm, a column per metric, each with the ends
-of its interval. A cell of several numbers is a list. A page names a record, or one cell of it by its row and column,
-perhaps shown in another form:
+of its interval; `claims/NAME/predictions` has a row per prediction, by its number. A cell of several numbers is a list.
+A page names a record, or one cell of it by its row and column, perhaps shown in another form:
 
     <!-- table NAME -->                           up to the next <!-- end -->
     <!--= NAME; row; column; {:.2f} -->0.88<!-- -->
 
-Nothing between the comments is written by hand.
+Nothing between the comments is written by hand. In the notes of a claim a figure is `[[NAME; row; column; {:.2f}]]`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.io.documents import read_json, typed
 from pacorl.io.files import write_atomic
-from tools.claims.claim import ROOT, read_claims, read_results
-from tools.claims.page import mean_of, runs_of
+from tools.claims.claim import ROOT, Claim, Results, read_claims, read_results
+from tools.claims.summary import judged, mean_of, runs_of
 
 RECORDS = Path("measured")
 TABLE = re.compile(r"<!-- table (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 FIGURE = re.compile(r"<!--= ([^;]+); ([^;]+); ([^;]+?)(?:; ([^;]+?))? -->.*?<!-- -->", re.DOTALL)
+NOTED = re.compile(r"\[\[([^;\]]+);\s([^;\]]+);\s([^;\]]+?)(?:;\s([^;\]]+?))?\]\]")
 BEGUN = re.compile(r"<!-- table |<!--=")
 
 Cell = str | float | list[float] | None
@@ -74,11 +75,17 @@ def record_of(name: str, root: Path = ROOT) -> Record:
     if not name.startswith("claims/"):
         return typed(read_json(root / RECORDS / f"{name}.json"), Record)
 
-    (claim,) = read_claims(root, only=[name.removeprefix("claims/")])
+    _, claimed, *part = name.split("/")
+    (claim,) = read_claims(root, only=[claimed])
     results = read_results(claim, root)
     missing = len(claim.arms) * len(claim.seeds) - len(results)
     if missing:
         raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
+    return predictions_of(claim, results) if part else arms_of(claim, results)
+
+
+def arms_of(claim: Claim, results: Results) -> Record:
+    """Tabulate the mean of each metric by arm, with the ends of its interval."""
     rows: list[list[Any]] = []
     for arm in claim.arms:
         runs = runs_of(arm, claim, results)
@@ -88,6 +95,33 @@ def record_of(name: str, root: Path = ROOT) -> Record:
             cells.append([interval.mean, interval.low, interval.high])
         rows.append(cells)
     return Record(columns=[("arm", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
+
+
+def predictions_of(claim: Claim, results: Results) -> Record:
+    """Tabulate the figures of the predictions, with the ends of their intervals, and the verdicts."""
+    rows: list[list[Any]] = []
+    for number, (_, figure, _, verdict) in enumerate(judged(claim, results), 1):
+        cells = [figure.mean, figure.low, figure.high] if figure else None
+        rows.append([str(number), cells, verdict])
+    return Record(columns=[("number", "{}"), ("figure", "{:.3f}"), ("verdict", "{}")], rows=rows)
+
+
+def noted(text: str, root: Path = ROOT) -> str:
+    """Fill in the figures of a claim's notes.
+
+    Raises:
+        ValueError: A figure names no record, row or column.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        names = [" ".join(part.split()) if part else "" for part in match.groups()]
+        try:
+            cell, form = record_of(names[0], root).cell(names[1], names[2])
+            return shown(cell, names[3] or form)
+        except (ValueError, IndexError, TypeError, OSError) as error:
+            raise ValueError(f"{match[0]}: {error}") from error
+
+    return NOTED.sub(fill, text)
 
 
 def shown(cell: Cell, form: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.claims import atoms, page
+from tools.claims import atoms, page, summary
 from tools.claims.__main__ import main
 from tools.claims.atoms import run_missing
 from tools.claims.claim import ROOT, Claim, Prediction, Result, read_claims, read_results
@@ -81,8 +81,10 @@ def test_every_claim_is_valid_and_its_revision_has_the_script() -> None:
     found = read_claims()
     assert [claim.name for claim in found] == [
         "alpha",
+        "hacking",
         "judge_quality",
         "log_taming",
+        "long_run",
         "resolution",
         "resolution_sizes",
         "table5",
@@ -173,6 +175,7 @@ def test_a_price_below_the_measured_one_is_corrected(root: Path) -> None:
         ({"command": "python script.py {seed} {out}"}, "command lacks the word {settings}"),
         ({"predictions": [FILE["predictions"][0] | {"rule": "it is good"}]}, "predictions.0.rule"),
         ({"revision": "HEAD"}, "revision"),
+        ({"predictions": [FILE["predictions"][0] | {"figure": "mean"}]}, "'b beats a': a mean has a as against"),
     ],
 )
 def test_a_fault_of_a_file_is_named(root: Path, change: dict[str, Any], message: str) -> None:
@@ -195,8 +198,8 @@ def test_a_fault_of_a_file_is_named(root: Path, change: dict[str, Any], message:
 )
 def test_the_rule_decides_when_every_seed_has_run(rule: str, low: float, high: float, count: int, words: str) -> None:
     prediction = Prediction.model_validate(FILE["predictions"][0] | {"rule": rule})
-    assert page.verdict(prediction, Interval((low + high) / 2, low, high), count, 4) == words
-    assert page.verdict(prediction, None, 0, 4) == "not run yet"
+    assert summary.verdict(prediction, Interval((low + high) / 2, low, high), count, 4) == words
+    assert summary.verdict(prediction, None, 0, 4) == "not run yet"
 
 
 def test_arms_are_paired_by_seed() -> None:
@@ -207,8 +210,32 @@ def test_arms_are_paired_by_seed() -> None:
         for atom, score in scores.items()
     }
     ratio = claim.predictions[0].model_copy(update={"figure": "ratio"})
-    assert page.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0, groups=2), 2)
-    assert page.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0, groups=2), 2)
+    assert summary.figure_of(claim.predictions[0], claim, results) == (Interval(1.5, 1.0, 2.0, groups=2), 2)
+    assert summary.figure_of(ratio, claim, results) == (Interval(2.0, 2.0, 2.0, groups=2), 2)
+    alone = claim.predictions[0].model_copy(update={"figure": "mean", "against": None})
+    assert summary.figure_of(alone, claim, results) == (Interval(3.0, 2.0, 4.0, groups=2), 2)
+
+
+def test_a_figure_outside_of_its_predicted_interval_is_marked() -> None:
+    prediction = Prediction.model_validate(FILE["predictions"][0])
+    words = [page.outside(prediction, Interval(mean, mean, mean)) for mean in (0.4, 0.5, 1.6)]
+    assert words == [", below the predicted", "", ", above the predicted"]
+
+
+def test_the_page_says_what_holds_what_cannot_be_asked_and_the_figures_of_the_notes(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    assert run_missing(read_claims(root), minutes=99, commit=False, root=root) == 0
+    document = yaml.safe_load((root / "claims/more.yaml").read_text())
+    notes = "b has [[claims/more; b; score; {0:.2f}]], more by [[claims/more/predictions; 1; figure; {0:.2f}]]."
+    write(root, document | {"notes": notes, "answer": "It holds.", "not_asked": "Why."})
+    rendered = page.render(read_claims(root), root)
+    assert "| More is better | It holds. | 1 |  |  |  |" in rendered
+    assert "What cannot be asked here:\n\n- More is better: Why.\n" in rendered
+    assert rendered.endswith("b has 2.05, more by 1.00.\n")
+
+    write(root, document | {"notes": "[[claims/more; c; score]]"})
+    with pytest.raises(ValueError, match=r"\[\[claims/more; c; score\]\]: no row 'c'; there are a, b"):
+        page.render(read_claims(root), root)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,12 @@ class Claim(BaseModel):
     """Further settings that make an atom tiny."""
     needs: str = ""
     """Missing part without which the claim cannot run."""
+    answer: str = ""
+    """The outcome in a sentence, written after the runs, as are the next two. None of the three is part of the hash."""
+    not_asked: str = ""
+    """Part of the paper's claim that cannot be asked here."""
     notes: str = ""
-    """Likely reason of a miss, written after the runs. Not part of the hash."""
+    """Likely reason of a miss, and its check. `[[RECORD; ROW; COLUMN; FORM]]` is a figure (tools/figures.py)."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Claim:
@@ -99,8 +103,8 @@ class Claim(BaseModel):
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the file's content without its notes."""
-        return hashlib.sha256(self.model_dump_json(exclude={"notes"}).encode()).hexdigest()
+        """SHA-256 of what the file said before the runs."""
+        return hashlib.sha256(self.model_dump_json(exclude={"answer", "not_asked", "notes"}).encode()).hexdigest()
 
     def argv(self, settings: str, seed: int, out: Path) -> list[str]:
         """Fill in the command."""

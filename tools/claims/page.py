@@ -1,4 +1,4 @@
-"""The page of claims: predictions with their figures and verdicts, and means by arm."""
+"""The page of claims: an overview, predictions with their figures and verdicts, and means by arm."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 
-import numpy as np
-
-from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from tools.claims.claim import ROOT, Claim, Prediction, Result, Results, read_results
+from pacorl.core.ranking import Interval
+from tools import figures
+from tools.claims.claim import ROOT, Claim, Prediction, Results, read_results
+from tools.claims.summary import FAILS, HOLDS, NOT_RUN, UNDECIDED, judged, mean_of, runs_of
 
 PAGE = Path("docs/claims.md")
+ORDER = ("log_taming", "alpha", "resolution", "resolution_sizes", "table5", "hacking", "long_run", "judge_quality")
+"""The paper's claims first, as the page lists them; any other follows."""
 INTRODUCTION = """# Claims
 
 The paper's claims ([arXiv:2512.04784](https://arxiv.org/abs/2512.04784)), asked in the [tiny world](tiny.md). Each
 prediction was committed before its first run, with the rule that decides. `claims/*.yaml` contains them, with the arms,
 seeds and commands, and `claims/results` one JSON per run.
 
-A figure compares two arms over the seeds that both have. Brackets are a 95 % bootstrap interval over seeds. A
-prediction *holds* if the whole interval satisfies its rule and *does not hold* if the interval lies outside. It is
-*undecided* if the interval has both, or as long as seeds are missing.
+A figure is of one arm, or compares two over the seeds that both have. Brackets are a 95 % bootstrap interval over
+seeds. A prediction *holds* if the whole interval satisfies its rule and *does not hold* if the interval lies outside.
+It is *undecided* if the interval has both, or as long as seeds are missing. The rule alone decides; a figure outside
+the predicted interval is marked.
 
 ```sh
 make claims                                      # every missing run, after a table of prices
@@ -33,17 +36,21 @@ python -m tools.claims render                    # this page
 
 def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Render the page from the claims and their results."""
-    sections = [INTRODUCTION]
+    places = {name: place for place, name in enumerate(ORDER)}
+    claims = sorted(claims, key=lambda claim: places.get(claim.name, len(ORDER)))
+    results_of = {claim.name: read_results(claim, root) for claim in claims}
+    sections = [INTRODUCTION, overview(claims, results_of)]
     for claim in claims:
-        results = read_results(claim, root)
+        results = results_of[claim.name]
         sections += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
         sections.append(predictions_table(claim, results))
         if results:
             sections.append(arms_table(claim, results))
+            sections += by_seconds_table(claim, results)
         if claim.needs:
             sections.append(paragraph(f"It cannot run yet: {claim.needs}"))
         if claim.notes:
-            sections.append(paragraph(claim.notes))
+            sections.append(paragraph(figures.noted(claim.notes, root)))
     return "\n".join(sections)
 
 
@@ -52,18 +59,41 @@ def paragraph(text: str) -> str:
     return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+def overview(claims: Sequence[Claim], results_of: dict[str, Results]) -> str:
+    """Tabulate what holds, and say what cannot be asked."""
+    verdicts = (HOLDS, UNDECIDED, FAILS, NOT_RUN)
+    lines = ["| Claim | In this world | Hold | Undecided | Do not hold | Not run |", "|---|---|---|---|---|---|"]
+    for claim in claims:
+        found = [verdict for *_, verdict in judged(claim, results_of[claim.name])]
+        counts = " | ".join(str(found.count(verdict) or "") for verdict in verdicts)
+        lines.append(f"| {claim.title} | {claim.answer.strip()} | {counts} |")
+
+    lines += ["", "What cannot be asked here:", ""]
+    for claim in claims:
+        if claim.not_asked:
+            text = f"- {claim.title}: {claim.not_asked.strip()}"
+            lines.append(fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    return "\n".join(lines) + "\n"
+
+
 def predictions_table(claim: Claim, results: Results) -> str:
     """Tabulate the predictions, their figures and verdicts."""
     lines = ["| Prediction | Predicted | Rule | Figure | Seeds | Verdict |", "|---|---|---|---|---|---|"]
-    for prediction in claim.predictions:
-        figure, count = figure_of(prediction, claim, results)
+    for prediction, figure, count, verdict in judged(claim, results):
         low, high = prediction.interval
-        words = verdict(prediction, figure, count, len(claim.seeds))
         lines.append(
             f"| {prediction.text} | {low:g} to {high:g} | {prediction.figure} {prediction.rule} | {cell(figure)} "
-            f"| {count} of {len(claim.seeds)} | {words} |"
+            f"| {count} of {len(claim.seeds)} | {verdict}{outside(prediction, figure)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def outside(prediction: Prediction, figure: Interval | None) -> str:
+    """Mark a figure outside of its predicted interval."""
+    low, high = prediction.interval
+    if figure is None or low <= figure.mean <= high:
+        return ""
+    return f", {'below' if figure.mean < low else 'above'} the predicted"
 
 
 def arms_table(claim: Claim, results: Results) -> str:
@@ -81,49 +111,21 @@ def arms_table(claim: Claim, results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[Interval | None, int]:
-    """Compare the arms over their common seeds. Returns the figure, None without such seeds, and their count."""
-    seeds = [seed for seed in claim.seeds if all((side, seed) in results for side in prediction.sides)]
-    if not seeds:
-        return None, 0
-    # Paired by seed: both arms are drawn together.
-    columns = []
-    for side in prediction.sides:
-        columns.append([results[side, seed].metrics[prediction.metric] for seed in seeds])
-    values = np.array(columns)
-
-    def compare(rows: Indices) -> Floats:
-        first, *second = values[:, rows].mean(1)
-        if prediction.figure == "mean":
-            return np.array([first])
-        return np.array([first / second[0] if prediction.figure == "ratio" else first - second[0]])
-
-    return bootstrap(seeds, compare, fewest=2)[0], len(seeds)
-
-
-def runs_of(arm: str, claim: Claim, results: Results) -> list[Result]:
-    """List an arm's results in the order of the seeds."""
-    return [results[arm, seed] for seed in claim.seeds if (arm, seed) in results]
-
-
-def mean_of(values: Sequence[float]) -> Interval:
-    """Average over seeds."""
-    column = np.array(values)
-    return bootstrap(range(len(values)), lambda rows: np.array([column[rows].mean()]), fewest=2)[0]
-
-
-def verdict(prediction: Prediction, figure: Interval | None, count: int, seeds: int) -> str:
-    """Apply the rule, once every seed has run."""
-    if figure is None:
-        return "not run yet"
-    if count < seeds or figure.low is None or figure.high is None:
-        return "undecided"
-    low, high = prediction.region
-    if low <= figure.low and figure.high <= high:
-        return "**holds**"
-    if figure.high < low or high < figure.low:
-        return "**does not hold**"
-    return "undecided"
+def by_seconds_table(claim: Claim, results: Results) -> list[str]:
+    """Tabulate rises at several epochs (`rise_N`) beside their CPU seconds, the epochs' share of the whole run's."""
+    epochs = sorted(int(name.removeprefix("rise_")) for name in claim.metrics if name.startswith("rise_"))
+    if not epochs or "cpu_seconds" not in claim.metrics:
+        return []
+    lines = [f"| Arm | {' | '.join(f'epoch {epoch}' for epoch in epochs)} |", "|---" * (len(epochs) + 1) + "|"]
+    for arm in claim.arms:
+        of_arm = runs_of(arm, claim, results)
+        cells = []
+        for epoch in epochs:
+            rise = fmean(result.metrics[f"rise_{epoch}"] for result in of_arm)
+            seconds = fmean(result.metrics["cpu_seconds"] for result in of_arm) * epoch / epochs[-1]
+            cells.append(f"{rise:.3f} after {seconds:.0f} CPU s")
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return ["\n".join(lines) + "\n"]
 
 
 def cell(figure: Interval | None) -> str:

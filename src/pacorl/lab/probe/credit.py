@@ -93,7 +93,7 @@ def measure_credit(
     for number, prompt in enumerate(prompts):
         # Another epoch for every group: its noise is its own.
         of_group = replace(draw, epoch=number, by_panel=True)
-        for name, halves in _gradients(config, of_group, rewards, prompt).items():
+        for name, halves in group_gradients(config, of_group, rewards, prompt).items():
             gradients[name].append(halves)
         changes += panel_changes(
             config, of_group, rewards, prompt, children=config.group_size, timeout=config.reward_timeout
@@ -113,7 +113,7 @@ def measure_credit(
 # --- signal ----------------------------------------------------------------------------------------------------
 
 
-def _gradients(
+def group_gradients(
     config: PolicyConfig, draw: Draw, rewards: Mapping[str, Reward], prompt: Prompt
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Compute the gradient of each half of a group under each credit; nothing if a score is missing."""
