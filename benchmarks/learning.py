@@ -54,6 +54,7 @@ FORMS: dict[str, Sequence[str]] = {
     "paper": (*SET, *OWN_NOISE),
     "replay": (*SET, "objective.inner_epochs=2", "objective.clip_range=3e-4"),
     "awm": (*SET, "objective.name=awm", *OWN_NOISE),
+    "awm, shared trunks": (*SET, "objective.name=awm"),
     "nft": (*SET, *NFT),
     "quickstart": NFT,
 }
@@ -269,7 +270,13 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
     for rise in RISES:
         columns += [[f"+{rise:.2f}: judged samples", "{:,.0f}"]]
         columns += [[f"+{rise:.2f}: {unit} by {options.base}", ratio] for unit in ("judged samples", "CPU s")]
-    columns += [["not learned", "{}, {}"], ["prompt match", "{:+.3f}"], ["valid", "{:+.3f}"], ["diversity", "{:+.3f}"]]
+    columns += [
+        ["a ratio of samples that so many seeds would show", "{:.2f}"],
+        ["not learned", "{}, {}"],
+        ["prompt match", "{:+.3f}"],
+        ["valid", "{:+.3f}"],
+        ["diversity", "{:+.3f}"],
+    ]
 
     cells = []
     for row in rows:
@@ -277,6 +284,7 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
         for rise in RISES:
             judged, seconds = (row[f"{rise:.2f} {unit}"] for unit in UNITS)
             one += [judged["mean"], *(interval_of(spent, len(row["seeds"])) for spent in (judged, seconds))]
+        one.append(row[f"{RISES[-1]:.2f} judged"].get("detectable"))
         one.append([row[f"{rise:.2f} missed"] for rise in RISES])
         cells.append(one + [row[name] for name in GRADES[1:]])
     command = f"python benchmarks/learning.py --out OUT --split {options.split} --every {options.every}"
