@@ -4,8 +4,9 @@
 
 A record `measured/NAME.json` is a table of numbers: `columns` (title and how it is shown), `rows`, and the `command`
 and `machine` that measured them. `claims/NAME` is a record too: a row per arm, a column per metric, each with the ends
-of its interval; `claims/NAME/predictions` has a row per prediction, by its number. A cell of several numbers is a list.
-A page names a record, or one cell of it by its row and column, perhaps shown in another form:
+of its interval; `claims/NAME/predictions` has a row per prediction, by its number, and `claims/NAME/runs` one per run,
+ARM-SEED. A cell of several numbers is a list. A page names a record, or one cell of it by its row and column, perhaps
+shown in another form:
 
     <!-- table NAME -->                           up to the next <!-- end -->
     <!--= NAME; row; column; {:.2f} -->0.88<!-- -->
@@ -81,7 +82,11 @@ def record_of(name: str, root: Path = ROOT) -> Record:
     missing = len(claim.arms) * len(claim.seeds) - len(results)
     if missing:
         raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
-    return predictions_of(claim, results) if part else arms_of(claim, results)
+    tables = {"": arms_of, "predictions": predictions_of, "runs": runs_table}
+    kind = part[0] if part else ""
+    if kind not in tables:
+        raise ValueError(f"no table {kind!r} of a claim; there are {', '.join(filter(None, tables))}")
+    return tables[kind](claim, results)
 
 
 def arms_of(claim: Claim, results: Results) -> Record:
@@ -95,6 +100,14 @@ def arms_of(claim: Claim, results: Results) -> Record:
             cells.append([interval.mean, interval.low, interval.high])
         rows.append(cells)
     return Record(columns=[("arm", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
+
+
+def runs_table(claim: Claim, results: Results) -> Record:
+    """Tabulate each run by its name, ARM-SEED."""
+    rows: list[list[Any]] = []
+    for (arm, seed), result in results.items():
+        rows.append([f"{arm}-{seed}", *result.metrics.values()])
+    return Record(columns=[("run", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
 
 
 def predictions_of(claim: Claim, results: Results) -> Record:

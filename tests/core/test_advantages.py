@@ -61,6 +61,24 @@ def test_log_tame_touches_only_what_varies_too_much() -> None:
     assert tamed_sum(score_RB, [2.0, 1.0], 0.2) == pytest.approx([2 * math.log(2) + 1.0, 2 * math.log(4) + 1.1])
 
 
+@pytest.mark.parametrize(("mean", "factor"), [(0.3, 0.77), (0.45, 0.7), (0.7, 0.61)])
+def test_log_taming_a_reward_between_0_and_1_is_nearly_a_smaller_weight(mean: float, factor: float) -> None:
+    """Simulated epochs of 42 groups: what `claims/log_taming.yaml` says of the matched sum."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(middle: float, spread: float) -> Tensor:
+        noise_GB = torch.randn(42, 16, generator=generator, dtype=torch.float64)
+        return (middle + spread * noise_GB).clamp(0, 1).flatten()
+
+    score_RB = torch.stack([drawn(mean, 0.15), drawn(0.3, 0.023)])
+    groups = torch.arange(42).repeat_interleave(16)
+    epoch = RewardTable(("consistency", "cosine"), score_RB, torch.ones_like(score_RB, dtype=torch.bool), groups)
+    tamed = advantages_of(epoch, LogTamed(aggregate="log_tamed"), weights=[0.2, 0.8]).value_B
+    untamed = WeightedSum(aggregate="weighted_sum")
+    matched = advantages_of(epoch, untamed, weights=[0.2 * factor, 0.8]).value_B
+    assert float(torch.corrcoef(torch.stack([tamed, matched]))[0, 1]) >= 0.998
+
+
 def test_log_tame_by_the_mean_threshold() -> None:
     score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
     assert tamed_sum(score_RB, [1.0, 1.0], "mean") == pytest.approx([math.log(2) + 1.0, math.log(4) + 1.1])
