@@ -17,11 +17,11 @@ from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION
 from pacorl.core.sampler import Sampler, Tree
 from pacorl.grpo.conditioning import ConditioningCache
-from pacorl.grpo.locality import Locality
+from pacorl.grpo.locality import Locality, panel_changes
 from pacorl.grpo.pending import packed, unpacked
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, collect
-from pacorl.grpo.rows import Row
+from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.grpo.update import keep_samples
@@ -270,9 +270,18 @@ def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
         assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
 
 
-def test_auto_needs_an_sde_step(tmp_path: Path) -> None:
-    with toy_world(), pytest.raises(ConfigError, match=r"advantages\.credit auto and diffusion_nft, which samples"):
-        toy_config(tmp_path, AUTO, "objective.name=diffusion_nft")
+@pytest.mark.parametrize("tree", ["{}", "{seeds: 1}"])
+def test_auto_redraws_the_initial_noise_where_sampling_takes_no_other(tmp_path: Path, tree: str) -> None:
+    with toy_world():
+        config = toy_config(tmp_path, AUTO, "objective.name=diffusion_nft", f"sampling.tree={tree}")
+        trainer = PolicyTrainer(config)
+        assert trainer.config.advantages.credit == "panel"
+        row = epoch_rows(trainer.train_prompts, epoch=0, count=1, group_size=1, seed=0)[0]
+        changes = panel_changes(config, trainer.draw(trainer.sampler), trainer.rewards, row.prompt, children=4)
+        own, rest = zip(*changes, strict=True)
+        assert max(map(abs, own)) > 0
+        assert rest == pytest.approx([0] * len(changes), abs=1e-9)
+        trainer.close()
 
 
 def test_an_editor_without_references_refuses_panel_credit(tmp_path: Path) -> None:

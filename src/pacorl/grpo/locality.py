@@ -1,8 +1,9 @@
 """How far a panel's noise acts on other panels, which decides whether panels may have a credit of their own.
 
 Panel credit is unbiased if a panel's noise acts on that panel alone. So the tokens of one panel are replaced, after the
-last SDE step, by those of another draw, and the set is finished and judged again. The change of its score has a part
-that contains the panel, and a rest, which panel credit leaves out (docs/engine.md).
+last SDE step, by those of another draw, and the set is finished and judged again. Where sampling is without such steps,
+the initial noise is replaced. The change of the set's score has a part that contains the panel, and a rest, which panel
+credit leaves out (docs/engine.md).
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ def panel_changes(
         draw: parameters of its rollouts.
         rewards: by name.
         prompt: of the group.
-        children: samples of the group, which branch from one latent.
+        children: samples of the group, which branch from one latent, or have noise of their own.
         scoring: options of the `Scorer`.
     """
-    # One latent, so that a sibling's panel is another draw of the same noise.
+    # One latent, so that a sibling's panel is another draw of the same noise, which is the first without SDE steps.
     tree = Tree(1, (children, *[1] * (len(draw.sampler.stochastic_steps) - 1)))
     local = replace(draw, sampler=draw.sampler.model_copy(update={"tree": tree}))
     trunk = Trunk(local, [Row(prompt, member) for member in range(children)])

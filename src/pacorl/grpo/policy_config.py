@@ -403,12 +403,7 @@ class PolicyConfig(LoraConfig):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
-        # Panel credit needs the slope of the aggregate, and its choice an SDE step.
-        if self.advantages.credit == "auto" and not is_stochastic:
-            raise ValueError(
-                f"advantages.credit auto and {self.objective.name}, which samples without the SDE step after which "
-                "panels are redrawn; take set, panel or a number, or give sampling.tree fewer seeds than samples"
-            )
+        # Panel credit needs the slope of the aggregate.
         if self.advantages.panel_share and AGGREGATES[self.advantages.aggregate].slope is None:
             raise ValueError(
                 f"advantages.credit {self.advantages.credit} and aggregate {self.advantages.aggregate}, which has no "

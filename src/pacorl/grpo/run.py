@@ -238,8 +238,8 @@ class Run(LoraRun):
                     config, of_group, self.rewards, row.prompt, children=CHILDREN, **self.scorer_options
                 )
 
-        # One rank's finding for all: answers of a remote judge may differ.
-        locality = self.runtime.gather(Locality.of(changes))[0]
+        # One finding of all ranks, since answers of a remote judge may differ.
+        locality = Locality.of([*chain(*self.runtime.gather(changes))])
         self.config = config.with_credit(locality.credit)
         if self.runtime.is_main:
             logger.info(
