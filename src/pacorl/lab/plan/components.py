@@ -350,7 +350,10 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
     scorers = []
     for name, options, configs in judges:
         if isinstance(options, InProcessOptions):
-            scorers.append(judge_scorer(name, options, configs, panel=panel))
+            scorer, set_scorer = judge_scorers(name, options, configs, panel=panel)
+            scorers.append(scorer)
+            if getattr(options, "set_judge", ""):
+                scorers.append(set_scorer)
 
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
@@ -373,17 +376,34 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
 
 def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
+    return judge_scorers(name, options, configs, panel=panel)[0]
+
+
+def judge_scorers(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[Scorer, Scorer]:
+    """Measure a judge of this process, and the second language model of a set judge, which shares the vision tower."""
     cost, questions = memory.judge_batch(options, configs, panel=panel)
-    return Scorer(
+    itemsize = getattr(torch, options.dtype).itemsize
+    judge = Scorer(
         name,
         cost.parameters,
         cost.bytes,
         cost.streamed,
         buffers=cost.peak,
-        files=cost.parameters * getattr(torch, options.dtype).itemsize,
+        files=cost.parameters * itemsize,
         form=_form(options),
         batch=f"{questions} questions of {memory.pair_tokens(panel, configs)} tokens",
     )
+    language = cost.parameters - cost.vision_parameters
+    set_judge = replace(
+        judge,
+        name=f"{name}'s set judge",
+        parameters=language,
+        weights=cost.bytes - cost.vision_bytes,
+        streamed=cost.streamed - cost.vision_streamed,
+        files=language * itemsize,
+        batch="as many tokens, of whole sets",
+    )
+    return judge, set_judge
 
 
 # --- adapter and optimizer -------------------------------------------------------------------------------------
@@ -507,9 +527,11 @@ def _record_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, pr
     size = policy.nearest_size(Size(*config.sampling.size))
     adapter = adapter_bytes(policy)
 
-    # Rollouts: latents of the trained steps in fp32, and 8-bit images.
-    latent = policy.noise([0], size).numel() * FP32
-    rollouts = work.latents * latent + work.samples * 3 * size.height * size.width
+    # Rollouts: latents of the trained steps in fp32, 8-bit images, and with panel credit a log-probability per token.
+    noise_BNC = policy.noise([0], size)
+    rollouts = work.latents * noise_BNC.numel() * FP32 + work.samples * 3 * size.height * size.width
+    if config.advantages.panel_share:
+        rollouts += work.samples * len(work.sampler.stochastic_steps) * noise_BNC.shape[1] * FP32
     rollout_note = f"{work.samples} samples: latents of the trained steps, images"
 
     # Encoded prompts, in one file for all processes.

@@ -365,6 +365,12 @@ class JudgeCost:
     """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
     moved: float
     """Bytes that the language model reads and writes."""
+    vision_parameters: int
+    """Parameters of the vision tower."""
+    vision_bytes: int
+    """Bytes of the vision tower's weights on the device."""
+    vision_streamed: int
+    """Bytes of those that stay in main memory."""
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -406,6 +412,9 @@ def judge_cost(
         forward.peak,
         forward.flops + vision_flops,
         forward.moved,
+        parameter_count(judge.model.visual),
+        weight_bytes(judge.model.visual),
+        streamed_bytes(judge.model.visual),
     )
 
 
