@@ -17,7 +17,8 @@ plain way where it is 40 %. `recurrent` is a small Qwen3.5, three of whose four 
 `consistency`, then the 4 panels of `panel_match`, with a call of each per prompt.
 
 `sets` is the form of a set judge (docs/judge.md), with the judge's own weights, which were not trained for it: its
-answers mean nothing, and its work is the same. A recurrent judge has no such form.
+answers mean nothing, and its work is the same. With `--quickstart` a trained one may be given, `--set-judge ADAPTER`,
+and its answers about pairs are compared too. A recurrent judge has no such form. `--json` prints one list.
 """
 
 from __future__ import annotations
@@ -107,6 +108,9 @@ class Result:
     share_of_bound: float
     largest_difference: float
     """Of P(Yes), between the two ways."""
+    set_correlation: float | None = None
+    """Of a given set judge's P(Yes) about pairs with the plain way's."""
+    set_mean_difference: float | None = None
     share_of_matmul_peak: float | None = None
     plain_share_of_matmul_peak: float | None = None
 
@@ -116,12 +120,15 @@ def main() -> int:
     use_cores()
     device = torch.device("cuda" if options.gpu else "cpu")
     names = list(MID_SIZES) if options.model_size == "mid" else [options.model_size]
-    failed = False
+    results = []
     for name in [QUICKSTART] if options.quickstart else names:
-        result = measure(name, device, options)
-        print(json.dumps(asdict(result), indent=2) if options.json else described(result), flush=True)
-        failed |= missed(result, tolerance=0.05 if options.gpu else 1e-4)  # bf16's sums depend on their order
-    return int(failed)
+        results.append(measure(name, device, options))
+        if not options.json:
+            print(described(results[-1]), flush=True)
+    if options.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    # bf16's sums depend on their order.
+    return int(any(missed(result, tolerance=0.05 if options.gpu else 1e-4) for result in results))
 
 
 def arguments() -> argparse.Namespace:
@@ -129,6 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="run on a GPU, in bf16")
     parser.add_argument("--model-size", choices=["mid", *BASES], default="mid")
     parser.add_argument("--quickstart", action="store_true", help="the committed judge and an epoch's questions")
+    parser.add_argument("--set-judge", default="", help="a set judge of the committed judge, for --quickstart")
     parser.add_argument("--grids", type=int, default=4, help="2×2 grids in one call")
     parser.add_argument("--side", type=int, default=256, help="pixels of a panel's side")
     parser.add_argument("--repeats", type=int, default=3)
@@ -138,7 +146,8 @@ def arguments() -> argparse.Namespace:
 
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> Result:
     if name == QUICKSTART:
-        judge, calls, grids, side = LocalJudge.from_pretrained("tiny", device=device), epoch_calls(), 72, 32
+        judge = LocalJudge.from_pretrained("tiny", device=device, set_judge=options.set_judge)
+        calls, grids, side = epoch_calls(), 72, 32
     else:
         judge, calls, grids, side = (
             build(name, device),
@@ -157,7 +166,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
         return [verdict for call in calls for verdict in fresh.verdicts(call)]
 
     def ask_sets() -> list[Verdict]:
-        fresh = LocalJudge(judge.model, judge.processor, set_model=judge.model)
+        fresh = LocalJudge(judge.model, judge.processor, set_model=judge.set_model or judge.model)
         return [verdict for call in calls for verdict in fresh.verdicts(call)]
 
     (slow, expected), (fast, found), *by_set = alternate(
@@ -169,6 +178,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
         device,
         repeats=options.repeats,
     )
+    agreement = compared(calls, expected, by_set[0][1]) if by_set and options.set_judge else (None, None)
     parameters = sum(parameter.numel() for parameter in judge.model.parameters())
     tower = sum(parameter.numel() for parameter in judge.model.model.visual.parameters())
     # bf16 on a GPU, and per thread in fp32 on a CPU.
@@ -191,9 +201,25 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
         speedup=slow / fast,
         share_of_bound=slow / fast / (plain.flops / least.flops),
         largest_difference=max(abs(a.p_yes - b.p_yes) for a, b in zip(expected, found, strict=True)),
+        set_correlation=agreement[0],
+        set_mean_difference=agreement[1],
         share_of_matmul_peak=peak and done.flops / fast / peak,
         plain_share_of_matmul_peak=peak and plain.flops / slow / peak,
     )
+
+
+def compared(
+    calls: Sequence[Sequence[Question]], expected: Sequence[Verdict], found: Sequence[Verdict]
+) -> tuple[float, float]:
+    """Correlate a set judge's answers about pairs with the plain way's; also their mean difference."""
+    asked = [question for call in calls for question in call]
+    answers = [
+        (plain.p_yes, by_set.p_yes)
+        for question, plain, by_set in zip(asked, expected, found, strict=True)
+        if question.panels
+    ]
+    both = torch.tensor(answers, dtype=torch.float64).T
+    return float(torch.corrcoef(both)[0, 1]), float((both[0] - both[1]).abs().mean())
 
 
 # --- judges and questions --------------------------------------------------------------------------------------
@@ -440,6 +466,11 @@ def described(result: Result) -> str:
     ]
     if result.sets is not None:
         lines.insert(3, f"  sets    {result.set_grids_per_second:8.3f} grids/s   {_work(result.sets)}")
+    if result.set_correlation is not None:
+        lines.append(
+            f"  the set judge's P(Yes) about pairs correlates with plain's by {result.set_correlation:.3f}, "
+            f"and differs by {result.set_mean_difference:.3f} in the mean"
+        )
     if result.share_of_matmul_peak is not None:
         lines.append(
             f"  matmul  {result.share_of_matmul_peak:.0%} of the measured peak, "

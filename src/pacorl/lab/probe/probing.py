@@ -58,7 +58,7 @@ CHILDREN = 2
 NOISE_FACTORS = (0.7, 1.4)
 """Default noise levels, as multiples of the configured one: half and twice its variance."""
 READING = 0.5
-"""Cost of another reading by the judge, in samples: half of the quickstart's epoch is judging."""
+"""Cost of another reading by the judge, in samples: half of an epoch of `tiny` is judging."""
 LEAST_PROMPTS = 2
 """Prompts that the budget must pay for before a default candidate is added."""
 AS_TRAINED = "as trained"
