@@ -82,6 +82,7 @@ def test_every_claim_is_valid_and_its_revision_has_the_script() -> None:
     assert [claim.name for claim in found] == [
         "alpha",
         "hacking",
+        "hacking_fast",
         "judge_quality",
         "log_taming",
         "long_run",
@@ -238,15 +239,8 @@ def test_the_page_says_what_holds_what_cannot_be_asked_and_the_figures_of_the_no
         page.render(read_claims(root), root)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("alpha", marks=pytest.mark.slow),
-        pytest.param("log_taming", marks=pytest.mark.campaign),
-        pytest.param("resolution", marks=pytest.mark.campaign),
-        pytest.param("table5", marks=pytest.mark.campaign),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [claim.name for claim in read_claims()])
 def test_a_claim_runs_in_small(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", name]) == 0
     assert capsys.readouterr().out.startswith(f"{name}: a tiny atom took")
