@@ -222,7 +222,7 @@ def test_a_fall_is_a_share_of_the_best() -> None:
 
 
 def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> None:
-    watch = HackingMonitor.of(MonitorConfig())
+    watch = HackingMonitor.of(MonitorConfig(), prompts=42)
     start = {"monitor/edges": 0.2, "monitor/entropy": 3.0, "monitor/dark": 0.4}
     assert watch.update("evaluation", start) == []
     assert watch.update("evaluation", {"monitor/edges": 0.3, "monitor/entropy": 4.0, "monitor/dark": 0.1}) == []
@@ -231,6 +231,18 @@ def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> No
     assert "edges went from 0.300 to 0.170, beyond the limit of 0.4 (images are losing their outlines)" in str(
         alarms[0]
     )
+
+
+@pytest.mark.parametrize(("prompts", "average"), [(42, 3), (8, 3), (6, 4), (4, 6)])
+def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> None:
+    """Of 300 healthy epochs; the diversity of four prompts of the tiny world was 0.284 ± 0.048."""
+    watch = HackingMonitor.of(MonitorConfig(), prompts=prompts)
+    assert watch.falling_average == average
+    rng = np.random.default_rng(1)
+    drawn = 0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)
+    assert not any(watch.update("epoch", {"monitor/diversity": float(value)}) for value in drawn)
+    # One image for every prompt is still an alarm.
+    assert any(watch.update("epoch", {"monitor/diversity": 0.05}) for _ in range(average))
 
 
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
@@ -268,7 +280,7 @@ def test_a_resumed_watch_goes_on() -> None:
 
 
 def test_the_config_s_watch_knows_every_sign() -> None:
-    assert set(HackingMonitor.of(MonitorConfig()).limits) == {
+    assert set(HackingMonitor.of(MonitorConfig(), prompts=42).limits) == {
         "duplicates",
         "blank",
         "grid_artifact",

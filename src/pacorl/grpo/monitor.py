@@ -16,6 +16,7 @@ rewards (`held_out/…`) are evaluated, and a sign beyond its limit warns or sto
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ LEVELS = 4
 THUMBNAIL = 8
 # With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
+# Signs of training images are averaged over so many epochs, and those that should not fall over at least so many
+# prompts: of averages over twelve, the draws alone let diversity fall by 0.4 from its best within 300 epochs.
+EPOCHS = 3
+FALLING_PROMPTS = 24
 # Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
 FINE_PERIOD = 16
 # A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
@@ -234,19 +239,24 @@ class HackingMonitor:
 
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
     an earlier gain counts. Training samples and evaluations have references of their own,
-    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
-    an evaluation always has the same prompts and seeds, and is taken as it is.
+    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs,
+    and those that should not fall over `falling_average`; an evaluation always has the same prompts and seeds, and is
+    taken as it is.
     """
 
-    def __init__(self, limits: Mapping[str, LimitConfig], *, average: int = 3) -> None:
+    def __init__(
+        self, limits: Mapping[str, LimitConfig], *, average: int = EPOCHS, falling_average: int = EPOCHS
+    ) -> None:
         self.limits = limits
         self.average = average
+        self.falling_average = falling_average
         self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
-    def of(cls, config: MonitorConfig) -> HackingMonitor:
-        """Create the monitor of a config."""
-        return cls({name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))})
+    def of(cls, config: MonitorConfig, *, prompts: int) -> HackingMonitor:
+        """Create the monitor of a config, for epochs of so many prompts."""
+        limits = {name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))}
+        return cls(limits, falling_average=max(EPOCHS, math.ceil(FALLING_PROMPTS / prompts)))
 
     def observe(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -291,7 +301,10 @@ class HackingMonitor:
 
     def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
         limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
-        history, average = self._history[kind, sign], self.average if kind == "epoch" else 1
+        history = self._history[kind, sign]
+        average = 1
+        if kind == "epoch":
+            average = self.falling_average if sign in FALLING else self.average
         if limit.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))

@@ -286,7 +286,7 @@ class Run(LoraRun):
         # 1. Log and monitor. Lines that a crash left after the checkpoint are dropped and written again.
         self.logbook = Logbook(folder, trackers=config.trackers, settings=config.model_dump(mode="json"))
         self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
-        self.monitor = HackingMonitor.of(config.monitor)
+        self.monitor = HackingMonitor.of(config.monitor, prompts=config.prompts_per_epoch)
         self.logbook.truncate(self._restore(start) if start else 0)
         self.changes = changes.all
         """Config keys changed by a resumed run → both values."""
