@@ -80,7 +80,7 @@ attack: $(READY)  ## part of it: tens of thousands of hostile files, requests an
 	PYTHONPATH=.:tests/judge:tests/models/policies:tests/toy OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		$(BIN)/python -m qa.attack $(ARGS)
 
-claims: $(RUN)  ## the runs behind docs/claims.md that are missing, after a table of prices (ARGS="--minutes 20", "--quick")
+claims: $(RUN)  ## the missing runs behind docs/claims.md, each committed alone, after a table of prices (ARGS="--minutes 20", "--quick")
 	nice -n 10 $(BIN)/python -m tools.claims --commit $(ARGS)
 
 matrix: $(READY)  ## each generator as set, edit and with references: its pipeline, adapters, an epoch; the table of docs/policies.md

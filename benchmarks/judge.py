@@ -141,7 +141,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--side", type=int, default=256, help="pixels of a panel's side")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.set_judge and not options.quickstart:
+        parser.error("--set-judge is of the committed judge; add --quickstart")
+    return options
 
 
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> Result:

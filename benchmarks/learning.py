@@ -54,7 +54,7 @@ FORMS: dict[str, Sequence[str]] = {
     "paper": (*SET, *OWN_NOISE),
     "replay": (*SET, "objective.inner_epochs=2", "objective.clip_range=3e-4"),
     "awm": (*SET, "objective.name=awm", *OWN_NOISE),
-    "awm, shared trunks": (*SET, "objective.name=awm"),
+    "awm_shared_trunks": (*SET, "objective.name=awm"),
     "nft": (*SET, *NFT),
     "quickstart": NFT,
 }
@@ -271,7 +271,7 @@ def record(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[
         columns += [[f"+{rise:.2f}: judged samples", "{:,.0f}"]]
         columns += [[f"+{rise:.2f}: {unit} by {options.base}", ratio] for unit in ("judged samples", "CPU s")]
     columns += [
-        ["a ratio of samples that so many seeds would show", "{:.2f}"],
+        [f"+{RISES[-1]:.2f}: detectable ratio of judged samples", "{:.2f}"],
         ["not learned", "{}, {}"],
         ["prompt match", "{:+.3f}"],
         ["valid", "{:+.3f}"],

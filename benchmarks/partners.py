@@ -101,6 +101,7 @@ def arranged(count: int) -> Iterator[None]:
         reward: Consistency, prompts: Sequence[Prompt], images: Sequence[Image.Image]
     ) -> list[PanelScores]:
         scores = own(reward, prompts, images)
+        assert all(score.score is not None for score in scores), "the judge answers every question"
         parts = torch.tensor([score.part_P for score in scores], dtype=torch.float64)
         for step in range(1, count):
             parts += mixed_parts(reward, prompts, images, step)
@@ -128,7 +129,6 @@ def mixed_parts(reward: Consistency, prompts: Sequence[Prompt], images: Sequence
 
     parts = torch.zeros(count, len(numbers), dtype=torch.float64)
     for first, verdicts in enumerate(reward.pairs(prompts, mixed)):
-        # NaN for a missing share: such a sample is left out.
         shares = torch.tensor(panel_shares(reward.tempered(verdicts), len(numbers)), dtype=torch.float64)
         for panel in numbers:
             parts[(first + step * panel) % count, panel] = shares[panel]

@@ -83,7 +83,7 @@ def record_of(name: str, root: Path = ROOT) -> Record:
     if missing:
         raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
     tables = {"": arms_of, "predictions": predictions_of, "runs": runs_table}
-    kind = part[0] if part else ""
+    kind = "/".join(part)
     if kind not in tables:
         raise ValueError(f"no table {kind!r} of a claim; there are {', '.join(filter(None, tables))}")
     return tables[kind](claim, results)
@@ -106,7 +106,7 @@ def runs_table(claim: Claim, results: Results) -> Record:
     """Tabulate each run by its name, ARM-SEED."""
     rows: list[list[Any]] = []
     for (arm, seed), result in results.items():
-        rows.append([f"{arm}-{seed}", *result.metrics.values()])
+        rows.append([f"{arm}-{seed}", *(result.metrics[metric] for metric in claim.metrics)])
     return Record(columns=[("run", "{}"), *((metric, "{:.3f}") for metric in claim.metrics)], rows=rows)
 
 

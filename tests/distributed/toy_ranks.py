@@ -77,7 +77,7 @@ def draw_and_resume(out: Path) -> None:
             random.random()
         return brightness(prompts, images)
 
-    # A reward that never changes: by its own scores this rank would take another credit.
+    # On rank 0 the reward is constant: alone it would choose set.
     own = brightness if machine.rank == 1 else (lambda prompts, images: [0.5] * len(images))
     settings = [*EPOCH, "advantages.credit=auto"]
     auto = PolicyTrainer(toy_world.toy_config(out / "auto", *settings), rewards={"drawing": own})

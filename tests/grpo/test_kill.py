@@ -89,7 +89,7 @@ def test_three_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_hundred_kills(tmp_path: Path, objective: str, measured: Callable[[str], None]) -> None:
     kills = math.ceil(100 / len(OBJECTIVES))
-    # By objectives of the endpoint with noise of each sample's own too.
+    # Of the objectives of endpoints, awm branches the tree and diffusion_nft has independent noise.
     tree = ["sampling.tree={}"] if objective == "diffusion_nft" else []
     settings = [*SETTINGS, *tree, f"objective.name={objective}", "objective.inner_epochs=2"]
     runs = kill_and_resume(tmp_path, settings, kills=kills, seed=1)

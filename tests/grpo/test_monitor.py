@@ -237,12 +237,17 @@ def test_a_fall_of_edges_or_entropy_and_a_rise_of_dark_pixels_are_alarms() -> No
 def test_the_draws_of_few_prompts_raise_no_alarm(prompts: int, average: int) -> None:
     """Of 300 healthy epochs; the diversity of four prompts of the tiny world was 0.284 ± 0.048."""
     watch = HackingMonitor.of(MonitorConfig(), prompts=prompts)
-    assert watch.falling_average == average
-    rng = np.random.default_rng(1)
-    drawn = 0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)
-    assert not any(watch.update("epoch", {"monitor/diversity": float(value)}) for value in drawn)
+    assert watch.diversity_average == average
+    rng = np.random.default_rng(0)
+    drawn = (0.284 + 0.048 * math.sqrt(4 / prompts) * rng.normal(size=300)).tolist()
+    assert not any(watch.update("epoch", {"monitor/diversity": value}) for value in drawn)
     # One image for every prompt is still an alarm.
     assert any(watch.update("epoch", {"monitor/diversity": 0.05}) for _ in range(average))
+
+    # By three epochs of four prompts they would.
+    if prompts == 4:
+        short = HackingMonitor(watch.limits)
+        assert any(short.update("epoch", {"monitor/diversity": value}) for value in drawn)
 
 
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:

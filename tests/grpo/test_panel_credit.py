@@ -20,7 +20,7 @@ from pacorl.grpo.conditioning import ConditioningCache
 from pacorl.grpo.locality import Locality, panel_changes
 from pacorl.grpo.pending import packed, unpacked
 from pacorl.grpo.policy_config import PolicyConfig
-from pacorl.grpo.rollout import Draw, collect
+from pacorl.grpo.rollout import Draw, Trunk, collect
 from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
@@ -270,12 +270,19 @@ def test_ranks_have_no_slope(credit: str, tmp_path: Path) -> None:
         assert toy_config(tmp_path, "advantages={aggregate: ranked, credit: 0}").advantages.panel_share == 0
 
 
-@pytest.mark.parametrize("tree", ["{}", "{seeds: 1}"])
-def test_auto_redraws_the_initial_noise_where_sampling_takes_no_other(tmp_path: Path, tree: str) -> None:
+@pytest.mark.parametrize(("tree", "shared"), [("{}", False), ("{seeds: 2}", False), ("{seeds: 1}", True)])
+def test_auto_serves_objectives_of_the_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str, shared: bool
+) -> None:
+    """It redraws the step's noise if all samples of a group share their initial noise, else that."""
     with toy_world():
+        drawn = []
+        grow = Trunk.grow
+        monkeypatch.setattr(Trunk, "grow", lambda trunk: drawn.append(trunk.draw.sampler.stochastic) or grow(trunk))
         config = toy_config(tmp_path, AUTO, "objective.name=diffusion_nft", f"sampling.tree={tree}")
         trainer = PolicyTrainer(config)
         assert trainer.config.advantages.credit == "panel"
+        assert set(drawn) == {shared}
         row = epoch_rows(trainer.train_prompts, epoch=0, count=1, group_size=1, seed=0)[0]
         changes = panel_changes(config, trainer.draw(trainer.sampler), trainer.rewards, row.prompt, children=4)
         own, rest = zip(*changes, strict=True)

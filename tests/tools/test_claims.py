@@ -176,7 +176,10 @@ def test_a_price_below_the_measured_one_is_corrected(root: Path) -> None:
         ({"command": "python script.py {seed} {out}"}, "command lacks the word {settings}"),
         ({"predictions": [FILE["predictions"][0] | {"rule": "it is good"}]}, "predictions.0.rule"),
         ({"revision": "HEAD"}, "revision"),
-        ({"predictions": [FILE["predictions"][0] | {"figure": "mean"}]}, "'b beats a': a mean has a as against"),
+        (
+            {"predictions": [FILE["predictions"][0] | {"figure": "mean"}]},
+            "'b beats a': a mean is of one arm; leave against out",
+        ),
     ],
 )
 def test_a_fault_of_a_file_is_named(root: Path, change: dict[str, Any], message: str) -> None:

@@ -80,7 +80,7 @@ class Claim(BaseModel):
     needs: str = ""
     """Missing part without which the claim cannot run."""
     answer: str = ""
-    """The outcome in a sentence, written after the runs, as are the next two. None of the three is part of the hash."""
+    """Outcome in a sentence. Written after the runs and left out of the hash, like `not_asked` and `notes`."""
     not_asked: str = ""
     """Part of the paper's claim that cannot be asked here."""
     notes: str = ""
@@ -91,8 +91,10 @@ class Claim(BaseModel):
         for prediction in self.predictions:
             if prediction.metric not in self.metrics:
                 raise ValueError(f"metric {prediction.metric} is not in metrics; there are {', '.join(self.metrics)}")
-            if (prediction.against is None) != (prediction.figure == "mean"):
-                raise ValueError(f"{prediction.text!r}: a {prediction.figure} has {prediction.against} as against")
+            if prediction.figure == "mean" and prediction.against is not None:
+                raise ValueError(f"{prediction.text!r}: a mean is of one arm; leave against out")
+            if prediction.figure != "mean" and prediction.against is None:
+                raise ValueError(f"{prediction.text!r}: a {prediction.figure} compares two arms; name against")
             for arm in prediction.sides:
                 if arm not in self.arms:
                     raise ValueError(f"arm {arm} is not in arms; there are {', '.join(self.arms)}")
@@ -103,7 +105,7 @@ class Claim(BaseModel):
 
     @property
     def hash(self) -> str:
-        """SHA-256 of what the file said before the runs."""
+        """SHA-256 of the claim without `answer`, `not_asked` and `notes`."""
         return hashlib.sha256(self.model_dump_json(exclude={"answer", "not_asked", "notes"}).encode()).hexdigest()
 
     def argv(self, settings: str, seed: int, out: Path) -> list[str]:

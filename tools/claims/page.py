@@ -37,7 +37,7 @@ It is *undecided* if the interval has both, or as long as seeds are missing. The
 the predicted interval is marked.
 
 ```sh
-make claims                                      # every missing run, after a table of prices
+make claims                                      # every missing run, each committed alone, after a table of prices
 make claims ARGS="--only alpha --minutes 20"     # what fits into 20 CPU minutes
 python -m tools.claims render                    # this page
 ```
@@ -46,8 +46,8 @@ python -m tools.claims render                    # this page
 
 def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Render the page from the claims and their results."""
-    places = {name: place for place, name in enumerate(ORDER)}
-    claims = sorted(claims, key=lambda claim: places.get(claim.name, len(ORDER)))
+    positions = {name: position for position, name in enumerate(ORDER)}
+    claims = sorted(claims, key=lambda claim: positions.get(claim.name, len(ORDER)))
     results_of = {claim.name: read_results(claim, root) for claim in claims}
     sections = [INTRODUCTION, overview(claims, results_of)]
     for claim in claims:
@@ -70,7 +70,7 @@ def paragraph(text: str) -> str:
 
 
 def overview(claims: Sequence[Claim], results_of: dict[str, Results]) -> str:
-    """Tabulate what holds, and say what cannot be asked."""
+    """Tabulate the verdicts by claim, and list the open questions."""
     verdicts = (HOLDS, UNDECIDED, FAILS, NOT_RUN)
     lines = ["| Claim | In this world | Hold | Undecided | Do not hold | Not run |", "|---|---|---|---|---|---|"]
     for claim in claims:
@@ -129,13 +129,15 @@ def by_seconds_table(claim: Claim, results: Results) -> list[str]:
     lines = [f"| Arm | {' | '.join(f'epoch {epoch}' for epoch in epochs)} |", "|---" * (len(epochs) + 1) + "|"]
     for arm in claim.arms:
         of_arm = runs_of(arm, claim, results)
+        if not of_arm:
+            continue
         cells = []
         for epoch in epochs:
             rise = fmean(result.metrics[f"rise_{epoch}"] for result in of_arm)
             seconds = fmean(result.metrics["cpu_seconds"] for result in of_arm) * epoch / epochs[-1]
             cells.append(f"{rise:.3f} after {seconds:.0f} CPU s")
         lines.append(f"| {arm} | {' | '.join(cells)} |")
-    return ["\n".join(lines) + "\n"]
+    return ["\n".join(lines) + "\n", "CPU seconds are a run's, shared equally over its epochs.\n"]
 
 
 def cell(figure: Interval | None) -> str:

@@ -1,9 +1,9 @@
 """How far a panel's noise acts on other panels, which decides whether panels may have a credit of their own.
 
 Panel credit is unbiased if a panel's noise acts on that panel alone. So the tokens of one panel are replaced, after the
-last SDE step, by those of another draw, and the set is finished and judged again. Where sampling is without such steps,
-the initial noise is replaced. The change of the set's score has a part that contains the panel, and a rest, which panel
-credit leaves out (docs/engine.md).
+last SDE step, by those of another draw, and the set is finished and judged again. For objectives of the endpoint whose
+samples do not share their initial noise, that is replaced. The change of the set's score has a part that contains the
+panel, and a rest, which panel credit leaves out (docs/engine.md).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from pacorl.core.batches import in_batches
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.panels import panel_of_token
-from pacorl.core.sampler import Tree
+from pacorl.core.sampler import Suffix, Tree
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rollout import Draw, Trunk
 from pacorl.grpo.rows import Row
@@ -92,9 +93,13 @@ def panel_changes(
         children: samples of the group, which branch from one latent, or have noise of their own.
         scoring: options of the `Scorer`.
     """
-    # One latent, so that a sibling's panel is another draw of the same noise, which is the first without SDE steps.
+    # One latent: a sibling's panel is another draw of the step's noise.
     tree = Tree(1, (children, *[1] * (len(draw.sampler.stochastic_steps) - 1)))
-    local = replace(draw, sampler=draw.sampler.model_copy(update={"tree": tree}))
+    changes_of_sampler: dict[str, Any] = {"tree": tree}
+    if OBJECTIVES[config.objective.name].needs == "endpoint" and draw.sampler.tree.seeds > 1:
+        # Their samples differ from the initial noise on, which is redrawn then.
+        changes_of_sampler |= {"stochastic": False, "suffix": Suffix()}
+    local = replace(draw, sampler=draw.sampler.model_copy(update=changes_of_sampler))
     trunk = Trunk(local, [Row(prompt, member) for member in range(children)])
     x_BNC = torch.stack(list(trunk.grow()[1].values()))
     weight_R = torch.tensor([reward.weight for reward in config.rewards], dtype=torch.float64)

@@ -52,10 +52,10 @@ LEVELS = 4
 THUMBNAIL = 8
 # With fewer prompts, diversity depends on the draw of prompts.
 LEAST_PROMPTS = 4
-# Signs of training images are averaged over so many epochs, and those that should not fall over at least so many
-# prompts: of averages over twelve, the draws alone let diversity fall by 0.4 from its best within 300 epochs.
+# Signs of training images are averaged over so many epochs, and diversity over at least so many prompts too: averaged
+# over twelve prompts, it falls by 0.4 from its best within 300 epochs by their draws alone.
 EPOCHS = 3
-FALLING_PROMPTS = 24
+DIVERSITY_PROMPTS = 24
 # Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
 FINE_PERIOD = 16
 # A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
@@ -240,23 +240,22 @@ class HackingMonitor:
     Signs that should not rise are compared with their start, signs that should not fall with their best, so that losing
     an earlier gain counts. Training samples and evaluations have references of their own,
     since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs,
-    and those that should not fall over `falling_average`; an evaluation always has the same prompts and seeds, and is
-    taken as it is.
+    and diversity over `diversity_average`; an evaluation always has the same prompts and seeds, and is taken as it is.
     """
 
     def __init__(
-        self, limits: Mapping[str, LimitConfig], *, average: int = EPOCHS, falling_average: int = EPOCHS
+        self, limits: Mapping[str, LimitConfig], *, average: int = EPOCHS, diversity_average: int = EPOCHS
     ) -> None:
         self.limits = limits
         self.average = average
-        self.falling_average = falling_average
+        self.diversity_average = diversity_average
         self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
     def of(cls, config: MonitorConfig, *, prompts: int) -> HackingMonitor:
         """Create the monitor of a config, for epochs of so many prompts."""
         limits = {name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))}
-        return cls(limits, falling_average=max(EPOCHS, math.ceil(FALLING_PROMPTS / prompts)))
+        return cls(limits, diversity_average=max(EPOCHS, math.ceil(DIVERSITY_PROMPTS / prompts)))
 
     def observe(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -304,7 +303,7 @@ class HackingMonitor:
         history = self._history[kind, sign]
         average = 1
         if kind == "epoch":
-            average = self.falling_average if sign in FALLING else self.average
+            average = self.diversity_average if sign == "diversity" else self.average
         if limit.action == "off" or len(history) <= average:
             return []
         *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))

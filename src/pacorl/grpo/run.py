@@ -512,7 +512,7 @@ class Run(LoraRun):
             epoch=self.epoch,
             batch=config.sampling.batch,
             fused=fused,
-            as_trained=config.model.compile != "none",
+            as_trained=config.model.compile != "none" and self.objective.needs == "path",
             by_panel=self.by_panel,
         )
 

@@ -113,7 +113,9 @@ def test_the_budget_that_a_refusal_names_is_enough(toy: Config) -> None:
 
 
 def test_an_objective_without_stochastic_steps_is_refused(toy: Config) -> None:
-    with pytest.raises(ValueError, match=r"diffusion_nft samples without noise.* probe with objective.name=grpo_clip"):
+    with pytest.raises(
+        ValueError, match=r"diffusion_nft trains on finished samples.* probe with objective.name=grpo_clip"
+    ):
         configured_sampler(toy("objective.name=diffusion_nft"))
 
 

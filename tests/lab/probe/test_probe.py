@@ -254,7 +254,7 @@ def test_the_document_keeps_its_keys(found: Findings, place: str) -> None:
         (["--epochs", "0.03"], "too small for 1 candidates"),
         (["--steps", "first"], "--steps 'first' is no list such as 0,1,3"),
         (["--sizes", "64"], "--sizes '64' is no list such as 256x256,384x384"),
-        (["objective={name: diffusion_nft}", "sampling.tree={}"], "samples without noise"),
+        (["objective={name: diffusion_nft}", "sampling.tree={}"], "trains on finished samples"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], message: str) -> None:

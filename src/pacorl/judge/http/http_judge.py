@@ -167,15 +167,15 @@ class HttpJudge:
         `verdicts` then raises UnreachableError if the outage lasts too long.
         """
         self.answers = answers
-        self.wait_for_outages(self._outage)
+        if self._outage:
+            self.wait_for_outages(self._outage)
 
     def wait_for_outages(self, seconds: float) -> None:
-        """From now on retry questions that no server answers, for up to `seconds`; 0 gives them up at once.
+        """From now on retry questions that no server answers, for up to `seconds`.
 
         `verdicts` then raises UnreachableError if the outage lasts longer.
         """
-        if seconds:
-            self.pool.wait_for_outages(seconds)
+        self.pool.wait_for_outages(seconds)
 
     def close(self) -> None:
         """Abandon running requests, and end the judge's thread."""

@@ -350,10 +350,9 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
     scorers = []
     for name, options, configs in judges:
         if isinstance(options, InProcessOptions):
-            scorer, set_scorer = judge_scorers(name, options, configs, panel=panel)
-            scorers.append(scorer)
+            scorers.append(judge_scorer(name, options, configs, panel=panel))
             if getattr(options, "set_judge", ""):
-                scorers.append(set_scorer)
+                scorers.append(set_judge_scorer(scorers[-1], options, configs))
 
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
@@ -376,34 +375,33 @@ def _scorers(config: PolicyConfig, judge: Parts, held_out_judge: Parts, prompts:
 
 def judge_scorer(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> Scorer:
     """Measure a judge of this process, and its batch of questions about two panels each."""
-    return judge_scorers(name, options, configs, panel=panel)[0]
-
-
-def judge_scorers(name: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[Scorer, Scorer]:
-    """Measure a judge of this process, and the second language model of a set judge, which shares the vision tower."""
     cost, questions = memory.judge_batch(options, configs, panel=panel)
-    itemsize = getattr(torch, options.dtype).itemsize
-    judge = Scorer(
+    return Scorer(
         name,
         cost.parameters,
         cost.bytes,
         cost.streamed,
         buffers=cost.peak,
-        files=cost.parameters * itemsize,
+        files=cost.parameters * getattr(torch, options.dtype).itemsize,
         form=_form(options),
         batch=f"{questions} questions of {memory.pair_tokens(panel, configs)} tokens",
     )
-    language = cost.parameters - cost.vision_parameters
-    set_judge = replace(
+
+
+def set_judge_scorer(judge: Scorer, options: InProcessOptions, configs: Parts) -> Scorer:
+    """Measure the second language model of a set judge, which takes its vision tower from its pair judge."""
+    parameters, weights, streamed = memory.language_weights(
+        configs, dtype=options.dtype, quantize=options.quantize, stream=options.stream
+    )
+    return replace(
         judge,
-        name=f"{name}'s set judge",
-        parameters=language,
-        weights=cost.bytes - cost.vision_bytes,
-        streamed=cost.streamed - cost.vision_streamed,
-        files=language * itemsize,
+        name=f"{judge.name}'s set judge",
+        parameters=parameters,
+        weights=weights,
+        streamed=streamed,
+        files=parameters * getattr(torch, options.dtype).itemsize,
         batch="as many tokens, of whole sets",
     )
-    return judge, set_judge
 
 
 # --- adapter and optimizer -------------------------------------------------------------------------------------
@@ -478,7 +476,7 @@ def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, 
         trained = memory.training_pass(policy, sampler=sampler, batch=nodes, with_base=with_base).peak
 
     # Compiled SDE steps are sampled as they are trained. The average replaces the adapter during an evaluation.
-    least = trained if config.model.compile != "none" else 0
+    least = trained if config.model.compile != "none" and work.node_batch else 0
     note = ", beside what scores" if concurrent else ""
     batches = [
         Batch(size, config.sampling.batch, concurrent, least, note),

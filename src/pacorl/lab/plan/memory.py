@@ -365,12 +365,6 @@ class JudgeCost:
     """FLOPs of the questions, without shared prefixes, and of their images in the vision tower."""
     moved: float
     """Bytes that the language model reads and writes."""
-    vision_parameters: int
-    """Parameters of the vision tower."""
-    vision_bytes: int
-    """Bytes of the vision tower's weights on the device."""
-    vision_streamed: int
-    """Bytes of those that stay in main memory."""
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -412,10 +406,18 @@ def judge_cost(
         forward.peak,
         forward.flops + vision_flops,
         forward.moved,
-        parameter_count(judge.model.visual),
-        weight_bytes(judge.model.visual),
-        streamed_bytes(judge.model.visual),
     )
+
+
+def language_weights(configs: Parts, *, dtype: str, quantize: str, stream: bool) -> tuple[int, int, int]:
+    """Count a judge's weights without its vision tower: parameters, bytes on the device, bytes in main memory."""
+    judge: Any = model_on_meta(configs["model"], dtype=getattr(torch, dtype))
+    quantize_model(judge, quantize, device=META, stream=stream)
+    counts = []
+    for count in (parameter_count, weight_bytes, streamed_bytes):
+        counts.append(count(judge) - count(judge.model.visual))
+    parameters, weights, streamed = counts
+    return parameters, weights, streamed
 
 
 def judge_batch(options: InProcessOptions, configs: Parts, *, panel: Size) -> tuple[JudgeCost, int]:

@@ -127,13 +127,13 @@ def configured_sampler(config: PolicyConfig) -> Sampler:
     """Build the sampler of the config's first epoch.
 
     Raises:
-        ValueError: if its objective samples without noise.
+        ValueError: if its objective trains on endpoints.
     """
     spec = OBJECTIVES[config.objective.name]
     if spec.needs != "path":
         raise ValueError(
-            f"objective.name {config.objective.name} samples without noise, so that the start causes all differences "
-            "in a group and there is no stochastic step to probe; probe with objective.name=grpo_clip"
+            f"objective.name {config.objective.name} trains on finished samples, and the probe measures SDE steps; "
+            "probe with objective.name=grpo_clip"
         )
     return config.sampling.sampler(
         0,
