@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEM
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.runtime.cores import use_cores
-from pacorl.tiny.characters import all_panels, draw, vocabulary
+from pacorl.tiny.characters import Panel, all_panels, draw, set_of, vocabulary, with_another
 from pacorl.types import Question, Verdict
 
 THEME = "a red round hero with a crown"
@@ -304,12 +305,23 @@ class Collector:
 
 
 def epoch_calls() -> list[list[Question]]:
-    """What the rewards of `tiny` ask in an epoch, call by call."""
-    collector, drawn = Collector(), [draw(panel, 32) for panel in all_panels()[:: len(all_panels()) // 288]]
+    """What the rewards of `tiny` ask in an epoch, call by call.
+
+    Of three sets one is consistent, in one a panel has another hat, and in one another hat and colour.
+    """
+    rng = random.Random(0)
+    collector = Collector()
     rewards = [Consistency(collector), PanelMatch(collector)]
-    for number, prompt in enumerate(prompts_from("tiny:train:6")):
-        panels = drawn[48 * number : 48 * number + 48]
-        grids = [join(panels[start : start + 4], prompt.grid) for start in range(0, 48, 4)]
+    for prompt in prompts_from("tiny:train:6"):
+        subject = Panel.parse(prompt.panels[0]).kept
+        grids = []
+        for number in range(12):
+            panels = set_of(subject, 4, rng)
+            if number % 3:
+                panels[0] = with_another(panels[0], "hat", rng)
+            if number % 3 == 2:
+                panels[0] = with_another(panels[0], "colour", rng)
+            grids.append(join([draw(panel, 32) for panel in panels], prompt.grid))
         for reward in rewards:
             reward([prompt] * 12, grids)
     return collector.calls
