@@ -48,7 +48,7 @@ from pacorl.models.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, THINKING_TEM
 from pacorl.records.prompts import prompts_from
 from pacorl.rewards.consistency import Consistency, PanelMatch
 from pacorl.runtime.cores import use_cores
-from pacorl.tiny.characters import Panel, all_panels, draw, set_of, vocabulary, with_another
+from pacorl.tiny.characters import all_panels, draw, set_of, vocabulary, with_another
 from pacorl.types import Question, Verdict
 
 THEME = "a red round hero with a crown"
@@ -313,10 +313,10 @@ def epoch_calls() -> list[list[Question]]:
     collector = Collector()
     rewards = [Consistency(collector), PanelMatch(collector)]
     for prompt in prompts_from("tiny:train:6"):
-        subject = Panel.parse(prompt.panels[0]).kept
         grids = []
         for number in range(12):
-            panels = set_of(subject, 4, rng)
+            # A hero of its own, so that no image is drawn twice.
+            panels = set_of(rng.choice(all_panels()).kept, 4, rng)
             if number % 3:
                 panels[0] = with_another(panels[0], "hat", rng)
             if number % 3 == 2:

@@ -41,11 +41,16 @@ def test_no_line_begins_with_a_figure(path: Path) -> None:
 
 
 def test_every_record_is_shown() -> None:
-    pages = "".join(path.read_text("utf-8") for path in figures.pages())
+    sources = [*figures.pages(), *(ROOT / "claims").glob("*.yaml")]
+    pages = "".join(path.read_text("utf-8") for path in sources)
     records = sorted((ROOT / figures.RECORDS).glob("*.json"))
     assert records
-    shown = {path.stem for path in records if f"<!-- table {path.stem} -->" in pages or f"<!--= {path.stem}; " in pages}
-    assert [path.name for path in records if path.stem not in shown] == []
+    unseen = []
+    for path in records:
+        comments = (f"<!-- table {path.stem} -->", f"<!--= {path.stem}; ", f"[[{path.stem};")
+        if not any(comment in pages for comment in comments):
+            unseen.append(path.name)
+    assert unseen == []
 
 
 def test_a_command_of_a_record_exists() -> None:
