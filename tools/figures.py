@@ -76,14 +76,14 @@ def record_of(name: str, root: Path = ROOT) -> Record:
     if not name.startswith("claims/"):
         return typed(read_json(root / RECORDS / f"{name}.json"), Record)
 
-    _, claimed, *part = name.split("/")
+    _, claimed, *words = name.split("/")
     (claim,) = read_claims(root, only=[claimed])
     results = read_results(claim, root)
     missing = len(claim.arms) * len(claim.seeds) - len(results)
     if missing:
         raise ValueError(f"{missing} runs of the claim are missing; run them first: make claims")
     tables = {"": arms_of, "predictions": predictions_of, "runs": runs_table}
-    kind = "/".join(part)
+    kind = "/".join(words)
     if kind not in tables:
         raise ValueError(f"no table {kind!r} of a claim; there are {', '.join(filter(None, tables))}")
     return tables[kind](claim, results)
@@ -127,10 +127,11 @@ def noted(text: str, root: Path = ROOT) -> str:
     """
 
     def fill(match: re.Match[str]) -> str:
-        names = [" ".join(part.split()) if part else "" for part in match.groups()]
+        # YAML and its editors wrap a name over lines.
+        record, row, column, form = (" ".join(name.split()) for name in match.groups(default=""))
         try:
-            cell, form = record_of(names[0], root).cell(names[1], names[2])
-            return shown(cell, names[3] or form)
+            cell, own_form = record_of(record, root).cell(row, column)
+            return shown(cell, form or own_form)
         except (ValueError, IndexError, TypeError, OSError) as error:
             raise ValueError(f"{match[0]}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -46,9 +47,11 @@ python -m tools.claims render                    # this page
 
 def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Render the page from the claims and their results."""
-    positions = {name: position for position, name in enumerate(ORDER)}
-    claims = sorted(claims, key=lambda claim: positions.get(claim.name, len(ORDER)))
-    results_of = {claim.name: read_results(claim, root) for claim in claims}
+    claims = sorted(claims, key=position)
+    results_of = {}
+    for claim in claims:
+        results_of[claim.name] = read_results(claim, root)
+
     sections = [INTRODUCTION, overview(claims, results_of)]
     for claim in claims:
         results = results_of[claim.name]
@@ -64,6 +67,11 @@ def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     return "\n".join(sections)
 
 
+def position(claim: Claim) -> int:
+    """Return a claim's position on the page."""
+    return ORDER.index(claim.name) if claim.name in ORDER else len(ORDER)
+
+
 def paragraph(text: str) -> str:
     """Wrap a text to the width of the other pages."""
     return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
@@ -71,12 +79,13 @@ def paragraph(text: str) -> str:
 
 def overview(claims: Sequence[Claim], results_of: dict[str, Results]) -> str:
     """Tabulate the verdicts by claim, and list the open questions."""
-    verdicts = (HOLDS, UNDECIDED, FAILS, NOT_RUN)
     lines = ["| Claim | In this world | Hold | Undecided | Do not hold | Not run |", "|---|---|---|---|---|---|"]
     for claim in claims:
-        found = [verdict for *_, verdict in judged(claim, results_of[claim.name])]
-        counts = " | ".join(str(found.count(verdict) or "") for verdict in verdicts)
-        lines.append(f"| {claim.title} | {claim.answer.strip()} | {counts} |")
+        count = Counter(verdict for *_, verdict in judged(claim, results_of[claim.name]))
+        cells = [claim.title, claim.answer.strip()]
+        for verdict in (HOLDS, UNDECIDED, FAILS, NOT_RUN):
+            cells.append(str(count[verdict] or ""))
+        lines.append(f"| {' | '.join(cells)} |")
 
     lines += ["", "What cannot be asked here:", ""]
     for claim in claims:
