@@ -162,9 +162,10 @@ def test_an_objective_is_its_name(tmp_path: Path) -> None:
 
 
 def test_a_fix_is_said_in_python_too(tmp_path: Path) -> None:
-    fix = r"sampling\.tree\.seeds=null\); in Python sampling={'tree': {'seeds': None}}"
+    fix = r"set advantages\.among=group; in Python advantages={'among': 'group'}"
+    advantages = {"among": "siblings"}
     with pytest.raises(ConfigError, match=fix):
-        run_inputs("tiny", prompts=["a fox"], objective="diffusion_nft", out=tmp_path)
+        run_inputs("tiny", prompts=["a fox"], objective="diffusion_nft", advantages=advantages, out=tmp_path)
 
 
 def test_a_resumed_run_keeps_its_prompts(settings: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ LORA_KEYS = ("r", "lora_alpha", "target_modules")
 LORA_NOTES = ("task_type", "base_model_name_or_path", "inference_mode", "init_lora_weights", "revision")
 """Settings without an influence on a run; A always begins Gaussian, and B as 0."""
 SETTING = re.compile(r"\b(?P<key>[a-z]\w*(?:\.[a-z]\w*)+)=(?P<value>[\w.-]*\w)")
-"""A fix in a message, as `sampling.tree.seeds=null`."""
+"""A fix in a message, as `advantages.among=group`."""
 
 
 @dataclass(frozen=True, slots=True)

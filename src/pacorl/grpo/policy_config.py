@@ -396,7 +396,7 @@ class PolicyConfig(LoraConfig):
         if self.advantages.among == "siblings" and not is_path:
             raise ValueError(
                 f"advantages.among siblings and {self.objective.name}, which trains on finished samples and not on "
-                "the steps at which siblings part; take among: group"
+                "the steps at which siblings part; set advantages.among=group"
             )
         if self.advantages.among == "siblings" and min(tree.branches) < 2:
             raise ValueError(
