@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.types import Prompt
 
@@ -348,3 +349,21 @@ def test_edits_are_no_prompts_of_a_generator_of_sets(tmp_path: Path) -> None:
         ValueError, match=r"^prompt 3 \('Add a hat.'\) edits an image, and model.kind flux would not see it"
     ):
         PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warns"),
+    [
+        ([], False),
+        (["objective.name=awm"], True),
+        (["objective.name=awm", "sampling.tree.seeds=null"], False),
+    ],
+)
+def test_endpoints_on_shared_noise_are_advised_against(overrides: list[str], warns: bool) -> None:
+    warning = load(PolicyConfig, recipe(), overrides).tree_warning
+    assert bool(warning) == warns
+    if warns:
+        assert "objective awm and sampling.tree.seeds 1 for 12 samples" in warning
+        assert not load(
+            PolicyConfig, recipe(), [*overrides, "sampling.tree.seeds=null", "sampling.suffix={}"]
+        ).tree_warning

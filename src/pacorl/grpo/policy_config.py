@@ -410,6 +410,17 @@ class PolicyConfig(LoraConfig):
                 "slope to weigh the parts of a score by; take log_tamed, weighted_sum or gdpo, or credit: set"
             )
 
+    @property
+    def tree_warning(self) -> str:
+        """Advice to sample endpoints with independent noise; empty for any other run."""
+        tree = self.sampling.tree.resolve(self.group_size, steps=self.sampling.stochastic_steps)
+        if OBJECTIVES[self.objective.name].needs == "path" or not tree.is_shared:
+            return ""
+        return (
+            f"objective {self.objective.name} and sampling.tree.seeds {tree.seeds} for {self.group_size} samples: on "
+            "the tiny world it learned more from independent noise (sampling.tree.seeds=null sampling.suffix={})"
+        )
+
     def with_credit(self, credit: Literal["set", "panel"] | float) -> PolicyConfig:
         """Set `advantages.credit`."""
         return self.model_copy(update={"advantages": self.advantages.model_copy(update={"credit": credit})})

@@ -177,8 +177,9 @@ class Run(LoraRun):
 
         # 1. Connect to remote judges before any weights load.
         self._judges.open(config, in_process=False, device=device, processes=self.runtime.world, resumed=resumed)
-        if config.model.warning and self.runtime.is_main:
-            logger.warning(config.model.warning)
+        for warning in (config.model.warning, config.tree_warning):
+            if warning and self.runtime.is_main:
+                logger.warning(warning)
 
         # 2. Policy, and the conditionings of its prompts.
         self.policy = builders.build_adapted_policy(config, device=device, pipeline=self._pipeline)
