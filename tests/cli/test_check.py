@@ -344,7 +344,7 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as an error of the set: a scheduler may run the check again."""
-    monkeypatch.setattr("pacorl.cli.check.OUTAGE_SECONDS", 0.3)
+    monkeypatch.setattr("pacorl.cli.check.SILENCE_SECONDS", 0.3)
     for name in ("first", "second"):
         (tmp_path / "sets" / name).mkdir(parents=True)
         for number in (1, 2, 3):

@@ -52,6 +52,7 @@ def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     for claim in claims:
         results_of[claim.name] = read_results(claim, root)
 
+    records = figures.reader(root)
     sections = [INTRODUCTION, overview(claims, results_of)]
     for claim in claims:
         results = results_of[claim.name]
@@ -63,7 +64,7 @@ def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
         if claim.needs:
             sections.append(paragraph(f"It cannot run yet: {claim.needs}"))
         if claim.notes:
-            sections.append(paragraph(figures.noted(claim.notes, root)))
+            sections.append(paragraph(figures.noted(claim.notes, records)))
     return "\n".join(sections)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SEVERITY = (0, INCOMPLETE, BELOW, 5, 2, 1, 75)
 """Exit codes of a set, the worst last: an error outranks a verdict, and an absent judge any other error."""
-OUTAGE_SECONDS = 20.0
+SILENCE_SECONDS = 20.0
 """Wait for a judge's server that falls silent in the middle of a check: a restart behind a balancer takes seconds."""
 
 
@@ -258,7 +258,7 @@ def _load(judge: CheckJudge) -> PacoReward:
 
     reward = PacoReward.from_pretrained(judge.judge, **judge.judge_access, calibration=judge.calibration or "")
     if isinstance(reward.judge, WaitsForOutages):
-        reward.judge.wait_for_outages(OUTAGE_SECONDS)
+        reward.judge.wait_for_outages(SILENCE_SECONDS)
     return reward
 
 

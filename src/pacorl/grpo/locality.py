@@ -95,11 +95,12 @@ def panel_changes(
     """
     # One latent: a sibling's panel is another draw of the step's noise.
     tree = Tree(1, (children, *[1] * (len(draw.sampler.stochastic_steps) - 1)))
-    changes_of_sampler: dict[str, Any] = {"tree": tree}
-    if OBJECTIVES[config.objective.name].needs == "endpoint" and draw.sampler.tree.seeds > 1:
-        # Their samples differ from the initial noise on, which is redrawn then.
-        changes_of_sampler |= {"stochastic": False, "suffix": Suffix()}
-    local = replace(draw, sampler=draw.sampler.model_copy(update=changes_of_sampler))
+    sampler = draw.sampler.model_copy(update={"tree": tree})
+    is_endpoint = OBJECTIVES[config.objective.name].needs == "endpoint"
+    if is_endpoint and draw.sampler.stochastic and draw.sampler.tree.seeds > 1:
+        # Such samples differ from the initial noise on: it is redrawn, and all steps follow.
+        sampler = sampler.model_copy(update={"stochastic": False, "suffix": Suffix()})
+    local = replace(draw, sampler=sampler)
     trunk = Trunk(local, [Row(prompt, member) for member in range(children)])
     x_BNC = torch.stack(list(trunk.grow()[1].values()))
     weight_R = torch.tensor([reward.weight for reward in config.rewards], dtype=torch.float64)
