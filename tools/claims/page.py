@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -11,7 +11,7 @@ from textwrap import fill
 from pacorl.core.ranking import Interval
 from tools import figures
 from tools.claims.claim import ROOT, Claim, Prediction, Results, read_results
-from tools.claims.summary import FAILS, HOLDS, NOT_RUN, UNDECIDED, judged, mean_of, runs_of
+from tools.claims.summary import FAILS, HOLDS, NOT_RUN, UNDECIDED, Judged, judged, mean_of, runs_of
 
 PAGE = Path("docs/claims.md")
 ORDER = (
@@ -49,15 +49,17 @@ def render(claims: Sequence[Claim], root: Path = ROOT) -> str:
     """Render the page from the claims and their results."""
     claims = sorted(claims, key=position)
     results_of = {}
+    rows_of = {}
     for claim in claims:
         results_of[claim.name] = read_results(claim, root)
+        rows_of[claim.name] = judged(claim, results_of[claim.name])
 
     records = figures.reader(root)
-    sections = [INTRODUCTION, overview(claims, results_of)]
+    sections = [INTRODUCTION, overview(claims, rows_of)]
     for claim in claims:
         results = results_of[claim.name]
         sections += [f"## {claim.title}\n", paragraph(claim.claim), paragraph(f"The paper: {claim.paper}")]
-        sections.append(predictions_table(claim, results))
+        sections.append(predictions_table(claim, rows_of[claim.name]))
         if results:
             sections.append(arms_table(claim, results))
             sections += by_seconds_table(claim, results)
@@ -78,11 +80,11 @@ def paragraph(text: str) -> str:
     return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def overview(claims: Sequence[Claim], results_of: dict[str, Results]) -> str:
+def overview(claims: Sequence[Claim], rows_of: Mapping[str, Sequence[Judged]]) -> str:
     """Tabulate the verdicts by claim, and list the open questions."""
     lines = ["| Claim | In this world | Hold | Undecided | Do not hold | Not run |", "|---|---|---|---|---|---|"]
     for claim in claims:
-        count = Counter(verdict for *_, verdict in judged(claim, results_of[claim.name]))
+        count = Counter(verdict for *_, verdict in rows_of[claim.name])
         cells = [claim.title, claim.answer.strip()]
         for verdict in (HOLDS, UNDECIDED, FAILS, NOT_RUN):
             cells.append(str(count[verdict] or ""))
@@ -96,10 +98,10 @@ def overview(claims: Sequence[Claim], results_of: dict[str, Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def predictions_table(claim: Claim, results: Results) -> str:
+def predictions_table(claim: Claim, rows: Sequence[Judged]) -> str:
     """Tabulate the predictions, their figures and verdicts."""
     lines = ["| Prediction | Predicted | Rule | Figure | Seeds | Verdict |", "|---|---|---|---|---|---|"]
-    for prediction, figure, count, verdict in judged(claim, results):
+    for prediction, figure, count, verdict in rows:
         low, high = prediction.interval
         lines.append(
             f"| {prediction.text} | {low:g} to {high:g} | {prediction.figure} {prediction.rule} | {cell(figure)} "

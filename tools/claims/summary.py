@@ -14,6 +14,9 @@ FAILS = "**does not hold**"
 UNDECIDED = "undecided"
 NOT_RUN = "not run yet"
 
+Judged = tuple[Prediction, Interval | None, int, str]
+"""A prediction, its figure, the number of seeds and the verdict."""
+
 
 def figure_of(prediction: Prediction, claim: Claim, results: Results) -> tuple[Interval | None, int]:
     """Compare the arms over their common seeds. Returns the figure, None without such seeds, and their count."""
@@ -60,7 +63,7 @@ def verdict(prediction: Prediction, figure: Interval | None, count: int, seeds: 
     return UNDECIDED
 
 
-def judged(claim: Claim, results: Results) -> list[tuple[Prediction, Interval | None, int, str]]:
+def judged(claim: Claim, results: Results) -> list[Judged]:
     """List the predictions with their figures, numbers of seeds and verdicts."""
     rows = []
     for prediction in claim.predictions:

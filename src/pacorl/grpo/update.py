@@ -96,8 +96,8 @@ def update_policy(
 
     Each distinct latent of a trained step (a node) costs one forward and one backward, for any number of samples below
     it: their losses share the mean of its transition, ∇Σᵢlossᵢ(μ) = (Σᵢ∂lossᵢ/∂μ)·∂μ/∂θ. Endpoint objectives train on
-    each sample at each trained sigma. They add one
-    forward of the sampling policy if the trained policy has moved, and one of the base if the KL weight is above 0.
+    each sample at each trained sigma. They add one forward of the sampling policy if the trained policy has moved, and
+    one of the base if the KL weight is above 0.
 
     Args:
         policy_loss: the objective and the policy.
