@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.table import Table
-from pacorl.config.user_files import code_digest, file_digests, user_files
+from pacorl.config.user_files import NO_USER_FILES, code_digest, file_digests, user_files
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
 from pacorl.grpo.policy_config import PolicyConfig
@@ -209,6 +210,20 @@ def test_a_dry_run_executes_no_file(choice: str, mine: Path, tmp_path: Path) -> 
     result = CliRunner().invoke(app, ["train-policy", str(config), f"{choice}={mine}:REINFORCE", "--dry-run"])
     assert isinstance(result.exception, ValueError) or result.exit_code
     assert "`pacorl doctor CONFIG` executes it" in str(result.exception) + result.output
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_process_without_user_files_executes_none_in_any_thread(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NO_USER_FILES, "1")
+    with ThreadPoolExecutor(1) as pool:
+        looked_up = pool.submit(OBJECTIVES.named, f"{mine}:REINFORCE")
+    with pytest.raises(ValueError, match="is code, which the studio does not execute"):
+        looked_up.result()
+    config = _written(tmp_path, "out: run\n")
+    result = CliRunner().invoke(app, ["train-policy", str(config), f"objective.name={mine}:REINFORCE"])
+    assert "is code, which the studio does not execute" in str(result.exception)
     assert not (tmp_path / "executed").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -439,6 +440,27 @@ def test_a_training_that_cannot_be_launched_leaves_the_machine_free(server, tmp_
     assert (training["status"], "a link, through which nothing is written" in training["error"]) == ("failed", True)
     assert not (tmp_path / "elsewhere" / name / "log.txt").exists()
     studio.trainer.check_idle()
+
+
+def test_a_continued_training_executes_no_file_that_its_config_names(server, tmp_path):
+    client, studio = server
+    hero(client)
+    name = studio.characters.prepare("hero", steps=8)
+    studio.trainer.stop()
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nK = 1\n")
+    config = tmp_path / "sets" / "loras" / name / "config.yaml"
+    config.write_text(re.sub(r"(?m)^  kind: \w+$", f"  kind: {evil}:K", config.read_text()))
+    assert str(evil) in config.read_text()
+
+    client.post("/api/characters/hero/train", json={"resume": name})
+    deadline = time.monotonic() + 120
+    while (training := client.get("/api/characters").json()[0]["training"])["status"] in {"starting", "learning"}:
+        assert time.monotonic() < deadline, training
+        time.sleep(0.05)
+    assert (training["status"], f"{evil}:K" in training["error"]) == ("failed", True)
+    assert "is code, which the studio does not execute" in training["error"]
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_picture_of_a_sheet_is_drawn_again_and_kept(server):

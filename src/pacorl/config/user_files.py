@@ -1,13 +1,14 @@
 """Users' Python files in configs and commands: `path/to/file.py:NAME`.
 
-Such a file is executed with all rights of the user. `user_files(run=False)` forbids it, for plans and for stored
-configs of unknown origin.
+Such a file is executed with all rights of the user. `user_files(run=False)` forbids it for a block, such as a plan. The
+environment variable NO_USER_FILES forbids it for a process and its children, such as the studio's trainer.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -25,6 +26,8 @@ FAULTS = (Exception, SystemExit)
 """Errors of a user's code. `sys.exit(0)` in a user's file must not look like the end of a finished run."""
 FORM = "path/to/file.py:NAME"
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+NO_USER_FILES = "PACORL_NO_USER_FILES"
+"""Environment variable of a process that executes no user's file."""
 
 _ALLOWED: ContextVar[bool] = ContextVar("user_files", default=True)
 
@@ -69,6 +72,10 @@ def value_in_file(name: str) -> Any:
     if not _ALLOWED.get():
         raise ValueError(
             f"{name!r} is code, which a dry run does not execute; `pacorl doctor CONFIG` executes it and shows the plan"
+        )
+    if os.environ.get(NO_USER_FILES):
+        raise ValueError(
+            f"{name!r} is code, which the studio does not execute; train by `pacorl` if you trust this config and file"
         )
     module = _executed(path)
     if not hasattr(module, attribute):

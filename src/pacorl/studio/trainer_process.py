@@ -1,6 +1,7 @@
 """The trainer of the studio: at most one at a time, in a process of its own.
 
-It can be stopped at any time, and goes on from its last checkpoint.
+It can be stopped at any time, and goes on from its last checkpoint. It executes no file that a config names, since the
+studio's folder may be somebody else's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pacorl.config.user_files import NO_USER_FILES
 from pacorl.io.children import start_python
 from pacorl.io.files import check_no_link, open_regular, read_bytes
 from pacorl.runtime.stopping import Interrupted
@@ -59,6 +61,7 @@ class TrainerProcess:
             if self._announced == folder:  # else it was stopped while it waited for the studio's jobs
                 self._let_go()
                 pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+                pipes["env"] = os.environ | {NO_USER_FILES: "1"}
                 self._process = start_python(*arguments, **pipes)
                 self._folder = folder
                 self._announced = None  # last: a run that is neither announced nor running seems to be stopped
