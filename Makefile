@@ -11,7 +11,6 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 VENV := .venv
-DEEPSPEED := .venv-deepspeed
 VERSIONS := .venv-versions
 VERSION_TESTS := tests/core tests/lab/plan/test_balance.py tests/config tests/io tests/models/lora tests/models/quantize tests/runtime tests/report/test_page.py \
 	tests/judge tests/grpo/test_trainer.py tests/gpu tests/test_gpu_day.py
@@ -30,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-gpu test-vllm test-deepspeed test-versions check claims matrix lattice clean distclean
+.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-gpu test-vllm test-versions check claims matrix lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,14 +93,6 @@ test-vllm: $(READY)  ## the judge against a real vLLM, in an environment of its 
 	PYTHON=$(BIN)/python tests/vllm/install.sh
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 0 -m vllm tests/vllm $(ARGS)
 
-test-deepspeed: $(READY)  ## DeepSpeed on two processes, in an environment of its own on top of .venv
-	$(BIN)/python -m venv $(DEEPSPEED)
-	echo 'import site; site.addsitedir("'"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"'")' \
-		> "$$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pacorl.pth"
-	DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install -q --no-build-isolation -c $(PINS) deepspeed ninja
-	HF_HUB_OFFLINE=1 PATH="$(abspath $(DEEPSPEED))/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest -n 0 \
-		tests/distributed/test_deepspeed.py $(ARGS)
-
 test-versions: $(READY)  ## a fast part of the tests at the lowest versions that pyproject.toml allows, and at the newest
 	rm -rf $(VERSIONS) && mkdir -p build && $(BIN)/python -m tools.minima > build/minima.txt
 	for end in lowest newest; do \
@@ -117,7 +108,7 @@ clean:  ## remove build products and caches, keep .venv and runs
 	find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
-	rm -rf $(VENV) $(DEEPSPEED) $(VERSIONS)
+	rm -rf $(VENV) $(VERSIONS)
 
 # --- set-up: runs again only when what is to be installed has changed ------------------------------------------
 

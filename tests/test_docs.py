@@ -408,7 +408,7 @@ def test_the_yaml_of_a_page_loads(document: dict[str, Any]) -> None:
 
 def test_a_key_that_is_not_there_is_seen() -> None:
     assert has_key(PolicyConfig, "evaluation.rewards.name")
-    assert has_key(JudgeConfig, "trainer.deepspeed")
+    assert has_key(JudgeConfig, "trainer.fsdp")
     assert not has_key(PolicyConfig, "evaluation.reward")
     assert len(yaml_blocks()) >= 3
 

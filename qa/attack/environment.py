@@ -112,7 +112,6 @@ VARIABLES: dict[str, Sequence[str | None]] = {
     "LOCAL_RANK": ("garbage", "", "99"),
     "WORLD_SIZE": ("garbage", "0", "", "-1"),
     "MASTER_PORT": ("garbage", "-1"),
-    "ACCELERATE_USE_DEEPSPEED": ("garbage", ""),
     "TOKENIZERS_PARALLELISM": ("garbage",),
     "TRANSFORMERS_VERBOSITY": ("garbage",),
     "PACORL_HOSTS": (",,,", "\udcff", "x" * 50_000, "*"),

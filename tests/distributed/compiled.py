@@ -42,7 +42,7 @@ def sample_and_train(out: Path) -> None:
     compile_blocks(policy.transformer, backend="aot_eager")
     learning = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
     policy.transformer.train()
-    policy.transformer, _ = runtime.prepare(policy.transformer, torch.optim.AdamW(learning), batch=1, max_norm=1.0)
+    policy.transformer, _ = runtime.prepare(policy.transformer, torch.optim.AdamW(learning))
     sampler = Sampler(size=SIZE, steps=2, sde_steps=(0,), tree=Tree(seeds=2, branches=(1,)))
     draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=1, as_trained=True)
     samples = collect(draw, [Row(prompts[0], runtime.rank)])

@@ -76,8 +76,6 @@ class World:
         self.policy.transformer, _ = self.runtime.prepare(
             self.policy.transformer,
             torch.optim.AdamW([p for p in self.policy.transformer.parameters() if p.requires_grad]),
-            batch=1,
-            max_norm=1.0,
         )
         # Of what the launcher left: it may have put other storage behind the weights.
         self.adapter = adapter_state(self.runtime.unwrap(self.policy.transformer))

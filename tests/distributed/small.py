@@ -52,7 +52,7 @@ def train(out: Path) -> None:
     machine, model = Runtime(), Model()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=1e-2)
-    model, optimizer = machine.prepare(model, optimizer, batch=2, max_norm=0.5)
+    model, optimizer = machine.prepare(model, optimizer)
     average = MovingAverage(machine.unwrap(model), decay=0.5, interval=1)
     batches, norms = [torch.randn(2, WIDTH) for _ in range(4)], []
     for step in range(3):

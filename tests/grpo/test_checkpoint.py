@@ -29,7 +29,6 @@ from pacorl.grpo.checkpoint import (
     free_keys,
     judge_identities,
     load_checkpoint,
-    open_aside,
     optimizer_tensors,
     prune,
     random_state,
@@ -53,7 +52,6 @@ from pacorl.models.policies import POLICIES
 def write(folder: Path, step: int, *, mark: int = 0) -> Path:
     """A small checkpoint whose every part says which it is."""
     target = folder / f"step-{step:06d}"
-    open_aside(target)
     tensors = {name: {"weight": torch.full((3,), float(step + mark))} for name in ("adapter", "average")}
     write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark}, generators=[{}])
     return target
@@ -124,7 +122,6 @@ STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps
 def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
     """One save of a run, without the run."""
     target = config.out / "checkpoints" / f"step-{step:06d}"
-    open_aside(target)
     tensors = {name: {"weight": torch.full((3,), float(step))} for name in ("adapter", "average", "optimizer")}
     state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json"), **more}
 
@@ -496,7 +493,6 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     kept = write(tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     target = tmp_path / "step-000002"
-    open_aside(target)
     big = {"adapter": {"weight": torch.zeros(100_000)}}
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:

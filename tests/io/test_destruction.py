@@ -53,7 +53,6 @@ ALLOWED = {
         ["unlink"],
         "samples that the run makes again, by its own names",
     ),
-    ("grpo/checkpoint.py", "save_run"): (["save_checkpoint"], ASIDE),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),
     ("grpo/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),

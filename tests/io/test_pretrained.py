@@ -154,7 +154,7 @@ def own_classes(trees: dict[str, ast.AST]) -> set[str]:
 PICKLES = re.compile(r"torch\.(load|hub)\b.*|pickle\.(load|loads|Unpickler)|joblib\.load|(np|numpy)\.load")
 """Functions that read pickles, or download code."""
 LOADERS = {"from_pretrained", "load_checkpoint"}
-"""Methods that load a checkpoint; DeepSpeed's reads pickles."""
+"""Methods that load a checkpoint; some libraries' read pickles."""
 
 
 def loads(tree: ast.AST, own: set[str]) -> list[str]:
@@ -178,8 +178,6 @@ def loads(tree: ast.AST, own: set[str]) -> list[str]:
 
 
 EXCEPTIONS = {
-    # DeepSpeed's optimizer (docs/security.md).
-    "grpo/checkpoint.py": ["engine.load_checkpoint"],
     # The published file of the aesthetic head exists in no other form: tensors alone, by torch's restricted reader.
     "rewards/clip.py": ["torch.load"],
     # A package of its own, which loads its own weights (docs/security.md).

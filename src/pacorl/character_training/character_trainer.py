@@ -207,7 +207,7 @@ class CharacterTrainer(LoraRun):
 
         # 4. Optimizer and average.
         self.policy.options = config.model.unguided
-        self.prepare(batch=config.optimizer.micro_batch)
+        self.prepare()
         self.begin_average()
 
     @torch.no_grad()

@@ -75,12 +75,9 @@ LENGTH_KEYS = ("epochs", "max_steps")
 """Config keys that are free under a constant schedule. Under a cosine schedule the learning rate depends on them."""
 SEAL = "sha256"
 """Key in state.json: hash of its other keys."""
-# Folder of DeepSpeed's optimizer shards.
-ENGINE = "deepspeed"
 CHECKPOINT_FILES = (
     *(f"{kind}.safetensors" for kind in ("adapter", "average", "old", "optimizer")),
     *(f"lora/{name}" for name in ADAPTER_FILES),
-    *(f"{ENGINE}/**/*", "latest", "zero_to_fp32.py"),
     *("generators.json", "state.json"),
 )
 """Patterns of a checkpoint's files. Files of other names belong to the user and are never deleted."""
@@ -95,7 +92,7 @@ WRITING = Lock()
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Content of a checkpoint, unsharded, except DeepSpeed's optimizer, which saves its own shards."""
+    """Content of a checkpoint, unsharded."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     """File stem → weights or moments by name."""
@@ -111,8 +108,7 @@ def gather_state(run: LoraRun, state: Mapping[str, Any]) -> RunState:
     tensors = {"adapter": full_state(adapter_state(run.transformer)), "average": full_state(run.average.state)}
     if run.old:
         tensors["old"] = full_state(run.old.state)
-    if not run.runtime.deepspeed:
-        tensors["optimizer"] = optimizer_tensors(run.optimizer, list(stepped_parameters(run)))
+    tensors["optimizer"] = optimizer_tensors(run.optimizer, list(stepped_parameters(run)))
     states, generators = zip(*run.runtime.gather((state, random_state())), strict=True)
     return RunState(tensors, dict(states[0]), generators)
 
@@ -141,15 +137,9 @@ def save_run(run: LoraRun, state: Mapping[str, Any], *, targets: Sequence[str]) 
     Raises:
         OSError: on all ranks, if the disk is full.
     """
-    runtime = run.runtime
     content = gather_state(run, state)
-    target = checkpoint_of(content, run.config)
-    if runtime.deepspeed:
-        aside = runtime.on_main(partial(open_aside, target))
-        engine: Any = run.policy.transformer
-        engine.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)
-    runtime.on_main(partial(write_run, content, run.config, targets=targets, opened=runtime.deepspeed))
-    return target
+    run.runtime.on_main(partial(write_run, content, run.config, targets=targets))
+    return checkpoint_of(content, run.config)
 
 
 def checkpoint_of(run: RunState, config: LoraConfig) -> Path:
@@ -157,14 +147,13 @@ def checkpoint_of(run: RunState, config: LoraConfig) -> Path:
     return config.out / "checkpoints" / f"step-{run.state['step']:06d}"
 
 
-def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str], opened: bool = False) -> None:
+def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str]) -> None:
     """Write a checkpoint, and update the files derived from it. One rank calls it.
 
     Args:
         run: content of the checkpoint.
         config: config of the run.
         targets: name suffixes of the adapted modules.
-        opened: whether the temporary folder is open already, and holds files of the checkpoint.
 
     Raises:
         OSError: if the disk is full.
@@ -184,8 +173,6 @@ def write_run(run: RunState, config: LoraConfig, *, targets: Sequence[str], open
 
     # The thread that ends a hung run writes checkpoints too (`grpo.last_state`).
     with WRITING:
-        if not opened:
-            open_aside(target)
         state = {**run.state, "config": config.model_dump(mode="json")}
         write_checkpoint(target, tensors=run.tensors, state=state, generators=run.generators, export=export)
         settle(target, config)
@@ -400,10 +387,7 @@ def restore(run: LoraRun, path: Path) -> dict[str, Any]:
     checkpoint = load_checkpoint(path)
     state = checkpoint.state
     tensors = checkpoint.tensors
-    required = ["adapter", "average"]
-    if not (path / ENGINE).is_dir():
-        required.append("optimizer")
-    for kind in required:
+    for kind in ("adapter", "average", "optimizer"):
         if kind not in tensors:
             raise ValueError(f"{path} has no {kind}.safetensors; go on from another checkpoint")
     if state["seed"] != run.config.seed:
@@ -415,34 +399,12 @@ def restore(run: LoraRun, path: Path) -> dict[str, Any]:
     if run.old:
         # Without "old" the run began with a path objective, which samples by the trained weights.
         run.old.load(tensors.get("old", tensors["adapter"]))
-    _restore_optimizer(run, path, checkpoint)
+    set_optimizer_tensors(run.optimizer, stepped_parameters(run), tensors["optimizer"])
 
     # 3. Generators, if each rank has one. Draws follow from (seed, epoch, row) anyway.
     if state["processes"] == run.runtime.world:
         set_random_state(checkpoint.generators[run.runtime.rank])
     return state
-
-
-def _restore_optimizer(run: LoraRun, path: Path, checkpoint: RunState) -> None:
-    engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
-    made_by = engines[(path / ENGINE).is_dir()]
-    today = engines[run.runtime.deepspeed]
-    if made_by != today:
-        raise ValueError(
-            f"{path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
-            f"launcher that made it, or start anew with adapter.start={path}/lora"
-        )
-    if not run.runtime.deepspeed:
-        set_optimizer_tensors(run.optimizer, stepped_parameters(run), checkpoint.tensors["optimizer"])
-        return
-    if checkpoint.state["processes"] != run.runtime.world:
-        raise ValueError(
-            f"{path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
-            f"{run.runtime.world}; ZeRO's shards fit the number that made them"
-        )
-    engine: Any = run.policy.transformer
-    # Not strict: the checkpoint excludes frozen weights.
-    engine.load_checkpoint(path, tag=ENGINE, load_module_strict=False)
 
 
 # --- random generators and an optimizer's state ----------------------------------------------------------------
@@ -538,12 +500,12 @@ def write_checkpoint(
     generators: Sequence[Mapping[str, Any]],
     export: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write a checkpoint into its temporary folder (`open_aside`), and rename it; `export` adds further files.
+    """Write a checkpoint into a temporary folder, and rename it; `export` adds further files.
 
     Raises:
         OSError: if the disk is full, with the fix. Earlier checkpoints are untouched.
     """
-    aside = aside_of(target)
+    aside = open_aside(target)
     try:
         # 1. Tensors, generators and the exported adapter.
         for kind, weights in tensors.items():

@@ -24,12 +24,10 @@ class LastState:
     targets: Sequence[str]
     """Name suffixes of the adapted modules."""
     copy: RunState | None = None
-    """None before the first, and with DeepSpeed, whose optimizer needs all ranks to save."""
+    """None before the first."""
 
     def take(self, run: LoraRun, state: Mapping[str, Any]) -> None:
         """Copy the run's state, with the main process's `state`. All ranks call it, between two steps."""
-        if run.runtime.deepspeed:
-            return
         content = gather_state(run, state)
         if run.runtime.keeps_state:
             copied = {}
@@ -44,8 +42,7 @@ class LastState:
             OSError: if the disk is full.
         """
         run = self.copy
-        # Before the first epoch, or with DeepSpeed.
-        if run is None:
+        if run is None:  # before the first epoch
             return UNSAVED
 
         path = checkpoint_of(run, self.config) / "state.json"

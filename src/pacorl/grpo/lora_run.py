@@ -87,20 +87,14 @@ class LoraRun(ABC):
             group["lr"] = rate
         return rate
 
-    def prepare(self, *, batch: int) -> None:
+    def prepare(self) -> None:
         """Create the optimizer, and hand it and the transformer to the launcher's engine: weights may be sharded then.
 
         Gradient checkpointing needs train mode; without dropout the mode has no other effect.
-
-        Args:
-            batch: samples per forward.
         """
-        options = self.config.optimizer
         self.policy.transformer.train()
         optimizer = build_optimizer(self.config, self.policy, device=self.runtime.device)
-        self.policy.transformer, self.optimizer = self.runtime.prepare(
-            self.policy.transformer, optimizer, batch=batch, max_norm=options.max_grad_norm
-        )
+        self.policy.transformer, self.optimizer = self.runtime.prepare(self.policy.transformer, optimizer)
 
     def begin_average(self) -> None:
         """Copy the adapter, whose weights may be sharded, as the first average."""

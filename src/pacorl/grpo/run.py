@@ -203,7 +203,7 @@ class Run(LoraRun):
             self.turns = None
 
         # 4. Optimizer, then copies of the adapter, whose weights may be sharded now.
-        self.prepare(batch=config.sampling.batch)
+        self.prepare()
         if config.model.gradient_checkpointing == AUTO:
             self._decide_checkpointing()
         self.begin_average()

@@ -126,7 +126,7 @@ class JudgeConfig(Section):
     loss: DecisionLossConfig = DecisionLossConfig()
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
     trainer: dict[str, Any] = Field(default_factory=dict)
-    """Further TrainingArguments of transformers, such as `deepspeed` or `fsdp`; keys set above are refused."""
+    """Further TrainingArguments of transformers, such as `optim` or `fsdp`; keys set above are refused."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeConfig:

@@ -1,6 +1,6 @@
 """Processes: accelerate's devices and ranks, gradients and steps across them, signals, threads.
 
-One process, DDP, FSDP2 and DeepSpeed ZeRO-1/2 run the same loop (configs/launch, docs/scaling.md), through a `Runtime`.
+One process, DDP and FSDP2 run the same loop (configs/launch, docs/scaling.md), through a `Runtime`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Runtime:
     """Processes and device of a training loop, for every launcher.
 
     Raises:
-        ValueError: if the launcher's mode cannot train adapters (FSDP 1, ZeRO-3).
+        ValueError: if the launcher's mode cannot train adapters (FSDP 1, DeepSpeed).
     """
 
     def __init__(self, *, patience: float = 0.0) -> None:
@@ -55,19 +55,11 @@ class Runtime:
             patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
                 away for as long as its failure budget allows.
         """
-        # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes. This
-        # disables DeepSpeed, whose processes therefore get their backend by hand.
+        # 1. Process group. Without an accelerator, accelerate needs `cpu` to connect a launcher's processes.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
-        deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
-        if on_cpus and deepspeed:
-            group.backend = "gloo"
         # No autocast: the weights have model.dtype, and sampling and training must round alike.
-        self.accelerator = Accelerator(
-            cpu=on_cpus and not deepspeed,
-            kwargs_handlers=[group],
-            mixed_precision="no",
-        )
+        self.accelerator = Accelerator(cpu=on_cpus, kwargs_handlers=[group], mixed_precision="no")
         self.device = torch.device(self.accelerator.device)
         # cuDNN's attention has different graphs with and without gradients, so training would not replay sampling. The
         # other backends are chosen by shapes, types and masks.
@@ -79,7 +71,6 @@ class Runtime:
         self.is_main: bool = self.accelerator.is_main_process
         self.sharded: bool = self.accelerator.is_fsdp2
         """Whether a forward needs every process, since each holds a share of the weights."""
-        self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.position = Position()
         """Position of this rank's main thread."""
         self.processes: list[ProcessId] = self.gather(own_process())
@@ -89,11 +80,9 @@ class Runtime:
         self._signals = StopSignals(self.rank, self.processes, position=self.position, gather=self.gather)
 
         # 3. Modes that cannot train adapters.
-        if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
-            raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
-        plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
-        if plugin is not None and plugin.zero_stage > 2:
-            raise ValueError(f"DeepSpeed ZeRO stage {plugin.zero_stage} is not supported; use stage 2, or FSDP2")
+        kind = self.accelerator.distributed_type
+        if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED) and not self.sharded:
+            raise ValueError(f"{kind.value} does not train adapters here; launch with DDP, or with fsdp_version: 2")
 
     # --- among processes ---------------------------------------------------------------------------------------
 
@@ -157,13 +146,9 @@ class Runtime:
     # --- training ----------------------------------------------------------------------------------------------
 
     def prepare(
-        self, transformer: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int, max_norm: float
+        self, transformer: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Hand model and optimizer to the launcher's engine. Afterwards weights may be sharded."""
-        if self.deepspeed:
-            # What accelerate would read from a data loader, of which there is none.
-            engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
-            engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
         # One call for both: FSDP2 swaps the optimizer's parameters for its shards.
         model, stepper = self.accelerator.prepare(transformer, optimizer)
         if isinstance(model, DistributedDataParallel):
@@ -184,14 +169,11 @@ class Runtime:
         return unsynchronised
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        """Add to the gradients."""
         # DDP exchanges gradients with the last backward, FSDP2 weights in each.
         self.position.meetings += last or self.sharded
         self.position.advance()
-        if self.deepspeed:
-            self.accelerator.deepspeed_engine_wrapped.backward(loss, sync_gradients=last)
-        else:
-            self.accelerator.backward(loss)
+        self.accelerator.backward(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
         """Clip the gradients, step and clear them; skip the step on all ranks if their norm is not finite.
@@ -199,13 +181,9 @@ class Runtime:
         Returns:
             The norm before clipping.
         """
-        # FSDP2 gives a sharded tensor, DeepSpeed a float.
-        norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
-        norm = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
+        norm = float(full_tensor(self.accelerator.clip_grad_norm_(parameters, max_norm)))
         if math.isfinite(norm):
             optimizer.step()
-            # DeepSpeed writes weights past autograd's count of their versions, by which an adapter's copies follow.
-            torch.autograd.graph.increment_version(parameters)
         optimizer.zero_grad(set_to_none=True)
         return norm
 
