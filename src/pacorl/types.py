@@ -67,31 +67,8 @@ class Size:
             raise ValueError(f"{text!r} is not of the form HEIGHTxWIDTH, e.g. 1024x1024")
         return cls(int(sides[1]), int(sides[2]))
 
-    @property
-    def panel(self) -> Size:
-        """Size of the images that are generated: the panels, if they are separate."""
-        return self
-
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
-
-
-@dataclass(frozen=True, slots=True)
-class SetSize(Size):
-    """Size of the grid image of a set whose panels are images of their own."""
-
-    grid: Grid
-    """Layout of the panels."""
-
-    @classmethod
-    def of(cls, panel: Size, grid: Grid) -> SetSize:
-        """Size of a set by the size of its panels."""
-        return cls(panel.height * grid.rows, panel.width * grid.cols, grid)
-
-    @property
-    def panel(self) -> Size:
-        """Size of a panel, by integer division."""
-        return Size(self.height // self.grid.rows, self.width // self.grid.cols)
 
 
 @dataclass(frozen=True, slots=True)

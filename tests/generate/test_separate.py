@@ -15,12 +15,12 @@ from pacorl.cli import app
 from pacorl.core.grid import split
 from pacorl.generate.generated_images import save, to_dict
 from pacorl.generate.generator import Generator
+from pacorl.generate.separate import panel_prompts, panel_seeds
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import open_image, png_texts
 from pacorl.models.policies.klein import KLEIN, tiny_klein
 from pacorl.models.policies.kontext import KONTEXT
-from pacorl.models.policies.separate import panel_prompts
 from pacorl.tiny.characters import Oracle, Panel, draw, vocabulary
 from pacorl.types import Character, Grid, Prompt, Size
 
@@ -184,3 +184,11 @@ def test_the_command_refuses_before_weights_load(options: list[str], fault: str,
     words = ["generate", "red round hero, crown, night", *panels, "--out", str(tmp_path), *options]
     with pytest.raises(ValueError, match=fault):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_every_panel_has_its_own_seed() -> None:
+    """Within torch's range for any seed of a draw."""
+    assert panel_seeds(7, 3) == [21, 22, 23]
+    large = panel_seeds(2**63 - 1, 16)
+    assert len(set(large)) == 16
+    assert max(large) < 2**63

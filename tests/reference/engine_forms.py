@@ -8,7 +8,6 @@ compare(observed, expected)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -228,22 +227,14 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
 
 
 def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]) -> paco.World:
-    """The toy generator as a function of its adapter's weights, its noise and its rewards.
-
-    A set is one image, or each of its panels is.
-    """
+    """The toy generator as a function of its adapter's weights, its noise and its rewards."""
     prompts = prompts_from(config.prompts.train)
     by_id = {prompt.id: prompt for prompt in prompts}
-    # All sets of the toy world have one layout.
-    separate = config.prompts.separate
-    layout = prompts[0].grid if separate else Grid(1, 1)
-    image = Size(*config.sampling.size)
-    size = Size(image.height * layout.rows, image.width * layout.cols)
-    images = _tokens_of_panels(layout, size)
-    texts = {prompt.id: _texts(prompt, policy, separate=separate) for prompt in prompts}
+    size = Size(*config.sampling.size)
+    texts = {prompt.id: policy.encode([prompt], size)[0].tensors["text"][0].double() for prompt in prompts}
     rows, columns = (
-        torch.linspace(-1, 1, image.height // TOKEN_PIXELS),
-        torch.linspace(-1, 1, image.width // TOKEN_PIXELS),
+        torch.linspace(-1, 1, size.height // TOKEN_PIXELS),
+        torch.linspace(-1, 1, size.width // TOKEN_PIXELS),
     )
     places = torch.tensor([[row, column] for row in rows for column in columns]).double()
     scale = config.adapter.alpha / config.adapter.rank
@@ -255,19 +246,13 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
         return out + scale * (x @ theta[f"{name}.lora_A.weight"].T @ theta[f"{name}.lora_B.weight"].T)
 
     def velocity(theta: paco.Theta | None, x: Tensor, sigma: float, prompt: int) -> Tensor:
-        found = []
-        for tokens, text in zip(images, texts[prompt], strict=True):
-            level = torch.full((len(tokens), 1), sigma, dtype=torch.float64)
-            inputs = torch.cat([x[tokens], places, text.expand(len(tokens), -1), level], dim=1)
-            hidden = torch.tanh(linear(theta, "hidden", torch.tanh(linear(theta, "into", inputs))))
-            found.append(x[tokens] + linear(theta, "out", hidden))
-        return _assembled(images, found)
+        level = torch.full((len(x), 1), sigma, dtype=torch.float64)
+        inputs = torch.cat([x, places, texts[prompt].expand(len(x), -1), level], dim=1)
+        hidden = torch.tanh(linear(theta, "hidden", torch.tanh(linear(theta, "into", inputs))))
+        return x + linear(theta, "out", hidden)
 
     def noise(epoch: int, *names: str | int) -> Tensor:
-        seed = seed_of(config.seed, epoch, *names)
-        # A single image's seed is the draw's own.
-        seeds = [(seed * len(images) + number) % 2**63 for number in range(len(images))]
-        return _assembled(images, [policy.noise([own], image)[0].double() for own in seeds])
+        return policy.noise([seed_of(config.seed, epoch, *names)], size)[0].double()
 
     def rewards(endpoint: Tensor, prompt: int) -> list[float | None]:
         image = policy.decode(endpoint[None], size)
@@ -287,19 +272,6 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
         return [row.prompt.id for row in rows]
 
     return paco.World(velocity, noise, rewards, parts, panels, drawn)
-
-
-def _texts(prompt: Prompt, policy: ToyPolicy, *, separate: bool) -> list[Tensor]:
-    """The encoded text of each image."""
-    texts = [f"{prompt.theme}. {panel}" for panel in prompt.panels] if separate else [prompt.text]
-    encoded = policy.encode([Prompt(0, text) for text in texts], Size(8, 8))
-    return [conditioning.tensors["text"][0].double() for conditioning in encoded]
-
-
-def _assembled(images: list[list[int]], found: list[Tensor]) -> Tensor:
-    """Put the tokens of each image in their place in the set."""
-    tokens = [*chain(*images)]
-    return torch.cat(found)[torch.tensor(tokens).argsort()]
 
 
 def _tokens_of_panels(grid: Grid, size: Size) -> list[list[int]]:

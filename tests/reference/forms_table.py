@@ -76,19 +76,6 @@ CASES = {
         "advantages={aggregate: weighted_sum, credit: 0.7}",
         "objective={name: awm, weighting: elbo, inner_epochs: 2}",
     ],
-    "separate panels": ["prompts.separate=true", "sampling.size=[8,16]"],
-    "separate panels in a tree, with their own credit": [
-        *TREE,
-        "prompts.separate=true",
-        "sampling.size=[8,8]",
-        "advantages={aggregate: log_tamed, credit: panel, among: siblings}",
-    ],
-    "separate panels with DiffusionNFT": [
-        "prompts.separate=true",
-        "sampling.size=[8,8]",
-        "advantages.credit=panel",
-        "objective={name: diffusion_nft, kl_weight: 0.1}",
-    ],
     "tree of three levels": [
         "sampling.sde_steps=[0,1,2]",
         "sampling.steps=5",
@@ -104,7 +91,7 @@ CASES = {
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }
 """Form → what its config has beyond `engine_forms.SETTINGS`."""
-RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "separate panels", "cosine with warm-up"]
+RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
 """Forms that are also compared after a checkpoint and a resume."""
 TWO_PROCESSES = {
     "independent noise": 0,
@@ -113,7 +100,6 @@ TWO_PROCESSES = {
     "GRPO-Guard with KL": 0,
     "AWM in a tree with AB2": 0,
     "panel credit": 1,
-    "separate panels": 1,
 }
 """Forms that are also compared on two processes, and the epochs before a checkpoint and a resume of both; 0 for a run
 without a stop."""

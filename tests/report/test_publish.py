@@ -74,14 +74,6 @@ def test_a_card_says_how_to_use_it_and_shows_what_it_did(run: Path) -> None:
     assert (run / "adapter/before-after.png").read_bytes() == b"an image"
 
 
-def test_a_card_of_separate_panels_says_how_they_are_generated(run: Path) -> None:
-    assert "--separate" not in (write_card(run) / "README.md").read_text()
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["prompts"]["separate"] = True
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "--adapter OWNER/dentist --separate\n" in (write_card(run) / "README.md").read_text()
-
-
 def test_without_a_summary_the_last_evaluation_is_what_was_measured(run: Path) -> None:
     (run / "summary.json").unlink()
     lines = [

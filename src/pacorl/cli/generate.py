@@ -400,7 +400,7 @@ def check_models(options: GeneratorOptions, choice: FrugalJudge, judge: str, pro
 
 
 def _check_separate(request: RequestOptions, spec: PolicySpec, model: str, prompts: Sequence[Prompt]) -> None:
-    from pacorl.models.policies.separate import panel_prompts
+    from pacorl.generate.separate import panel_prompts
 
     for prompt in prompts:
         if prompt.grid.count > 1:

@@ -30,13 +30,12 @@ from pacorl.generate.image_queue import (
     generate_missing,
     unfinished_batches,
 )
-from pacorl.generate.separate import sample_separately
+from pacorl.generate.separate import panel_prompts, sample_separately
 from pacorl.io.documents import JsonObject, blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.models.policies.separate import panel_prompts
 from pacorl.records.prompts import evenly_spread
 from pacorl.tiny.words import check_tiny_grid
 from pacorl.types import TINY, Size

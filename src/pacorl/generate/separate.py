@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core.grid import join
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.models.policies.separate import panel_prompts, panel_seeds
-from pacorl.types import Prompt
+from pacorl.records.characters import characters_of, in_turn
+from pacorl.tiny.words import tiny_scene
+from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.generate.generator import AnySize, Generator
+
+SEEDS = 2**63
+"""Seeds of a set's panels are below it, as torch needs them."""
 
 
 def sample_separately(
@@ -70,3 +74,70 @@ def sample_separately(
             for row, image in zip(rows, generator.sample(batch, own_seeds, size=size, **options), strict=True):
                 images[row].append(image)
     return [join(panels, prompt.grid) for panels, prompt in zip(images, prompts, strict=True)]
+
+
+def panel_seeds(seed: int, count: int) -> list[int]:
+    """Return the seeds of a set's `count` panels: `seed · count + p`."""
+    return [(seed * count + position) % SEEDS for position in range(count)]
+
+
+def panel_prompts(prompt: Prompt, model: str, max_references: int, *, previous: bool = False) -> list[Prompt]:
+    """Compose the prompt of each panel: the set's theme and the panel's text, with the references of its characters.
+
+    Args:
+        prompt: Prompt of a set.
+        model: Name of the generator.
+        max_references: Maximum number of reference images that the generator takes.
+        previous: Whether one of them is the panel before.
+
+    Returns:
+        One prompt per panel; a single image's own.
+
+    Raises:
+        ValueError: if there is not one text per panel, or the references leave no room.
+    """
+    if prompt.grid.count == 1 and not prompt.panels:
+        return [prompt]
+    if len(prompt.panels) != prompt.grid.count:
+        raise ValueError(
+            f"separate panels need a text each, and prompt {prompt.id} has {len(prompt.panels)} for a {prompt.grid} "
+            "grid; describe every panel"
+        )
+    if model == TINY and not max_references:
+        raise ValueError(
+            "the tiny generator draws whole sets; leave out separate, or take the kind kontext, which draws a "
+            "character from its images"
+        )
+    # One place is the panel before.
+    limit = max_references - previous
+    if limit < 0:
+        raise ValueError(f"{model} takes no reference images, so none can be the panel before; leave out previous")
+
+    # A panel's share of the set's size.
+    size = prompt.size and Size(prompt.size.height // prompt.grid.rows, prompt.size.width // prompt.grid.cols)
+    characters = characters_of(prompt)
+    composed = []
+    # Compose the panels.
+    for text, shown in zip(prompt.panels, characters, strict=True):
+        references = prompt.references
+        if references and any(characters):
+            references = in_turn([character.images for character in shown])
+        # The cut to `limit` below must leave each character at least one image.
+        if limit < min(len(references), len(shown)):
+            raise ValueError(
+                f"panel {text[:60]!r} shows {len(shown)} characters with images, and {model} takes {limit} of them; "
+                "name fewer, or leave out previous"
+            )
+        # Not the set's own text, which asks for a grid.
+        whole = f"{prompt.theme.rstrip('.')}. {text}" if prompt.theme else text
+        composed.append(
+            Prompt(
+                id=prompt.id,
+                text=tiny_scene(text) if model == TINY else whole,
+                theme=prompt.theme,
+                characters=tuple(shown),
+                references=references[:limit],
+                size=size,
+            )
+        )
+    return composed

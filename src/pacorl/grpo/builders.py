@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from pacorl.models.lora.layers import fuse_lora, place_stacks
 from pacorl.models.policies import build_policy
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Policy
-from pacorl.models.policies.separate import SeparatePanels
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.w8a8 import Int8Products
 from pacorl.records.leaks import check_leaks
@@ -178,16 +177,7 @@ def build_adapted_policy(config: PolicyConfig, *, device: torch.device, pipeline
     """Build a run's policy; see `adapted_policy`."""
     sizes = [Size(*size) for size in (*config.sampling.sizes, config.evaluation.size)]
     record_sizes = config.prompts.record_sizes
-    policy = adapted_policy(config, sizes=sizes, device=device, record_sizes=record_sizes, pipeline=pipeline)
-    return with_separate_panels(config, policy)
-
-
-def with_separate_panels(config: PolicyConfig, policy: PipelinePolicy) -> PipelinePolicy:
-    """Make sets of separate images of a policy, if the config says so."""
-    if not config.prompts.separate:
-        return policy
-    # It has everything that the generator has.
-    return cast("PipelinePolicy", SeparatePanels(policy, config.images_of))
+    return adapted_policy(config, sizes=sizes, device=device, record_sizes=record_sizes, pipeline=pipeline)
 
 
 def adapted_policy(

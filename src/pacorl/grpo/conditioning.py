@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, text_digest, weight_write_errors
-from pacorl.types import Conditioning, Prompt, SetSize, Size
+from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.models.policies.policy import Policy
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Key = tuple[str | tuple[Path, ...] | Size | None, ...]
-"""Text, sources, references and size of a prompt's image, and the texts of separate panels."""
+"""Text, sources, references and size of a prompt's image."""
 
 
 class ConditioningCache:
@@ -58,9 +58,6 @@ class ConditioningCache:
             # A text is encoded without regard to the size; sources and references at the size of their image.
             has_images = prompt.sources or prompt.references
             key: Key = (prompt.text, prompt.sources, prompt.references, size if has_images else None)
-            if isinstance(size, SetSize):
-                # The texts of separate panels, and their characters.
-                key = (*key, prompt.theme, *prompt.panels, *map(repr, prompt.characters))
             keys.append(key)
             if key not in self._known:
                 new[key] = prompt

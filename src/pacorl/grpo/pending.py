@@ -27,7 +27,7 @@ from pacorl.io.documents import read_jsonl, read_object, write_json, write_jsonl
 from pacorl.io.files import PRIVATE, aside_of, check_digests, digests, open_aside, remove_made
 from pacorl.io.outage import Answers, KeepsAnswers
 from pacorl.runtime.processes import Runtime, SharedFault
-from pacorl.types import Grid, NodeBatch, Prompt, Rollout, Samples, SetSize, Size
+from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
 
 logger = logging.getLogger(__name__)
 
@@ -222,15 +222,6 @@ class Form:
     unpack: Callable[[Tensor, Mapping[int, Prompt]], Any]
 
 
-def _sides(size: Size) -> list[int]:
-    grid = [size.grid.rows, size.grid.cols] if isinstance(size, SetSize) else []
-    return [size.height, size.width, *grid]
-
-
-def _size(height: int, width: int, *grid: int) -> Size:
-    return SetSize(height, width, Grid(*grid)) if grid else Size(height, width)
-
-
 AS_IT_IS = Form(lambda tensor: tensor, lambda tensor, prompts: tensor)
 FORMS = {
     "Tensor": AS_IT_IS,
@@ -246,8 +237,8 @@ FORMS = {
         lambda tensor, prompts: [Image.fromarray(pixels) for pixels in tensor.numpy()],
     ),
     "Size": Form(
-        lambda size: torch.tensor(_sides(size)),
-        lambda tensor, prompts: _size(*tensor.tolist()),
+        lambda size: torch.tensor([size.height, size.width]),
+        lambda tensor, prompts: Size(*tensor.tolist()),
     ),
 }
 """Annotation of a batch's field → its conversion."""

@@ -23,7 +23,6 @@ from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
 from pacorl.models.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.models.policies.policy import PolicyOptions, check_references
-from pacorl.models.policies.separate import panel_prompts
 from pacorl.models.policies.spec import PolicySpec
 from pacorl.models.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
@@ -47,18 +46,6 @@ class PromptsConfig(Section):
     record_sizes: bool = False
     """For generators of sets: whether records that say a height and width are generated at these, in training and in
     evaluation, and only others at sampling.size and evaluation.size."""
-    separate: bool = False
-    """Whether each panel of a set is generated as an image of its own, of sampling.size and evaluation.size, with its
-    text, its characters' references and its noise, as by `pacorl generate --separate`. `sampling.batch` still counts
-    sets."""
-
-    @model_validator(mode="after")
-    def _one_size(self) -> PromptsConfig:
-        if self.separate and self.record_sizes:
-            raise ValueError(
-                "separate panels have sampling.size, and records give the size of sets; leave record_sizes out"
-            )
-        return self
 
 
 class SamplingConfig(SamplingSteps):
@@ -425,12 +412,6 @@ class PolicyConfig(LoraConfig):
         """Set `advantages.credit`."""
         return self.model_copy(update={"advantages": self.advantages.model_copy(update={"credit": credit})})
 
-    def images_of(self, prompt: Prompt) -> list[Prompt]:
-        """Return the prompts of the images that a prompt is generated as: its panels', if they are separate."""
-        if not self.prompts.separate:
-            return [prompt]
-        return panel_prompts(prompt, self.model.checkpoint, self.generator.policy.max_references)
-
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that the generator takes the prompts' images, and that no setting rules out edits.
 
@@ -439,8 +420,7 @@ class PolicyConfig(LoraConfig):
         """
         limit = self.generator.policy.max_references
         for prompt in prompts:
-            for image in self.images_of(prompt):
-                check_references(image, f"model.kind {self.model.kind}", limit=limit)
+            check_references(prompt, f"model.kind {self.model.kind}", limit=limit)
         # One edit is enough to need an editor.
         edit = next((prompt for prompt in prompts if prompt.sources), None)
         if edit and not self.generator.edits:

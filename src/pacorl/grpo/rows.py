@@ -129,11 +129,6 @@ def check_image_counts(config: PolicyConfig, train: Sequence[Prompt], evaluation
     per = config.generator.policy.forward_per
     if per == "batch":
         return
-    if config.prompts.separate and (per == "prompt" or any(prompt.references for prompt in (*train, *evaluation))):
-        raise ValueError(
-            f"FSDP2, prompts.separate and model.kind {config.model.kind}, whose panels take forwards of their own: its "
-            "ranks must make equally many forwards; launch with ddp.yaml, or leave separate out"
-        )
     crossing = {
         "sampling.batch": (train, config.sampling.batch, config.group_size % config.sampling.batch > 0),
         "evaluation.batch": (evaluation, config.evaluation.batch, config.evaluation.batch > 1),

@@ -132,7 +132,7 @@ class Run(LoraRun):
         self._leaks = leaks
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
-        prompts = [*chain(*map(config.images_of, [*self.train_prompts, *self.evaluation_prompts]))]
+        prompts = [*self.train_prompts, *self.evaluation_prompts]
         foreign = "" if pipeline else config.generator.foreign_prompt(config.model.checkpoint, prompts)
         if foreign and self.runtime.is_main:
             logger.warning(foreign)

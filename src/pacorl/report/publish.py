@@ -120,7 +120,6 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
             _name_of(base),
             is_judge=is_judge,
             is_adapter=is_adapter,
-            separate=bool(config.get("prompts", {}).get("separate")),
         ),
         *_measured(run),
     ]
@@ -250,7 +249,7 @@ def _task(config: JsonObject) -> str:
     return "text-to-image"
 
 
-def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool, separate: bool) -> Iterator[str]:
+def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
     """Show how to load it, with this project and, for a generator's adapter, with diffusers."""
     yield "## Use"
     # A judge is asked through this project, a generator may be loaded by diffusers too.
@@ -258,8 +257,7 @@ def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool, separate: 
         source = f"{base} --adapter {name}" if is_adapter else name
         yield f"```bash\npacorl score a.png b.png --judge {source}\n```"
         return
-    panels = " --separate" if separate else ""
-    yield f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}{panels}\n```"
+    yield f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}\n```"
     if base != TINY:
         yield "\n".join(
             [

@@ -17,7 +17,7 @@ from pacorl.character_training.character_config import CharacterConfig
 from pacorl.config.base import ConfigError
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampler import Sampler
-from pacorl.grpo.builders import add_adapter, with_separate_panels
+from pacorl.grpo.builders import add_adapter
 from pacorl.grpo.lora_config import LoraConfig
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.judge.judge import InProcessOptions
@@ -28,7 +28,6 @@ from pacorl.models.lora.adapters import adapter_state
 from pacorl.models.lora.layers import merged_bytes, refresh_copies
 from pacorl.models.policies.pipeline import PipelinePolicy
 from pacorl.models.policies.policy import Parts, PolicyOptions
-from pacorl.models.policies.separate import SeparatePanels
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import parameter_count, streamed_bytes, weight_bytes
 from pacorl.models.twins import META, model_on_meta
@@ -113,13 +112,12 @@ class Batch:
     note: str = ""
 
 
-def policy_on_meta(config: PolicyConfig, configs: Parts, prompts: Sequence[Prompt] = ()) -> PipelinePolicy:
+def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
     """Build the run's generator from the configs of its parts, without weights.
 
     Args:
         config: the run.
         configs: config.json of each component.
-        prompts: prompts of training and evaluation, of which the sets with the most panels count if these are separate.
 
     Raises:
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
@@ -131,9 +129,6 @@ def policy_on_meta(config: PolicyConfig, configs: Parts, prompts: Sequence[Promp
             policy.check_size(Size(*size))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
-    policy = with_separate_panels(config, policy)
-    if isinstance(policy, SeparatePanels):
-        policy.grid = max((prompt.grid for prompt in prompts), key=attrgetter("count"), default=Grid(2, 2))
     return policy
 
 
@@ -497,7 +492,7 @@ def _training_buffers(config: PolicyConfig, policy: PipelinePolicy, work: Work, 
 def _buffers(policy: PipelinePolicy, batches: Sequence[Batch], *, prompts: int) -> list[Row]:
     """Measure encoding, sampling and decoding, each for the batch with the highest peak."""
     size = max((batch.size for batch in batches), key=lambda size: size.height * size.width)
-    encoded = memory.encoding_pass(policy, size=size.panel, prompts=prompts).peak
+    encoded = memory.encoding_pass(policy, size=size, prompts=prompts).peak
 
     # The batch with the highest peak may differ between sampling and decoding.
     sampled = []

@@ -24,7 +24,7 @@ from pacorl.models.policies.policy import Parts
 from pacorl.models.quantize import NONE
 from pacorl.models.quantize.linear import streamed_bytes
 from pacorl.rewards.consistency import JudgedReward
-from pacorl.types import Character, Grid, Prompt, SetSize, Size
+from pacorl.types import Character, Grid, Prompt, Size
 
 PRODUCTS_SHARE = 0.5
 """Share of a card's peak that the products of a phase are assumed to reach; not measured."""
@@ -288,8 +288,7 @@ def _velocity(policy: PipelinePolicy, size: Size, batch: int, *, sent: int) -> L
 
 def _decoding(policy: PipelinePolicy, size: Size) -> Load:
     """Measure the decoding of an image."""
-    images = size.grid.count if isinstance(size, SetSize) else 1
-    return _per_image(memory.decoding_pass(policy, size=size, batch=1), 1) * images
+    return _per_image(memory.decoding_pass(policy, size=size, batch=1), 1)
 
 
 def _per_image(measured: memory.MemoryLedger | memory.JudgeCost, count: int, *, sent: int = 0) -> Load:

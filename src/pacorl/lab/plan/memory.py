@@ -321,8 +321,7 @@ def sampling_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLe
 
 
 def decoding_pass(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger:
-    """Measure the VAE's decoder, without tiling; of a set of separate images on one of them."""
-    size = size.panel
+    """Measure the VAE's decoder, without tiling."""
     factor = policy.pipeline.vae_scale_factor
     shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)

@@ -193,7 +193,7 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     generator = sources.generator_of(config.model, config.generator)
     judge = sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
-    policy = policy_on_meta(config, generator.configs, prompts)
+    policy = policy_on_meta(config, generator.configs)
     policy.planned_images = sources.planned_images(config, prompts)
     for prompt in prompts:
         policy.size_of(prompt, Size(*config.sampling.size))

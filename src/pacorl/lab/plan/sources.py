@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +268,7 @@ def planned_images(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
     """Count the sources and references of a prompt at most; by the rewards if the prompts are absent."""
     spec = config.generator
     if prompts:
-        images = chain(*map(config.images_of, prompts))
-        return max(len(image.sources) + len(image.references) for image in images)
+        return max(len(prompt.sources) + len(prompt.references) for prompt in prompts)
     about_edits = any(isinstance(reward, EditConsistency) for _, reward in rewards_of(config))
     return int(spec.edits and (not spec.sets or about_edits))
 
