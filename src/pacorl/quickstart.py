@@ -25,7 +25,7 @@ from pacorl.grpo.start import SUMMARY, check_unfinished
 from pacorl.grpo.trainer import train_policy
 from pacorl.io.documents import JsonObject, read_jsonl, write_json
 from pacorl.io.files import text_digest, write_atomic
-from pacorl.io.images import open_image, png_bytes
+from pacorl.io.images import images_in, open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.io.versions import versions
 from pacorl.judge import open_judge
@@ -105,7 +105,7 @@ def before_and_after(out: Path) -> Image.Image:
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
     rows = []
     for folder in (folders[0], folders[-1]):
-        rows.append([open_image(path) for path in sorted(folder.iterdir())[:6]])
+        rows.append([open_image(path) for path in images_in(folder)[:6]])
 
     side = 2 * rows[0][0].width
     gap = 8

@@ -278,11 +278,32 @@ def test_a_whole_set_is_refused(folder: Path, tmp_path: Path) -> None:
     assert result.exception.exit_code == 2  # type: ignore[union-attr]
 
 
-def test_a_folder_is_told_how_its_panels_are_named(folder: Path, tmp_path: Path) -> None:
-    assert f"as in {folder}/*.png" in str(run("check", folder, "--min", 0.5).exception)
-    for name in ("set-1.png", "set-1-panel-1.png"):
-        shutil.copy(folder / "1.png", tmp_path / name)
-    assert f"as in {tmp_path}/*-panel-*.png" in str(run("check", tmp_path, "--min", 0.5).exception)
+@pytest.mark.slow
+def test_a_folder_is_a_set_of_all_its_pictures_in_natural_order(folder: Path, tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        shutil.copy(folder / "1.png", tmp_path / f"{number}.png")
+    Image.open(folder / "wrong.png").save(tmp_path / "3.bmp")
+    (tmp_path / "._1.png").write_bytes(b"\0\5\x16\7 of a Mac")
+    (tmp_path / "1.txt").write_text("a red hero")
+    result = run("check", tmp_path, "--min", 0.5, "--json")
+    document = json.loads(result.stdout)
+    assert [Path(panel["image"]).name for panel in document["panels"]] == ["1.png", "2.png", "3.bmp", "10.png"]
+    assert (result.exit_code, document["odd_one_out"]) == (BELOW, str(tmp_path / "3.bmp"))
+    assert "left out" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["3.heic", "3.png", "3"])
+def test_a_folder_with_a_picture_that_cannot_be_read_has_no_verdict(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "set").mkdir()
+    for number in (1, 2):
+        shutil.copy(folder / f"{number}.png", tmp_path / "set")
+    content = b"\xff\xd8\xff cut off" if name == "3" else b"\0\0\0 ftypheic"
+    (tmp_path / "set" / name).write_bytes(content)
+    result = run("check", tmp_path / "set", "--min", 0.5)
+    assert (result.exit_code, str(tmp_path / "set" / name) in str(result.exception)) == (1, True)
+    result = run("check", "--sets", tmp_path, "--min", 0.5, "--json")
+    (document,) = json.loads(result.stdout)
+    assert (result.exit_code, document["passed"], str(tmp_path / "set" / name) in document["error"]) == (1, None, True)
 
 
 @pytest.mark.slow
@@ -413,7 +434,8 @@ def test_a_folder_without_sets_and_both_forms_are_refused(folder: Path, tmp_path
     for arguments in ([], [folder / "1.png", "--sets", folder]):
         result = run("check", *arguments, "--min", 0.5)
         assert (result.exit_code, "give images, or --sets" in result.output) == (2, True)
-    assert f"`pacorl check --sets {folder}`" in str(run("check", folder, "--min", 0.5).exception)
+    (tmp_path / "above" / "set").mkdir(parents=True)
+    assert f"`pacorl check --sets {tmp_path}/above`" in str(run("check", tmp_path / "above", "--min", 0.5).exception)
     assert "has no subfolder with images" in str(run("check", "--sets", tmp_path, "--min", 0.5).exception)
 
 

@@ -27,7 +27,7 @@ EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
 SCORE, TRAIN = ["score", "a.png", "b.png"], ["train-policy", str(RECIPE), "out=run"]
 TEACH = ["train-reward", str(RECIPE.parent / "reward/tiny.yaml"), "out=run"]
 MISTAKES = [
-    (["score", "empty"], "empty is a folder; name its images, as in empty/*.png"),
+    (["score", "empty"], "empty is a folder without images"),
     ([*SCORE, "--judge", "nothere"], "there is no nothere"),
     ([*SCORE, "--judge", "empty"], "empty is no checkpoint"),
     ([*SCORE, "--adapter", "nothere"], "no adapter in nothere"),

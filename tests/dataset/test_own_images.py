@@ -25,7 +25,7 @@ def test_each_folder_is_a_theme_and_each_image_a_reference(tmp_path: Path) -> No
     for name in ("notes.txt", ".DS_Store"):
         (tmp_path / "mine" / "owls" / name).write_text("no image")
     counts = pair_images(tmp_path / "set", tmp_path / "mine")
-    assert counts == {"groups": 2, "images": 10, "instances": 10, "other files": 1}
+    assert counts == {"groups": 2, "images": 10, "instances": 10}
     instances = read_instances(tmp_path / "set" / "instances.jsonl")
     assert {instance.theme for instance in instances} == {"one red fox", "owls"}
     foxes = [instance for instance in instances if instance.group == "one_red-fox"]

@@ -64,7 +64,7 @@ def test_folders_of_own_images_are_sets(tmp_path: Path):
         Image.new("RGB", (8, 12), colour).save(path)
     folder = tmp_path / "set"
     counts = pair_images(folder, tmp_path / "mine", sets=True)
-    assert counts == {"groups": 1, "images": 5, "instances": 1, "other files": 0}
+    assert counts == {"groups": 1, "images": 5, "instances": 1}
     (instance,) = read_instances(folder / "instances.jsonl")
     assert (instance.theme, instance.candidates) == ("fox", ("sets/fox/a.png", "sets/fox/b.png"))
     assert [[Path(name).name for name in panels] for panels in instance.panels] == [

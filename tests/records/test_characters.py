@@ -32,12 +32,6 @@ def test_a_folder_is_a_character(tmp_path):
     assert hero.criteria["hero: outfit"] == "Hero has the same outfit in all images: crown."
 
 
-def test_a_camera_s_capitals_are_read_too(tmp_path):
-    folder = make(tmp_path / "hero", images=2)
-    (folder / "01.png").rename(folder / "DSC1.PNG")
-    assert [path.name for path in read_character(folder).images] == ["00.png", "DSC1.PNG"]
-
-
 def test_a_kept_trait_that_the_description_has_is_not_repeated(tmp_path):
     card = "description: a hero with a Crown.\nkeep: {outfit: crown}"
     assert read_character(make(tmp_path / "hero", card)).text == "a hero with a Crown"

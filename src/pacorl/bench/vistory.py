@@ -26,9 +26,9 @@ from pacorl.core.ranking import Interval, bootstrap
 from pacorl.generate.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import JsonObject, blamed_on, read_object, write_json
 from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.images import images_in, png_bytes
 from pacorl.judge.pairwise import ask
-from pacorl.records.characters import images_in, in_turn
+from pacorl.records.characters import in_turn
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Character, Prompt, Question
 

@@ -152,7 +152,7 @@ class CheckOutput(JsonOption):
 
 
 def check(
-    images: list[str] = Argument([], help="Panels, files or URLs; with --grid, one image."),
+    images: list[str] = Argument([], help="Panels: files, folders or URLs; with --grid, one image."),
     *,
     sets: Path = Option(
         None, "--sets", help="Check each subfolder of this folder as a set, with one load of the judge."
@@ -287,20 +287,18 @@ def code_of(check: Check) -> int:
 
 
 def sets_in(folder: Path) -> dict[str, list[str]]:
-    """List the images of each subfolder by its name, without the sheet beside the panels of `pacorl generate`.
+    """List the images of each subfolder by its name.
 
     Raises:
         ValueError: There is no subfolder, or no image in any of them.
     """
-    from pacorl.records.characters import images_in
+    from pacorl.io.images import images_in, natural
+    from pacorl.judge.score_set import panels_in
 
     sets = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_dir():
-            images = images_in(path)
-            # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is checked.
-            sheets = {image.stem.rpartition("-panel-")[0] for image in images}
-            sets[path.name] = [str(image) for image in images if image.stem not in sheets]
+    for path in sorted(folder.iterdir(), key=natural):
+        if path.is_dir() and not path.name.startswith("."):
+            sets[path.name] = panels_in(path)
     if not any(sets.values()):
         raise ValueError(f"{folder} has no subfolder with images; --sets takes a folder with a subfolder for each set")
     if loose := images_in(folder):

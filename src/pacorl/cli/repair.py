@@ -92,7 +92,7 @@ class RepairOutput(JsonOption):
 
 
 def repair(
-    images: list[str] = Argument(help="Panels, files or URLs."),
+    images: list[str] = Argument(help="Panels: files, folders or URLs."),
     *,
     generator: RepairGenerator,
     judge: RepairJudge,

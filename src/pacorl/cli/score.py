@@ -85,7 +85,7 @@ class ReportOptions:
 
 
 def score(
-    images: list[str] = Argument([], help="Two images or more, files or URLs; with --grid, one."),
+    images: list[str] = Argument([], help="Two images or more: files, folders or URLs; with --grid, one."),
     *,
     judge: ScoreJudge,
     ask: QuestionOptions,

@@ -15,7 +15,7 @@ from pathlib import Path
 from pacorl.dataset.folder import Instance, check_kind, write_records
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.io.files import flush_all, read_bytes, write_atomic
-from pacorl.io.images import IMAGE_TYPES, check_readable, open_image, png_bytes
+from pacorl.io.images import IMAGE_TYPES, check_readable, images_in, natural, open_image, png_bytes
 from pacorl.records.prompts import evenly_spread
 from pacorl.types import Size
 
@@ -23,8 +23,6 @@ MAX_CANDIDATES = 4
 """Candidates of a question, as many as in the published rankings: the length of a question grows by their square."""
 SHEET = Size(1024, 1024)
 """Size of the image that shows a set of separate images."""
-CONVERTED = (".bmp", ".gif", ".tif", ".tiff")
-"""Suffixes of images that browsers do not show, or show moving."""
 
 
 def pair_images(
@@ -43,14 +41,14 @@ def pair_images(
         limit: the number of questions at most, evenly spread over the groups.
 
     Returns:
-        The number of groups, images and instances, and of files that are no images and left out.
+        The number of groups, images and instances.
 
     Raises:
         ValueError: a group has too few images, an image cannot be used, or there is none at all.
     """
     check_kind(folder, sets=sets)
     # Plan the copies and the instances.
-    groups, other_files = sets_of(images) if sets else groups_of(images)
+    groups = sets_of(images) if sets else groups_of(images)
     pairs: list[tuple[Path, Path]] = []
     instances: list[Instance] = []
     for group, paths in groups.items():
@@ -67,7 +65,7 @@ def pair_images(
     instances = evenly_spread(instances, limit)
     # Before the first copy: an unusable image leaves the folder as it was.
     check_readable(source for source, _ in pairs)
-    counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances), "other files": other_files}
+    counts = {"groups": len(groups), "images": len(pairs), "instances": len(instances)}
     if dry_run:
         return counts
 
@@ -83,47 +81,38 @@ def pair_images(
     return DatasetStep(folder, "pair", inputs=[copy for _, copy in pairs]).finish(outputs=[target], counts=counts)
 
 
-def groups_of(images: Path, *, least: int = 3) -> tuple[dict[str, list[Path]], int]:
-    """Group → its images by name, `least` or more, and the number of other files; hidden files do not count."""
+def groups_of(images: Path, *, least: int = 3) -> dict[str, list[Path]]:
+    """Map each group to its images, `least` or more."""
     groups = {}
-    other_files = 0
     for group in _folders(images) or [images.resolve()]:
-        usable = []
-        for path in sorted(group.iterdir()):
-            if not path.is_file() or path.name.startswith("."):
-                continue
-            if path.suffix.lower() in (*IMAGE_TYPES, *CONVERTED):
-                usable.append(path)
-            else:
-                other_files += 1
+        usable = list(images_in(group))
         if len(usable) < least:
             need = "a group needs a reference and two candidates, so three" if least > 2 else "a set needs two"
             raise ValueError(f"{group}: {len(usable)} images give nothing to rank; {need} images or more in one folder")
         groups[group.name] = usable
-    return groups, other_files
+    return groups
 
 
-def sets_of(images: Path) -> tuple[dict[str, list[Path]], int]:
-    """Theme → the images of all its sets, which are folders of it, and the number of other files."""
+def sets_of(images: Path) -> dict[str, list[Path]]:
+    """Map each theme to the images of all its sets, which are folders of it."""
     themes = {}
-    other_files = 0
     for theme in _folders(images):
-        sets, others = groups_of(theme, least=2)
+        sets = groups_of(theme, least=2)
         if len(sets) < 2:
             raise ValueError(f"{theme}: there are no two sets to rank; make a folder in it for the images of each set")
         themes[theme.name] = list(chain.from_iterable(sets.values()))
-        other_files += others
     if not themes:
         raise ValueError(
             f"--from-folder {images}: there are no themes; make a folder for each, with a folder for each set"
         )
-    return themes, other_files
+    return themes
 
 
 def _folders(images: Path) -> list[Path]:
     if not images.is_dir():
         raise ValueError(f"--from-folder {images}: there is no such folder")
-    return sorted(path for path in images.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in images.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sorted(folders, key=natural)
 
 
 def _set_instance(folder: Path, group: str, paths: Sequence[Path], copies: Sequence[Path]) -> Instance:

@@ -12,7 +12,7 @@ from pacorl.config.options import UsageError
 from pacorl.core import questions as wordings
 from pacorl.core.grid import parse_layout, split
 from pacorl.io.documents import read_json
-from pacorl.io.images import ImageError, as_rgb, check_shape, png_texts
+from pacorl.io.images import ImageError, as_rgb, check_shape, images_in, png_texts
 from pacorl.io.remote import open_source
 from pacorl.judge.pairwise import Pair, ask_pairs, errors_of
 from pacorl.judge.scores import PairScore, QuestionSpec, Scores, mean_of_present
@@ -58,7 +58,7 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
 def open_images(
     sources: Sequence[Path | str], *, keep_going: bool = False
 ) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
-    """Open images from files or http(s) URLs.
+    """Open images from files, folders or http(s) URLs.
 
     Returns:
         Names, images, and source → error for skipped sources (empty unless `keep_going`).
@@ -69,33 +69,42 @@ def open_images(
     # All faults are listed at once, so that they can be mended together.
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
-    for source in map(str, sources):
-        if Path(source).is_dir():
-            # A folder of `pacorl generate` has grid images too.
-            panels = "*-panel-*.png"
-            pattern = panels if any(Path(source).glob(panels)) else "*.png"
-            fix = f"name its images, as in {source.rstrip('/')}/{pattern}"
-            if any(path.is_dir() for path in Path(source).iterdir()):
-                fix += f"; `pacorl check --sets {source}` checks each of its subfolders"
-            refused[source] = f"{source} is a folder; {fix}"
-            continue
+    for given in map(str, sources):
+        files = [given]
+        if Path(given).is_dir():
+            files = panels_in(Path(given))
+            if not files:
+                sets = any(path.is_dir() for path in Path(given).iterdir())
+                fix = f"; `pacorl check --sets {given}` checks each of its subfolders" if sets else ""
+                refused[given] = f"{given} is a folder without images{fix}"
+        for source in files:
+            # A source may occur twice, and names must be unique.
+            name = source
+            number = 1
+            while name in opened:
+                number += 1
+                name = f"{source} ({number})"
 
-        # A source may occur twice, and names must be unique.
-        name = source
-        number = 1
-        while name in opened:
-            number += 1
-            name = f"{source} ({number})"
-
-        # An unopened source takes no name.
-        try:
-            opened[name] = open_source(source)
-        except (ImageError, OSError) as error:
-            strerror = error.strerror if isinstance(error, OSError) else None
-            refused[source] = f"{source}: {strerror}" if strerror else str(error)
+            # An unopened source takes no name.
+            try:
+                opened[name] = open_source(source)
+            except (ImageError, OSError) as error:
+                strerror = error.strerror if isinstance(error, OSError) else None
+                refused[source] = f"{source}: {strerror}" if strerror else str(error)
     if refused and not (keep_going and opened):
         raise ImageError("\n".join(refused.values()))
     return tuple(opened), tuple(opened.values()), refused
+
+
+def panels_in(folder: Path) -> list[str]:
+    """List the images of a folder, without the sheets beside the panels of `pacorl generate`.
+
+    Images in formats that are not read are listed too: opening them names them, so that no verdict passes them over.
+    """
+    images = images_in(folder, unread=True)
+    # set-1.png shows the same as set-1-panel-1.png and its siblings. Any other image beside them is listed.
+    sheets = {image.stem.rpartition("-panel-")[0] for image in images}
+    return [str(image) for image in images if image.stem not in sheets]
 
 
 def open_panels(
@@ -112,7 +121,7 @@ def open_panels(
     """
     names, images, refused = open_images(sources, keep_going=keep_going)
     if not grid:
-        advice = whole_set(sources)
+        advice = whole_set(names)
         if advice and (len(images) == 1 or not whole_sets):
             raise UsageError(advice)
         return names, images, refused, advice
@@ -121,7 +130,7 @@ def open_panels(
     return *panels_of(names[0], images[0], parse_layout(grid)), refused, ""
 
 
-def whole_set(sources: Sequence[Path | str]) -> str:
+def whole_set(sources: Sequence[str]) -> str:
     """Advise to cut a grid image written by `pacorl generate`, because a judge compares panels; empty for none."""
     for source in sources:
         texts = png_texts(Path(source))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.io.animations import read_animation
-from pacorl.io.images import open_image
+from pacorl.io.images import images_in, open_image
 from pacorl.judge.check import PanelScore, panel_score
 from pacorl.judge.scores import p_yes_text, summary
-from pacorl.records.characters import images_in
 from pacorl.records.prompts import evenly_spread
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.io.documents import blamed_on, dump_yaml, read_object, read_yaml, text_field, typed
 from pacorl.io.files import read_bytes, write_atomic
-from pacorl.io.images import IMAGE_TYPES, open_image
+from pacorl.io.images import images_in, open_image
 from pacorl.types import Character, Prompt
 
 FOLDER = "characters"
@@ -109,11 +109,6 @@ def characters_of(prompt: Prompt) -> list[list[Character]]:
     if not any(casts):
         casts = [list(prompt.characters)] * prompt.grid.count
     return [[character for character in cast if character.images] for cast in casts]
-
-
-def images_in(folder: Path) -> tuple[Path, ...]:
-    """The image files of a folder, by name."""
-    return tuple(sorted(path for path in folder.glob("*") if path.suffix.lower() in IMAGE_TYPES))
 
 
 def import_vistorybench(source: Path, out: Path) -> list[Path]:

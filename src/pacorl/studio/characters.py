@@ -28,9 +28,9 @@ from pacorl.config.options import StudioModels
 from pacorl.config.recipes import recipe, recipe_names
 from pacorl.io.documents import blamed_on, dump_yaml, read_json, read_jsonl, read_text, read_yaml, typed, write_json
 from pacorl.io.files import PRIVATE, check_no_link, free_name, read_bytes, remove_made, safe_name, write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.images import images_in, png_bytes
 from pacorl.models.policies import POLICIES, kind_of
-from pacorl.records.characters import CARD, FOLDER, Card, images_in, read_character
+from pacorl.records.characters import CARD, FOLDER, Card, read_character
 from pacorl.studio.model_choice import BUILDING, Offer
 from pacorl.studio.models import description_note
 from pacorl.studio.trainer_process import TrainerProcess, lora_of
