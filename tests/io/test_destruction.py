@@ -107,10 +107,6 @@ ALLOWED = {
     ("tools/mutants.py", "Trials._sees"): (["write_text", "write_text"], "a file of its own copy of the repository"),
     ("tools/mutants.py", "copy_repository"): (["shutil.copyfile"], "into its own temporary folder"),
     ("tools/mutants.py", "main"): (["write_text"], "its table in a page of the repository"),
-    ("tools/same_bits/same_bits.py", "record"): (
-        ["shutil.rmtree", "write_text"],
-        "a recording, in a folder that `claim_folder` checked",
-    ),
     ("tools/tiny/edit_story.py", "run_edit_story"): (["Image.save"], "a picture of the story's own folder"),
     ("tools/tiny/hero_story.py", "run_hero_story"): (["Image.save"], "a picture of the story's own folder"),
     ("tools/tiny/pretrain.py", "Stage.save"): (["torch.save"], TO_MEMORY),
