@@ -1,8 +1,8 @@
-"""`make attack`: tens of thousands of hostile inputs, and a table of what became of them.
+"""Tens of thousands of hostile inputs, and a table of what became of them. `make nightly` runs it.
 
-    make attack ARGS="--share 0.1"                a tenth of it, with inputs of today's own
-    make attack ARGS="--seed 7"                    the inputs of another seed
-    make attack ARGS="--only documents/c.jsonl"    one target; with :37 its input 37 alone
+    python -m qa.attack --share 0.1                a tenth of it, with inputs of today's own
+    python -m qa.attack --seed 7                   the inputs of another seed
+    python -m qa.attack --only documents/c.jsonl   one target; with :37 its input 37 alone
 
 Exit code 1 if an input led to a traceback, a wrong or silent outcome, a hang, or a line without a file.
 """
@@ -56,7 +56,7 @@ def tallies(only: str, *, seed: int, share: float) -> Iterator[Tally]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make attack", description="Hostile inputs, and what became of them.")
+    parser = argparse.ArgumentParser(prog="python -m qa.attack", description="Hostile inputs, and what became of them.")
     today = int(time.strftime("%Y%m%d"))  # else the same inputs would be tried for years
     parser.add_argument("--seed", type=int, default=today, help="Of the inputs; today's date unless given.")
     parser.add_argument("--share", type=float, default=1.0, help="How many of them.")

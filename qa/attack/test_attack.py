@@ -1,4 +1,4 @@
-"""A few inputs of each kind; `make attack` tries tens of thousands."""
+"""A few inputs of each kind; `make nightly` tries tens of thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`benchmarks.gpu_day` at the published width of FLUX.1-dev at 512 px, on a pretended card, in a process of its own.
+"""`research.gpu_day` at the published width of FLUX.1-dev at 512 px, on a pretended card, in a process of its own.
 
 One block of each kind is there, for speed: the others are alike.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from benchmarks.gpu_day import forms, judging
-from benchmarks.gpu_day.runner import arguments
 from pretended import pretended
+from research.gpu_day import forms, judging
+from research.gpu_day.runner import arguments
 from traced import handed_on
 
 from pacorl.models.policies.flux import FLUX

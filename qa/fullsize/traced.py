@@ -355,7 +355,7 @@ def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
 class Deep(Generic[Traced]):
     """What runs at the published depth, by those with the fewest blocks and with one more of each kind.
 
-    Every block of a kind asks for the same, so that this is exact; `make campaign` holds it to a run of all blocks.
+    Every block of a kind asks for the same, so that this is exact; `make nightly` holds it to a run of all blocks.
     """
 
     fewest: Depth

@@ -6,8 +6,8 @@ import json
 from functools import partial
 
 import pytest
+from app_server import serving_app
 from dataset_folder import draw_unreliably
-from tools.tiny.serving import serving_app
 from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app

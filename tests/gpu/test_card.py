@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu_day.bench import FORMS, Bench, run_of
-from benchmarks.gpu_day.judging import questions, random_judge
-from benchmarks.gpu_day.runner import arguments
+from research.gpu_day.bench import FORMS, Bench, run_of
+from research.gpu_day.judging import questions, random_judge
+from research.gpu_day.runner import arguments
 from torch import Tensor, nn
 
 from pacorl.core.objectives import RATIO_DEVIATION

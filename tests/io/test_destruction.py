@@ -103,35 +103,6 @@ ALLOWED = {
     ("judge/http/messages.py", "encode"): (["Image.save"], TO_MEMORY),
     ("report/figures.py", "_base64"): (["Image.save"], TO_MEMORY),
     ("rewards/jpeg.py", "JpegSize.__call__"): (["Image.save"], TO_MEMORY),
-    ("tools/mutants.py", "Recorder.__init__"): (["open", "open"], "a file of its own temporary folder; /dev/null"),
-    ("tools/mutants.py", "Trials._sees"): (["write_text", "write_text"], "a file of its own copy of the repository"),
-    ("tools/mutants.py", "copy_repository"): (["shutil.copyfile"], "into its own temporary folder"),
-    ("tools/mutants.py", "main"): (["write_text"], "its table in a page of the repository"),
-    ("tools/tiny/edit_story.py", "run_edit_story"): (["Image.save"], "a picture of the story's own folder"),
-    ("tools/tiny/hero_story.py", "run_hero_story"): (["Image.save"], "a picture of the story's own folder"),
-    ("tools/tiny/pretrain.py", "Stage.save"): (["torch.save"], TO_MEMORY),
-    ("tools/tiny/pretrain.py", "Stage.save_average"): (["save_pretrained"], "a checkpoint that the user asked for"),
-    ("tools/tiny/pretrain.py", "train_generator"): (
-        ["Image.save", "unlink"],
-        "`Stage.save`, by `write_atomic`, and the state of its finished training",
-    ),
-    ("tools/tiny/pretrain.py", "pretrain_references"): (
-        ["Image.save", "unlink"],
-        "`Stage.save`, by `write_atomic`, and the state of its finished training",
-    ),
-    ("tools/tiny/pretrain.py", "publish"): (["save_pretrained"], "a checkpoint that the user asked for"),
-    ("tools/tiny/pretrain.py", "pretrain_vae"): (["save_pretrained"], "a checkpoint that the user asked for"),
-    ("tools/tiny/pretrain_judge.py", "pretrain_judge"): (
-        ["Image.save", "save_pretrained", "unlink"],
-        "`Stage.save`, by `write_atomic`, a checkpoint that the user asked for, and the state of its finished training",
-    ),
-    ("tools/tiny/pretrain_clip.py", "pretrain_clip"): (
-        ["save_pretrained", "save_pretrained"],
-        "a checkpoint that the user asked for",
-    ),
-    ("tools/tiny/defects.py", "worn"): (["Image.save"], TO_MEMORY),
-    ("tools/tiny/pretrain_domain.py", "pretrain_domain"): (["Image.save"], "the package's own `Domain.save`"),
-    ("tools/tiny/pretrain_domain.py", "handled"): (["Image.save"], TO_MEMORY),
 }
 """(Module, function) → its calls, and why they may be there."""
 MEND = "delete, replace or create files by pacorl.io.files, or give the call and its reason in ALLOWED of this test"
@@ -195,9 +166,9 @@ def faults_of(module: str, source: str) -> list[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its path there, and of tools/ and integrations/ by that in the repository."""
+    """Every module of the package by its path there, and of integrations/ by that in the repository."""
     package = {path.relative_to(SOURCE).as_posix(): path for path in SOURCE.rglob("*.py")}
-    others = [path for folder in ("tools", "integrations") for path in (ROOT / folder).rglob("*.py")]
+    others = (ROOT / "integrations").rglob("*.py")
     return package | {path.relative_to(ROOT).as_posix(): path for path in others}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from app_server import serving_app
 from PIL import Image
-from tools.tiny.serving import serving_app
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,

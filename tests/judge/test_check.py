@@ -13,7 +13,7 @@ from pacorl.judge.check import CONTROL_FIGURE, ControlError, check_lines, check_
 from pacorl.judge.local import LocalJudge
 from pacorl.judge.score_set import questions_about, score_set
 from pacorl.judge.scores import PairScore, Scores
-from pacorl.tiny.characters import Panel, draw, set_of, with_another
+from pacorl.tiny.characters import draw, set_of, with_another
 from pacorl.types import Question, Verdict
 
 SUBJECT = ("red", "round", "crown", "night")
@@ -176,10 +176,3 @@ def test_the_tiny_judge_passes_its_controls_and_finds_the_wrong_panel() -> None:
     wrong = draw(with_another(panels[3], "hat", random.Random(0)), 64)
     result = check_set(judge, [*images[1:3], wrong, *images[4:]], least=0.5, characters=[("hero", images[:1])])
     assert [panel.panel for panel in result.failed] == [3]
-
-
-def test_the_committed_figure_is_what_its_maker_draws() -> None:
-    from tools.control import FIGURE, SIDE
-
-    assert isinstance(FIGURE, Panel)
-    assert Image.open(CONTROL_FIGURE).convert("RGB").tobytes() == draw(FIGURE, SIDE).tobytes()

@@ -13,8 +13,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
+from research.tiny.pretrain_domain import random_adapter
 from safetensors.torch import load_file, save_file
-from tools.tiny.pretrain_domain import random_adapter
 from transformers import AutoModelForImageTextToText
 
 from pacorl.bench.benchmarks import BenchmarkOptions

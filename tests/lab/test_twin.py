@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu_day import product
+from research.gpu_day import product
 from safetensors.torch import load_file
 from tiny_runs import metrics
 from typer.testing import CliRunner

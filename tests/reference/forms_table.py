@@ -134,8 +134,8 @@ def table() -> str:
         processes = {None: "", 0: "yes", 1: "yes, resumed"}[TWO_PROCESSES.get(name)]
         lines.append(f"| {name} | {config} | {_yes(name in RESUMED)} | {processes} |")
     lines.append(f"| {DRAWN_FAST + DRAWN} configs drawn by hypothesis | | some | |")
-    lines.append(f"| {DRAWN_IN_CAMPAIGN} more in `make campaign` | | some | |")
-    lines.append(f"| {DRAWN_ON_TWO_PROCESSES} more in `make campaign` | | | yes |")
+    lines.append(f"| {DRAWN_IN_CAMPAIGN} more in `make nightly` | | some | |")
+    lines.append(f"| {DRAWN_ON_TWO_PROCESSES} more in `make nightly` | | | yes |")
     return "\n".join(lines)
 
 

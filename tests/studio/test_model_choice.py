@@ -14,14 +14,13 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
-from tools.studio_memory import judge_bytes, planned
 
 from pacorl.config.options import StudioModels
 from pacorl.io.children import start_python
 from pacorl.studio import model_choice, models
 from pacorl.studio.characters import offers_for_characters
 from pacorl.studio.jobs import Job
-from pacorl.studio.model_choice import JUDGE, Downloads, Fit, check_name, fit_of, offers, with_memory
+from pacorl.studio.model_choice import Downloads, Fit, check_name, fit_of, offers, with_memory
 from pacorl.studio.models import ModelHost, Sampling, _options, edit_prompt, editor_of
 from pacorl.web.guard import RefusedError
 
@@ -387,12 +386,3 @@ def test_one_model_is_marked_to_start_with_by_its_rule():
     assert learning == {"black-forest-labs/FLUX.1-dev": 12, "black-forest-labs/FLUX.2-klein-base-4B": 12}
     unknown = [one["name"] for one in listed if not one["download"]]
     assert unknown == ["tiny"]
-
-
-@pytest.mark.slow
-def test_downloads_and_cards_are_those_of_the_planner():
-    for name in ("black-forest-labs/FLUX.2-klein-base-4B", "stabilityai/stable-diffusion-3.5-medium"):
-        (offer,) = (one for one in offers(StudioModels()) if one.name == name)
-        assert planned(name) == {"download": offer.download, "cards": offer.cards}
-    (judge,) = (one for one in offers(StudioModels()) if one.name == JUDGE)
-    assert judge_bytes() == judge.download

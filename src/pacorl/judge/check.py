@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pacorl.judge.judge import Judge
 
 CONTROL_FIGURE = Path(__file__).with_name("control.png")
-"""A drawn figure, made by tools/control.py."""
+"""A drawn figure."""
 CONTROLS = ("the same image", "a crop of the image", "a drawn figure of another character")
 """Second images of the controls; only the last shows another character."""
 CROP = 64

@@ -33,7 +33,7 @@ RECORD = "set_judge.json"
 """File of a set judge's folder: what it was distilled from, and how well it agrees."""
 LEAST_CORRELATION = 0.95
 """Correlation of panel advantages with the pair judge's below which a set judge is not to be trusted. The pair judge
-reaches 0.96 to 0.99 with itself if the two images of each question are exchanged (docs/measurements.md)."""
+reaches 0.96 to 0.99 with itself if the two images of each question are exchanged."""
 
 
 def pairs_of(panels: int) -> list[Pair]:

@@ -1,7 +1,7 @@
 """Models built from configs: tiny twins of the released models, and models without weights on the meta device.
 
-Tokenizers are trained on texts; weights are random until `python -m tools.tiny` trains them. A generator's twin is in
-its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
+Tokenizers are trained on texts; weights are random until `python -m research.tiny` trains them. A generator's twin is
+in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def offers(names: StudioModels) -> list[Offer]:
 
 @cache
 def _planned_needs() -> Mapping[str, Any]:
-    """Read the download and cards of the published models, which `python -m tools.studio_memory` plans."""
+    """Read the download and cards of the published models, as planned."""
     return read_object(Path(__file__).parent / "memory.json")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tools.tiny.serving import serving_app
+from app_server import serving_app
 from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app

@@ -314,7 +314,7 @@ def _absence(key: str, source: str, lacking: str) -> MissingFile:
 
 def _remedy(source: str) -> str:
     if source == TINY:
-        return "`python -m tools.tiny all` makes it again"
+        return "`python -m research.tiny all` makes it again"
     # A file within a repository, a folder, or a whole repository.
     in_repo = HUB_PATH.fullmatch(source)
     if in_repo and not Path(source).exists():

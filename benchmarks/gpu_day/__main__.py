@@ -1,8 +1,0 @@
-"""The command `python -m benchmarks.gpu_day`."""
-
-import sys
-
-from .runner import main
-
-if __name__ == "__main__":
-    sys.exit(main())
