@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from qa.attack.damage import damage_bytes, damage_file, damage_line, damage_value
+from qa.attack.damage import damage_bytes, damage_file, damage_value
 from qa.attack.harness import Target, WrongError
 
 OVERRIDES = ("epochs=3", "group_size=2", "evaluation.every=1", "prompts.evaluation=tiny:dev:1")
@@ -89,32 +89,6 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
 
 
-def mutate_records(folder: Path, draw: random.Random) -> str:
-    """Damages what a run wrote about itself, or a file that it speaks of."""
-    run = folder / "run"
-    path = draw.choice([run / "config.yaml", *run.glob("*.jsonl"), *files_of(folder)])
-    what = draw.choices(["bytes", "file", "value"], [45, 10, 45])[0]
-    if what == "value" and path.suffix == ".jsonl":
-        what = damage_line(path, draw)
-    else:
-        what = damage_file(path, draw) if what == "file" else damage_bytes(path, draw)
-    return f"{what} in {path.relative_to(run)}"
-
-
-def verify(folder: Path) -> None:
-    """What `pacorl verify` reads; what is damaged is a finding, or refused."""
-    from pacorl.lab.verify.audit import audit
-
-    report = audit(folder / "run")
-    json.dumps(report.to_dict(), ensure_ascii=False).encode()
-    if len(report.findings) < 3:
-        raise WrongError("silent", f"{report.findings} are all that was looked at")
-
-
 def targets() -> list[Target]:
     names = ("step-0", "metrics.jsonl", "config.yaml", "work/run", "best.json")
-    shared = {"prepare": prepare, "names": names}
-    return [
-        Target(name="checkpoints/policy", mutate=mutate, run=resume, **shared),
-        Target(name="checkpoints/verify", mutate=mutate_records, run=verify, **shared),
-    ]
+    return [Target(name="checkpoints/policy", prepare=prepare, mutate=mutate, run=resume, names=names)]

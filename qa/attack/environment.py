@@ -60,7 +60,6 @@ LIGHT: dict[str, Sequence[str]] = {
     "split": ("prompts", "split", "tiny:train:40", "--out", "made", "--test", "10"),
     "report": ("report", "run"),
     "publish": ("publish", "run", "--licence", "mit"),
-    "verify": ("verify", "run"),
     "import": ("dataset", "import", "imported", "rankings.csv", "--kind", "rankings"),
     "annotate-plan": ("dataset", "annotate", "ranked", "--annotators", "ben", "--dry-run"),
     "version": ("--version",),

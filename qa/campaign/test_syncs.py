@@ -1,4 +1,4 @@
-"""What it costs that nothing is lost: the time for which a run waits for its disk, and hashes what it did."""
+"""What it costs that nothing is lost: the time for which a run waits for its disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 from tiny_runs import tiny_run
 
 from pacorl.grpo.trainer import PolicyTrainer
-from pacorl.io.documents import read_jsonl
 
 
 @pytest.mark.campaign
-def test_syncs_and_hashes_cost_less_than_a_fiftieth_of_an_epoch(
+def test_syncs_cost_less_than_a_fiftieth_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Callable[[str], None]
 ) -> None:
     """Three epochs of the quickstart, small evaluations and a checkpoint at their end, on the disk of the tests."""
@@ -42,8 +41,6 @@ def test_syncs_and_hashes_cost_less_than_a_fiftieth_of_an_epoch(
     started = time.perf_counter()
     trainer.train()
     whole = time.perf_counter() - started
-    hashing = sum(row.get("seconds/hashes", 0.0) for row in read_jsonl(tmp_path / "run" / "metrics.jsonl"))
-    assert hashing > 0
-    said = f"{len(seconds)} syncs in 3 epochs take {sum(seconds):.2f} s and hashes {hashing:.2f} s"
-    measured(f"{said} of {whole:.1f} ({(sum(seconds) + hashing) / whole:.2%})")
-    assert sum(seconds) + hashing < 0.02 * whole
+    share = sum(seconds) / whole
+    measured(f"{len(seconds)} syncs in 3 epochs take {sum(seconds):.2f} s of {whole:.1f} ({share:.2%})")
+    assert share < 0.02

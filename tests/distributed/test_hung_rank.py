@@ -9,17 +9,16 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import toy_world
 import worlds
-from tiny_runs import metrics
+from tiny_runs import metrics, weights
 from toy_ranks import command
 
 from pacorl.config.recipes import recipe
-from pacorl.grpo.ledger import read_ledger
 from pacorl.grpo.start import checkpoints
+from pacorl.io.files import digests
 
 pytestmark = pytest.mark.slow
 
@@ -58,10 +57,6 @@ def said(folder: Path, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def epochs(run: Path) -> list[dict[str, Any]]:
-    return [record for record in read_ledger(run) if record["kind"] != "start"]
-
-
 def finished(run: Path) -> int:
     """Epochs of the log."""
     log = run / "metrics.jsonl"
@@ -78,7 +73,8 @@ def check_resumed(folder: Path, start: Start, *settings: str, engine: Mapping[st
         for process in start(*words, **engine):
             process.join(300)
             assert process.exitcode == 0, said(folder, 0)
-    assert epochs(folder / "run") == epochs(folder / "whole")
+    assert weights(folder / "run") == weights(folder / "whole")
+    assert digests(folder / "run/samples") == digests(folder / "whole/samples")
     for kind in ("epoch", "evaluation"):  # not that `epochs` changed
         assert metrics(folder / "run", kind) == metrics(folder / "whole", kind)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import toy_world
 from PIL import Image
+from recorded import recorded_epochs
 
 from pacorl.types import Prompt
 
@@ -85,7 +86,8 @@ def draw_and_resume(out: Path) -> None:
     auto.close()
 
     config = toy_world.toy_config(out / "run", *EPOCH)
-    PolicyTrainer(config, rewards={"drawing": drawing}).train()
+    with recorded_epochs() as met["epochs"]:
+        PolicyTrainer(config, rewards={"drawing": drawing}).train()
     met["drawn"] = random_state()
     again = config.model_copy(update={"epochs": 2})
     trainer = PolicyTrainer(again, rewards={"drawing": drawing}, resume=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tiny_runs import metrics
+from recorded import recorded_epochs
+from tiny_runs import metrics, weights
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config import base as configs
@@ -25,7 +26,6 @@ from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
 from pacorl.grpo.update import keep_samples
-from pacorl.io.documents import read_jsonl
 from pacorl.rewards.reward import PanelScores, RewardFunction
 from pacorl.types import Grid, Prompt, Size
 
@@ -146,22 +146,21 @@ def test_a_run_with_panel_credit_has_a_ratio_of_exactly_1(objective: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_ledger_has_the_parts_with_panel_credit_alone(tmp_path: Path) -> None:
-    epochs = {}
-    with toy_world():
+def test_scores_have_parts_with_panel_credit_alone(tmp_path: Path) -> None:
+    with toy_world(), recorded_epochs() as records:
         for credit in ("set", "0", "panel"):
-            run = train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
-            epochs[credit] = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
+            train_policy(toy_config(tmp_path / credit, f"advantages.credit={credit}", "epochs=1"))
 
-    assert epochs["set"]["hashes"] == epochs["0"]["hashes"], "no share of panel credit is credit set, to the bit"
-    assert set(epochs["set"]["scores"]) == {"scores"}
-    assert set(epochs["set"]["hashes"]) == set(epochs["panel"]["hashes"])
-    rows = dict(epochs["panel"]["scores"]["parts"])
+    of_set, of_no_share, of_panel = records
+    assert of_set == of_no_share, "no share of panel credit is credit set, to the bit"
+    assert weights(tmp_path / "set") == weights(tmp_path / "0")
+    assert of_set["parts"] is None
+    rows = of_panel["parts"]
     assert sorted(rows) == list(range(8))
     assert {name: len(part) for name, part in rows[0].items()} == {"consistency": 4, "panel_match": 4}
-    score = epochs["panel"]["scores"]["scores"][0]
-    assert sum(rows[0]["consistency"]) == pytest.approx(2 * score[1]), "a pair counts for both of its panels"
-    assert sum(rows[0]["panel_match"]) == pytest.approx(score[2])
+    consistency, panel_match = of_panel["scores"][0]
+    assert sum(rows[0]["consistency"]) == pytest.approx(2 * consistency), "a pair counts for both of its panels"
+    assert sum(rows[0]["panel_match"]) == pytest.approx(panel_match)
 
 
 @pytest.mark.slow
@@ -174,8 +173,7 @@ def test_auto_takes_the_credit_that_locality_permits_and_a_resumed_run_keeps_it(
         chosen = train_policy(toy_config(tmp_path / "panel", PANEL, "epochs=1"))
         assert caplog.text.count("advantages.credit: auto is panel: 0 %") == 1
         assert configs.load(PolicyConfig, run / "config.yaml", []).advantages.credit == "panel"
-        hashes = [read_jsonl(folder / "ledger.jsonl")[-1]["hashes"] for folder in (run, chosen)]
-        assert hashes[0] == hashes[1], "the choice draws from no generator of the run"
+        assert weights(run) == weights(chosen), "the choice draws from no generator of the run"
 
         again = PolicyTrainer(toy_config(tmp_path / "auto", AUTO, "epochs=2"), resume=True)
         assert again.config.advantages.credit == "panel"
@@ -195,14 +193,9 @@ def test_the_less_local_panels_are_the_less_credit_they_have(own: float, rest: f
 @pytest.mark.slow
 def test_a_function_may_have_parts(tmp_path: Path) -> None:
     settings = ["judge=none", "rewards=[{name: reds}, {name: whole}]", "epochs=1", PANEL, "best_by=''"]
-    with toy_world():
-        run = (
-            PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()})
-            .train()
-            .folder
-        )
-    record = next(record for record in read_jsonl(run / "ledger.jsonl") if record["kind"] == "epoch")
-    assert record["scores"]["parts"][0] == [0, {"reds": [0.25, 0.5, 0.75, 1.0]}]
+    with toy_world(), recorded_epochs() as records:
+        PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"reds": Reds(), "whole": Whole()}).train()
+    assert records[0]["parts"][0] == {"reds": [0.25, 0.5, 0.75, 1.0]}
 
 
 @pytest.mark.parametrize(("rewards", "warnings"), [({"whole": Whole()}, 1), ({"reds": Reds(), "whole": Whole()}, 0)])
@@ -220,7 +213,7 @@ def test_a_run_whose_rewards_have_no_parts_warns_once(
 
 
 @pytest.mark.slow
-def test_a_file_s_parts_reach_the_ledger_and_are_tried_before_the_run(tmp_path: Path) -> None:
+def test_a_file_s_parts_reach_the_epoch_and_are_tried_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
 
     def run(name: str) -> Path:
@@ -228,9 +221,9 @@ def test_a_file_s_parts_reach_the_ledger_and_are_tried_before_the_run(tmp_path: 
         config = toy_config(tmp_path / name, "judge=none", reward, "epochs=1", PANEL, "best_by=''")
         return train_policy(config)
 
-    with toy_world():
-        record = next(record for record in read_jsonl(run("Quarters") / "ledger.jsonl") if record["kind"] == "epoch")
-        assert record["scores"]["parts"][0] == [0, {"mine": [0.1, 0.2, 0.3, 0.4]}]
+    with toy_world(), recorded_epochs() as records:
+        run("Quarters")
+        assert records[0]["parts"][0] == {"mine": [0.1, 0.2, 0.3, 0.4]}
         with pytest.raises(ValueError, match=r"returned 1 parts for prompt 0.*; a 2x2 grid needs 4, one per panel"):
             run("One")
 

@@ -49,10 +49,6 @@ ALLOWED = {
     ("io/documents.py", "append_jsonl"): (["open"], "appends, by a descriptor of `open_regular`"),
     ("cli/__init__.py", "run"): (["open"], "/dev/null"),
     ("models/lora/formats.py", "_sort_metadata"): (["open"], ASIDE),
-    ("grpo/ledger.py", "Ledger.start"): (
-        ["unlink"],
-        "samples that the run makes again, by its own names",
-    ),
     ("grpo/checkpoint.py", "publish"): (["shutil.copy2", "shutil.rmtree"], ASIDE),
     ("grpo/checkpoint.py", "put_in_place"): (["rename", "rename"], "the folder aside takes the name"),
     ("grpo/checkpoint.py", "write_checkpoint"): (["save_file", "shutil.rmtree"], ASIDE),

@@ -397,7 +397,7 @@ def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
     assert fault.value.filename == str(path)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "summary.json", "ledger.jsonl"])
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "summary.json"])
 def test_a_new_run_replaces_no_file(tmp_path: Path, name: str) -> None:
     check_no_run(tmp_path)
     (tmp_path / name).write_text("mine")

@@ -38,7 +38,7 @@ from pacorl.report.figures import (
     ticks,
 )
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import Pair, check_report, choose, match, spread, write_report
+from pacorl.report.page import Pair, choose, match, spread, write_report
 from pacorl.report.results import Result, compared
 
 
@@ -198,21 +198,6 @@ def test_rebuilding_gives_the_same_page(run: Path) -> None:
 def append_line(run: Path, line: dict[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json_lines(line))
-
-
-def test_a_page_is_checked_as_of_the_epoch_that_it_shows(run: Path) -> None:
-    run = run.rename(run.with_name('"Foxes" & co'))
-    path = write_report(run)
-    append_line(run, {"kind": "epoch", "epoch": 3, "loss": 9.0})
-    write_evaluation(run, 3, {1: 0.5, 2: 0.5, 3: 0.5})
-    append_line(run, {"kind": "evaluation", "epoch": 3, "consistency": 0.5})
-    assert check_report(run) == 2
-    path.write_text(path.read_text().replace("0.875", "0.975"))
-    with pytest.raises(ValueError, match=r"report\.html is not the page of the run's files after epoch 2: "):
-        check_report(run)
-    path.write_text("<p>Ours is better.</p>")
-    with pytest.raises(ValueError, match=r"report\.html is not the page of the run's files: "):
-        check_report(run)
 
 
 def test_samples_of_an_evaluation_that_the_log_lacks_are_not_shown(run: Path) -> None:

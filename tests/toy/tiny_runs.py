@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from pacorl.config import base as configs
 from pacorl.config.recipes import recipe
 from pacorl.grpo.policy_config import PolicyConfig
+from pacorl.grpo.start import checkpoints
 from pacorl.lab.plan.plan import Plan, plan_policy
 
 SMALL_QUICKSTART = [
@@ -51,6 +54,17 @@ def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str,
         for line in lines
         if kind in ("", line["kind"])
     ]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    """Every tensor of a run's newest checkpoint and of `adapter/`: trained, average, old and optimizer, by its bits."""
+    newest = checkpoints(run / "checkpoints")[-1]
+    parts = [path for folder in (newest, newest / "lora", run / "adapter") for path in folder.glob("*.safetensors")]
+    return {
+        f"{path.parent.name}/{path.name}/{name}": value.numpy().tobytes()
+        for path in parts
+        for name, value in load_file(path).items()
+    }
 
 
 @cache

@@ -27,7 +27,6 @@ from pacorl.cli import (
     serve,
     train,
     twin,
-    verify,
 )
 from pacorl.cli.shared import Commands, echo, echo_errors, fault_line, print_json
 from pacorl.io.terminal import PrintableFormatter, printable
@@ -50,7 +49,6 @@ app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("train-character", cls=train.ResumableCommand)(train.train_character)
 app.command("probe")(probe.probe)
 app.command("report")(train.report)
-app.command("verify")(verify.verify)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)
 app.command("check")(check.check)

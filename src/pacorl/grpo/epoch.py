@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from pacorl.core.advantages import advantages
@@ -21,7 +21,7 @@ from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
 from pacorl.grpo.score_checks import check_alike, check_missing, check_parts, not_finite
-from pacorl.grpo.scoring import Parts, Scorer, Scores, reward_table, share_not_finite
+from pacorl.grpo.scoring import Parts, Scores, reward_table, share_not_finite
 from pacorl.grpo.set_check import check_set_judge
 from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
@@ -29,12 +29,11 @@ from pacorl.judge.judge import counts_of
 from pacorl.types import Advantages, Rollout, Samples
 
 
-def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, float]:
+def run_epoch(run: Run) -> dict[str, float]:
     """Run the next epoch. A stop during sampling abandons it, and a resumed run samples the same images again.
 
     Args:
         run: the run, in its state after the last epoch.
-        scorer: constructor of the scorer. A verification passes one that replays recorded scores.
 
     Returns:
         The epoch's line in metrics.jsonl.
@@ -63,7 +62,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         # 2. Sample and score: each batch goes to the rewards as soon as it is decoded. They run concurrently with the
         # generator, or alternate with it on a small GPU.
         samples = [Samples() for _ in range(run.config.optimizer.updates_per_epoch)]
-        with run.scorer(scorer, samples=len(rows)) as scoring:
+        with run.scorer(samples=len(rows)) as scoring:
             with run.bars.phase("sampling", total=len(rows) // run.runtime.world) as advance, run.sampling_policy():
                 for rollout in sample(run, sampler, rows, samples):
                     scoring.submit(rollout)
@@ -81,7 +80,6 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
             check_missing(run, metrics, scoring)
             metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
-        run.note_samples(samples, scores, epoch_advantages, parts)
         metrics |= check_suffix(
             run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
         )
@@ -101,7 +99,7 @@ def run_epoch(run: Run, *, scorer: Callable[..., Scorer] = Scorer) -> dict[str, 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.
         metrics |= learn(run, sampler, samples, epoch_advantages)
 
-        # 5. Record: ledger, monitor, log.
+        # 5. Record: monitor, log.
         return run.finish_epoch(samples, statistics, metrics, seconds_before=seconds_before)
 
 

@@ -73,13 +73,11 @@ def evaluate(run: Run) -> dict[str, float]:
         metrics |= run.watch("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)
         metrics["seconds/evaluation"] = run.clock.seconds["evaluation"] - seconds_before
 
-        # 3. Record. An evaluation is complete once its line is written, so the ledger comes last.
+        # 3. Record.
         score = evaluation.score_by(run.config.best_by, metrics)
-        line = run.logbook.write("evaluation", epoch=run.epoch, step=run.step, values=metrics)
+        run.logbook.write("evaluation", epoch=run.epoch, step=run.step, values=metrics)
         run.evaluated = run.epoch
         run.score = score
-        with run.clock.timed("hashes"):
-            run.ledger.write_evaluation(run, samples, line=line, score=score)
         run.pending.clear()
     return metrics
 

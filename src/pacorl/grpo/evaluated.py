@@ -28,17 +28,6 @@ def noise_seed(seed: int, job: Job) -> int:
     return seed_of(seed, "evaluation", prompt.id, index)
 
 
-def evaluation_name(epoch: int) -> str:
-    """Name an evaluation's files below samples/."""
-    return f"evaluation-{epoch:06d}"
-
-
-def sample_files(epoch: int, images: int) -> list[str]:
-    """List an evaluation's records and images, relative to the run's folder."""
-    name = evaluation_name(epoch)
-    return [f"samples/{name}.jsonl", *(f"samples/{name}/{number:04d}.png" for number in range(images))]
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluatedSample:
     """Image of an evaluation and its scores; a missing score is None."""
@@ -85,8 +74,8 @@ class Evaluation:
     rewards: Sequence[RewardConfig]
 
     def keep(self, logbook: Logbook, epoch: int) -> None:
-        """Write the files of `sample_files` into the run's folder."""
-        name = evaluation_name(epoch)
+        """Write the records and images of the evaluation after an epoch into the run's folder."""
+        name = f"evaluation-{epoch:06d}"
         # zlib releases the GIL: a PNG of 1024² takes 0.2 to 0.6 s, during which the GPU idles.
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(lambda n: logbook.image(f"{name}/{n:04d}", self.samples[n].image), range(len(self.samples))))

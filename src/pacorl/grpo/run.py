@@ -30,7 +30,6 @@ from pacorl.grpo.checkpoint import (
 )
 from pacorl.grpo.conditioning import ConditioningFiles
 from pacorl.grpo.last_state import LastState
-from pacorl.grpo.ledger import Ledger, start_facts
 from pacorl.grpo.locality import CHILDREN, PROMPTS, Locality, panel_changes
 from pacorl.grpo.lora_run import LoraRun
 from pacorl.grpo.monitor import Alarm, HackingMonitor, Kind, PanelStatistics
@@ -53,7 +52,7 @@ from pacorl.runtime.processes import Runtime, SharedFault, allow_tf32
 from pacorl.runtime.stopping import Interrupted, lost_ranks
 from pacorl.runtime.turns import Turns
 from pacorl.runtime.workers import CallTimeout
-from pacorl.types import Advantages, Prompt, Samples, Size
+from pacorl.types import Prompt, Samples, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -295,9 +294,8 @@ class Run(LoraRun):
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
-        config_text = configs.dump(config)
         if is_main:
-            write_atomic(config.out / "config.yaml", config_text, mode=PRIVATE)
+            write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
             if self._leaks:
                 write_atomic(config.out / LEAKS, f"{self._leaks}\n")
 
@@ -308,21 +306,11 @@ class Run(LoraRun):
         self.pending = PendingEpoch(config.out, self.runtime, scorers)
         self.pending.open(start, same_config=not changes.frozen)
 
-        # 3. Ledger, and the copy of the state for emergency stops.
+        # 3. The judges' identities, and the copy of the state for emergency stops.
         self.judge_identities = self.runtime.on_main(partial(judge_identities, config))
         """Identity of each judge by its config key: weights, prompt and version that determine its verdicts."""
-        self.ledger = Ledger(folder, self.runtime)
         self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
         """State to save if the main thread hangs."""
-        facts = start_facts(config, start, self.rewards, self.held_out, config_text=config_text)
-        self.ledger.start(
-            self,
-            epoch=self.epoch,
-            step=self.step,
-            evaluated=self.evaluated,
-            score=self._score_of_weights,
-            **facts,
-        )
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -352,7 +340,8 @@ class Run(LoraRun):
             "step": self.step,
             "seed": self.config.seed,
             "evaluated": self.evaluated,
-            "score": self._score_of_weights,
+            # Of these weights: None if the newest evaluation is older.
+            "score": self.score if self.evaluated == self.epoch else None,
             "best_by": self.config.best_by,
             "bad_steps": self.bad_steps,
             "log_lines": self.logbook.count_lines(),
@@ -360,11 +349,6 @@ class Run(LoraRun):
             "judges": self.judge_identities,
             "code": self.code,
         }
-
-    @property
-    def _score_of_weights(self) -> float | None:
-        """Score of the current weights; None if the newest evaluation is older."""
-        return self.score if self.evaluated == self.epoch else None
 
     def _restore(self, checkpoint: Path) -> int:
         """Restore a checkpoint's state, and return the number of its log lines."""
@@ -435,13 +419,8 @@ class Run(LoraRun):
     # --- an epoch's services -----------------------------------------------------------------------------------
 
     @contextmanager
-    def scorer(self, make: Callable[..., Scorer], *, samples: int) -> Iterator[Scorer]:
-        """Open a scorer, which overlaps with sampling if the device allows it.
-
-        Args:
-            make: constructor of the scorer.
-            samples: samples of the epoch over all ranks.
-        """
+    def scorer(self, *, samples: int) -> Iterator[Scorer]:
+        """Open the scorer of an epoch's samples, counted over all ranks; it overlaps with sampling if possible."""
         # The part of scoring that sampling hid is the busy time beyond the time waited.
         waited = self.clock.seconds["reward"]
         # The whole epoch's budget: each rank stops alone, without the counts of the rest.
@@ -450,7 +429,7 @@ class Run(LoraRun):
         overlap = not self.turns and scoring_overlaps(self.config.judge, device=self.runtime.device)
         options = self.scorer_options | {"overlap": overlap, "max_missing": max_missing}
 
-        with make(self.rewards, monitored=True, by_panel=self.by_panel, **options) as scorer:
+        with Scorer(self.rewards, monitored=True, by_panel=self.by_panel, **options) as scorer:
             yield scorer
 
         if scorer.overlap:
@@ -517,18 +496,6 @@ class Run(LoraRun):
             by_panel=self.by_panel,
         )
 
-    def note_samples(
-        self,
-        samples: Sequence[Samples],
-        scores: Mapping[int, Scores],
-        epoch_advantages: Advantages,
-        parts: Mapping[int, Parts] | None = None,
-    ) -> None:
-        """Hash the epoch's samples, scores and advantages for the ledger, which keeps the parts of the scores."""
-        with self.clock.timed("hashes"):
-            self.ledger.note_samples(samples, scores, parts)
-            self.ledger.note_advantages(epoch_advantages)
-
     def finish_epoch(
         self,
         samples: Sequence[Samples],
@@ -537,7 +504,7 @@ class Run(LoraRun):
         *,
         seconds_before: Mapping[str, float],
     ) -> dict[str, float]:
-        """Count the epoch, check for reward hacking, and write its log line, its record and, at times, an image.
+        """Count the epoch, check for reward hacking, and write its log line and, at times, an image.
 
         Args:
             samples: samples of this rank.
@@ -549,8 +516,6 @@ class Run(LoraRun):
             All metrics of the line.
         """
         # 1. Metrics: scheduled settings, seconds of each phase, and signs of reward hacking.
-        with self.clock.timed("hashes"):
-            self.ledger.note_weights(self)
         line = dict(metrics)
         sampling = self.config.sampling
         if sampling.window.kind != "fixed":
@@ -564,8 +529,7 @@ class Run(LoraRun):
 
         # 2. Count and record.
         self.epoch += 1
-        written = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=line)
-        self.ledger.write(epoch=self.epoch, step=self.step, line=written)
+        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=line)
         self.pending.clear()
         if self.epoch % self.config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])

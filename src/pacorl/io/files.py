@@ -125,7 +125,7 @@ def check_no_run(folder: Path) -> None:
             "with out=…"
         )
     fix = "go on with --resume auto if it is of a run that was stopped, or name another folder with out=…"
-    for name in ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl", "leaks.txt"):
+    for name in ("config.yaml", "report.html", "summary.json", "leaks.txt"):
         check_new(folder / name, fix=fix)
 
 

@@ -29,8 +29,8 @@ LABELS: Mapping[str, str] = WORDS["labels"]
 MEANINGS: Mapping[str, str] = WORDS["meanings"]
 """Metric → one sentence for the reader of a page; its order is the order of the page."""
 MINUS = "\N{MINUS SIGN}"
-PARTS = ("rollout", "reward", "update", "evaluation", "hashes")
-"""Parts of a run's time, in the order of their colours."""
+PARTS = ("rollout", "reward", "update", "evaluation")
+"""Phases of a run, one after another, in the order of their colours; further times are parts of these."""
 
 LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152), (9, 84, 92))
 DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))

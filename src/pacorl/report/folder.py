@@ -102,22 +102,14 @@ class RunFolder:
     leaks: str = ""
     """Which training prompts are evaluated on; empty if none."""
 
-    @property
-    def epoch(self) -> int:
-        """Epoch of the newest line; 0 without one."""
-        return max((int(line["epoch"]) for line in self.epochs + self.evaluations), default=0)
-
-    def until(self, epoch: int) -> RunFolder:
-        """Leave out everything newer than an epoch, and samples without an evaluation in the log."""
-        # Samples may be written before their evaluation's line.
-        evaluations = [line for line in self.evaluations if line["epoch"] <= epoch]
-        evaluated = {line["epoch"] for line in evaluations}
+    def logged(self) -> RunFolder:
+        """Leave out images that are ahead of the log, as a stop within an evaluation leaves them."""
+        evaluated = {line["epoch"] for line in self.evaluations}
+        newest = max((line["epoch"] for line in self.epochs + self.evaluations), default=0)
         return replace(
             self,
-            epochs=[line for line in self.epochs if line["epoch"] <= epoch],
-            evaluations=evaluations,
-            samples={number: samples for number, samples in self.samples.items() if number in evaluated},
-            training_images={number: path for number, path in self.training_images.items() if number <= epoch},
+            samples={epoch: samples for epoch, samples in self.samples.items() if epoch in evaluated},
+            training_images={epoch: path for epoch, path in self.training_images.items() if epoch <= newest},
         )
 
 

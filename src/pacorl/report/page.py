@@ -5,7 +5,6 @@ The gallery shows before and after of one prompt and seed, at evenly spread quan
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.core.ranking import FEWEST_FOR_INTERVAL
-from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.report import figures
@@ -39,8 +37,6 @@ SHOWN = 15
 OPEN_SETS = 5
 """Number of sets that are open at first; the rest of the gallery is folded."""
 TRAINING_IMAGES = 6
-STATED = re.compile(r'<header class="[^"]*" data-run="(?P<name>[^"]*)" data-epoch="(?P<epoch>\d+)">')
-"""The page's own statement of its run and of the last epoch that it shows."""
 
 
 def write_report(run: Path) -> Path:
@@ -53,38 +49,9 @@ def write_report(run: Path) -> Path:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     path = run / "report.html"
-    contents = read_run(run)
-    write_atomic(path, _page(contents, name=run.resolve().name, epoch=contents.epoch))
+    name = run.resolve().name
+    write_atomic(path, render("run.html", name=name, **_contents(read_run(run).logged(), name)))
     return path
-
-
-def check_report(run: Path) -> int:
-    """Build a run's page again as of the epoch that it shows, and compare.
-
-    Returns:
-        The epoch.
-
-    Raises:
-        ValueError: the page is another one.
-    """
-    path = run / "report.html"
-    page = read_text(path)
-    # The page states its run and epoch, since the run may have gone on.
-    stated = STATED.search(page)
-    after = ""
-    if stated:
-        epoch = int(stated["epoch"])
-        if page == _page(read_run(run), name=html.unescape(stated["name"]), epoch=epoch):
-            return epoch
-        after = f" after epoch {epoch}"
-    raise ValueError(
-        f"{path} is not the page of the run's files{after}: the page or a file was changed, or other versions built "
-        f"it; `pacorl report {run}` builds it again"
-    )
-
-
-def _page(run: RunFolder, *, name: str, epoch: int) -> str:
-    return render("run.html", name=name, epoch=epoch, **_contents(run.until(epoch), name))
 
 
 def render(template: str, /, **contents: object) -> str:

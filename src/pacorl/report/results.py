@@ -19,9 +19,6 @@ from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
 DRAWS = 1000
 
-PHASES = PARTS[:4]
-"""Phases of a run, one after another; its further times are parts of these."""
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -138,7 +135,7 @@ def seconds(run: RunFolder) -> dict[str, float]:
     """
     spent = numbers(section(run.summary, "seconds"))
     if not any(spent.values()):
-        for name in PHASES:
+        for name in PARTS:
             lines = run.evaluations if name == "evaluation" else run.epochs
             spent[name] = sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines)
     # A judge's log has no times of its training, and its evaluations' are not all.

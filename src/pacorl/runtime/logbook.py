@@ -89,7 +89,7 @@ class Logbook:
         if self.folder and (self.folder / "metrics.jsonl").exists():
             write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines), mode=PRIVATE)
 
-    def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> dict[str, Any]:
+    def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Append one line, and log its values to the trackers; values that are not finite become null.
 
         Args:
@@ -97,21 +97,17 @@ class Logbook:
             epoch: finished epochs.
             step: optimizer steps taken.
             values: the metrics.
-
-        Returns:
-            The line.
         """
+        if not self.folder:
+            return
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         # Nulls first: `finite` overwrites its names in place, which preserves the order of `values`.
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
-        if not self.folder:
-            return line
         append_jsonl(self.folder / "metrics.jsonl", line)
         series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         with disk_errors(self.folder):
             for tracker in self._trackers:
                 tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
-        return line
 
     def note_changes(self, changes: Mapping[str, Sequence[Any]], *, epoch: int, step: int) -> None:
         """Append one line of kind "changes": config key → earlier and new value."""

@@ -1,1 +1,0 @@
-"""Verification of a finished run, from its files and by recomputation."""

@@ -1,0 +1,102 @@
+"""A run that was stopped and goes on ends as one that was not: log, images, scores, samples and weights, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import recorded_epochs
+from tiny_runs import metrics, weights
+from toy_world import toy_config
+
+from pacorl import PolicyTrainer
+from pacorl.grpo.evaluated import Evaluation
+from pacorl.grpo.trainer import train_policy
+from pacorl.io.files import digests
+from pacorl.runtime.logbook import Logbook
+from pacorl.runtime.stopping import Interrupted
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+SETTINGS = ["epochs=3", "keep_checkpoints=9", "evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
+
+
+def outcome(run: Path) -> list[Any]:
+    """What a run leaves, without what clocks say."""
+    return [metrics(run), digests(run / "samples"), weights(run), (run / "checkpoints" / "best.json").read_text()]
+
+
+@pytest.mark.slow
+def test_equal_runs_are_equal_and_other_seeds_draw_other_samples(tmp_path: Path) -> None:
+    with recorded_epochs() as records:
+        for name in ("run", "again"):
+            train_policy(toy_config(tmp_path / name, *SETTINGS))
+        train_policy(toy_config(tmp_path / "other", *SETTINGS, "seed=43"))
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "run")
+    run, again, other = records[:3], records[3:6], records[6:]
+    assert again == run
+    for own, theirs in zip(run, other, strict=True):
+        assert not set(own["samples"].values()) & set(theirs["samples"].values())
+
+
+@pytest.mark.slow
+def test_what_comes_after_a_checkpoint_comes_again(tmp_path: Path) -> None:
+    config = toy_config(tmp_path / "run", *SETTINGS)
+    with recorded_epochs() as records:
+        run = train_policy(config)
+        before = outcome(run)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"kind": "epo')  # a crash within a line
+        for _ in range(2):  # a start that leads to nothing leaves nothing
+            PolicyTrainer(config, resume=run / "checkpoints" / "step-000002").close()
+        train_policy(config, resume=run / "checkpoints" / "step-000002")
+    assert outcome(run) == before
+    assert records[3:] == records[1:3]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_from_another_run(tmp_path: Path) -> None:
+    with recorded_epochs() as records:
+        run = train_policy(toy_config(tmp_path / "run", *SETTINGS))
+        other = train_policy(toy_config(tmp_path / "other", *SETTINGS), resume=run / "checkpoints" / "step-000004")
+    assert records[3] == records[2]
+    assert weights(other) == weights(run)
+    for kind in ("epoch", "evaluation"):  # beside them is a line that `out` changed
+        assert metrics(other, kind) == metrics(run, kind)[-1:]
+
+
+@pytest.mark.slow
+def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train_policy(toy_config(tmp_path / "whole", *SETTINGS))
+    trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS))
+
+    def stop() -> None:
+        if trainer.epoch == 1:
+            raise Interrupted("told to stop")
+
+    monkeypatch.setattr(trainer.runtime, "check_stop", stop)
+    with pytest.raises(Interrupted):
+        trainer.train()
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS), resume="auto")
+    assert outcome(run) == outcome(whole)
+
+
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stopped_evaluation_leaves_no_trace(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [*SETTINGS, "evaluation.every=1", "epochs=2"]
+    whole = train_policy(toy_config(tmp_path / "whole", *settings))
+    keep = Evaluation.keep
+
+    def stop(evaluation: Evaluation, logbook: Logbook, number: int) -> None:
+        keep(evaluation, logbook, number)
+        if number == epoch:
+            raise Interrupted("told to stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "keep", stop)
+        with pytest.raises(Interrupted):
+            train_policy(toy_config(tmp_path / "run", *settings))
+    for _ in range(2):  # a finished run that starts again has nothing left to do
+        run = train_policy(toy_config(tmp_path / "run", *settings), resume="auto")
+        assert outcome(run) == outcome(whole)
