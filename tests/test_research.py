@@ -1,4 +1,4 @@
-"""Research starts: its modules import, and the results of its claims are read. Nothing else of it is tested."""
+"""Research starts: its modules import, the results of its claims are read, and its bugs fit the code."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def test_every_claim_has_its_results() -> None:
 
     for claim in read_claims():
         assert len(read_results(claim)) == len(claim.arms) * len(claim.seeds), claim.name
+
+
+@pytest.mark.slow
+def test_every_bug_of_the_list_fits_the_code() -> None:
+    from research.mutants.mutants import read_mutants
+
+    faults = []
+    for mutant in read_mutants():
+        try:
+            mutant.apply((ROOT / "src" / "pacorl" / mutant.file).read_text(encoding="utf-8"))
+        except (ValueError, FileNotFoundError) as error:
+            faults.append(f"{mutant.name}: {error}")
+    assert faults == []
