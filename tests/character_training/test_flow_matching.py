@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,52 @@ def test_the_loss_is_that_of_a_plain_computation(trainer: CharacterTrainer) -> N
     )[0]
     expected = torch.nn.functional.mse_loss(velocity, noise - latents)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_held_out_loss_is_the_average_s_in_a_plain_loop(trainer: CharacterTrainer) -> None:
+    """In float64, a picture and a noise level at a time; the trained weights, three times as strong, have another."""
+    trained = {name: weight for name, weight in trainer.transformer.named_parameters() if ".lora_B." in name}
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    trainer.begin_average()
+    for weight in trained.values():
+        weight.data *= 3
+    trainer.average.follow(trainer.average.interval)  # the first update: 0.1 of the copy, 0.9 of the trained weights
+    measured = trainer.measure_held_out()
+    doubled = copy.deepcopy(trainer.transformer).double()
+    for name, weight in trained.items():
+        assert torch.equal(weight, 3 * before[name])  # put back
+        weight.data = before[name]
+    trainer.begin_average()
+
+    expected = plain_held_out(trainer, doubled, {name: 2.8 * weight.double() for name, weight in before.items()})
+    assert measured == pytest.approx(expected, rel=1e-5)
+    of_trained = plain_held_out(trainer, doubled, {name: 3 * weight.double() for name, weight in before.items()})
+    assert abs(of_trained - expected) > 1e-3 * expected
+
+
+@torch.no_grad()
+def plain_held_out(trainer: CharacterTrainer, transformer: torch.nn.Module, adapter: dict[str, torch.Tensor]) -> float:
+    transformer.load_state_dict(adapter, strict=False)
+    rows, cols = trainer.policy.token_grid(trainer.size)
+    losses = []
+    for number, example in enumerate(trainer.held_out):
+        caption = trainer.cache.batch([example.prompt], trainer.size).tensors
+        for level in range(8):
+            sigma = trainer.sigmas[int((level + 0.5) / 8 * 1000)].double()
+            noise = trainer.policy.noise([seed_of(42, "held out", number, level)], trainer.size).double()
+            velocity = transformer(
+                hidden_states=(1 - sigma) * example.latents.double() + sigma * noise,
+                timestep=sigma[None],
+                guidance=torch.tensor([3.5]).double(),
+                pooled_projections=caption["pooled"].double(),
+                encoder_hidden_states=caption["tokens"].double(),
+                txt_ids=torch.zeros(caption["tokens"].shape[1], 3),
+                img_ids=torch.tensor([[0, row, col] for row in range(rows) for col in range(cols)]).float(),
+                return_dict=False,
+            )[0]
+            losses.append(float(((velocity - (noise - example.latents.double())) ** 2).mean()))
+    assert len(losses) == 8 * len(trainer.pictures.held_out) > 0
+    return sum(losses) / len(losses)
 
 
 def test_latents_are_those_of_the_picture(trainer: CharacterTrainer) -> None:

@@ -69,6 +69,35 @@ def test_cross_validation_never_fits_on_the_group_that_it_measures() -> None:
         cross_validated(answers(8, "hat", temperature=1))
 
 
+def log_loss(p_N: np.ndarray, yes_N: np.ndarray) -> float:
+    return float(-np.log(np.where(yes_N, p_N, 1 - p_N)).mean())
+
+
+def test_cross_validation_of_random_labels_shows_no_gain() -> None:
+    """Labels drawn by the judge's own P(Yes) leave nothing to learn. Curves of twenty questions, fitted on copies of a
+    few pairs, lower the loss of these pairs, and cross-validation must not pass that for a better judge."""
+    random = np.random.default_rng(0)
+    questions, p, yes, groups = [], [], [], []
+    for question in range(20):
+        for group in range(20):
+            chance = random.uniform(0.1, 0.9)
+            label = random.random() < chance
+            questions += [f"question {question}"] * 3
+            p += [chance] * 3
+            yes += [label] * 3
+            groups += [f"{question}-{group}"] * 3
+    order = random.permutation(len(p))
+    given = Answers(
+        tuple(questions[index] for index in order),
+        np.array(p)[order],
+        np.array(yes)[order],
+        tuple(groups[index] for index in order),
+    )
+    own = log_loss(given.p_N, given.yes_N)
+    assert log_loss(given.of(fit_calibration(given, judge="j")), given.yes_N) < 0.97 * own
+    assert log_loss(cross_validated(given), given.yes_N) > own
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     calibration = Calibration("j", {"": Curve(2.0, 0.5)}, {"panels": {4: 0.4, 16: 0.2}})

@@ -786,21 +786,42 @@ def test_the_images_of_a_judgement_have_one_budget(server, monkeypatch):
 
 
 def test_a_browser_sees_its_own_images_and_jobs_alone(server):
+    """In every list and by every address, in both directions; of the history and the characters all see all."""
     client, studio = server
-    seen = []
+    browsers = []
     for name in ("first.png", "second.png"):
         client.cookies.clear()
         enter(client)
+        assert client.get("/api/state").json()["uploads"] == []
+        assert client.get("/api/state").json()["latest"] == {}
         ids = [client.post("/api/uploads", params={"name": name}, content=png()).json()["id"] for _ in range(2)]
-        job = result_of(client, studio, client.post("/api/judgements", json={"uploads": ids}))["id"]
+        page = result_of(client, studio, client.post("/api/sets", json=SET))["id"]
+        judged = result_of(client, studio, client.post("/api/judgements", json={"uploads": ids}))["id"]
+        browsers.append((dict(client.cookies), ids, page, judged))
+
+    for own, other in (browsers, browsers[::-1]):
+        client.cookies.clear()
+        client.cookies.update(own[0])
         state = client.get("/api/state").json()
-        assert ([one["id"] for one in state["uploads"]], state["latest"]) == (ids, {"judgement": job})
-        seen.append((ids, job))
-    (ids, job), _ = seen
-    assert client.get(f"/uploads/{ids[0]}").status_code == 404
-    assert client.get(f"/api/jobs/{job}").status_code == 404
-    assert client.post("/api/judgements", json={"uploads": ids}).status_code == 404
-    client.delete(f"/api/uploads/{ids[0]}")
+        assert [one["id"] for one in state["uploads"]] == own[1]
+        assert state["latest"] == {"set": own[2], "judgement": own[3]}
+        _, ids, page, judged = other
+        for address in (
+            f"/uploads/{ids[0]}",
+            f"/api/jobs/{page}",
+            f"/api/jobs/{judged}",
+            f"/images/{page}/adapter-0.png",
+        ):
+            assert client.get(address).status_code == 404, address
+        assert client.delete(f"/api/jobs/{page}").status_code == 404
+        for path, form in [
+            ("/api/judgements", {"uploads": ids}),
+            ("/api/checks", {"uploads": ids, "least": 0.5}),
+            ("/api/repairs", {"uploads": ids, "least": 0.5, "texts": [f"{SET['theme']}, waving, flag"] * 2}),
+            ("/api/edits", {"instruction": "Change the scene to sunset.", "sources": ids[:1]}),
+        ]:
+            assert client.post(path, json=form).status_code == 404, path
+        assert [one["id"] for one in client.delete(f"/api/uploads/{ids[0]}").json()["uploads"]] == own[1]
     assert len(studio.uploads._uploads) == 4
     enter(client)  # again: it stays the same browser
     assert len(client.get("/api/state").json()["uploads"]) == 2

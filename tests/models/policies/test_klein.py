@@ -1,6 +1,7 @@
 """FLUX.2-klein behind the seam against diffusers' own pipeline: sets, edits of one source and of several."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from diffusers_own import diffusers_own
 from edit_twins import drawn, edit, klein_pipeline, loop, source_image
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from pacorl.grpo.rollout import denoise
@@ -246,3 +249,48 @@ def test_training_takes_the_lower_shift_that_klein_was_trained_with(klein: Klein
     """Its empirical shift is for sampling."""
     size = Size(64, 96)
     assert (klein.training_sigmas(4, size)[1:-1] < klein.sigmas(4, size)[1:-1]).all()
+
+
+SIDE = st.integers(64, 1500)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shapes=st.lists(st.tuples(SIDE, SIDE).filter(lambda sides: max(sides) <= 8 * min(sides)), min_size=1, max_size=4),
+    size=st.builds(
+        Size, st.integers(4, 96).map(lambda rows: 16 * rows), st.integers(4, 96).map(lambda cols: 16 * cols)
+    ),
+    edits=st.booleans(),
+)
+def test_sizes_of_sources_and_references_are_the_pipeline_s(
+    klein: KleinPolicy, tmp_path: Path, shapes: list[tuple[int, int]], size: Size, edits: bool
+) -> None:
+    """The pipeline's rule for a source beyond 1024², at the area of the image; its root in floats may lose a pixel."""
+    paths = []
+    for number, (height, width) in enumerate(shapes):
+        paths.append(tmp_path / f"{height}x{width}-{number}.png")
+        Image.new("RGB", (width, height)).save(paths[-1], compress_level=0)
+    prompt = Prompt(0, "A crown.", **{"sources" if edits else "references": tuple(paths)})
+    size = klein.size_of(prompt, size)
+    area = min(size.height * size.width, 1024 * 1024)
+    expected = []
+    for path in paths:
+        image = Image.open(path)
+        resized = klein.pipeline.image_processor._resize_to_target_area(image, area)
+        exact = math.isqrt(area * image.width // image.height), math.isqrt(area * image.height // image.width)
+        assert all(side - pixels in (0, 1) for side, pixels in zip(exact, resized.size, strict=True))
+        token = klein.pipeline.vae_scale_factor * 2
+        expected.append(Size(max(exact[1] // token, 1) * token, max(exact[0] // token, 1) * token))
+    if edits and size.height * size.width <= 1024 * 1024:
+        expected[0] = size
+
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(klein, "encode_image", lambda image, side: shown.append(side) or torch.zeros(1, 1, 1))
+        ids = klein.encode_sources(prompt, size)["source_ids"][0]
+    assert shown == expected
+    grids = [klein.token_grid(side) for side in shown]
+    assert len(ids) == sum(rows * cols for rows, cols in grids)
+    for number, (rows, cols) in enumerate(grids, 1):
+        of_image = ids[ids[:, 0] == 10 * number]
+        assert (of_image[:, 1].max() + 1, of_image[:, 2].max() + 1, len(of_image)) == (rows, cols, rows * cols)
