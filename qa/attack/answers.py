@@ -1,6 +1,6 @@
 """Judges, reward services and language models that misbehave: what they say is right, missing or refused, never wrong.
 
-The behaviours are those of `tests/judge/misbehaving.py`, each as it goes over the wire. What is missing though a good
+The behaviours are those of `tests/helpers/misbehaving.py`, each as it goes over the wire. What is missing though a good
 answer was sent is `lost`, a fault too; so time-outs are long, except for behaviours that last until one.
 """
 

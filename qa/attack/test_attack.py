@@ -244,7 +244,7 @@ def test_an_answer_is_late_only_if_the_server_had_the_processor(monkeypatch: pyt
 def test_tens_of_thousands_of_inputs(tmp_path: Path, measured: Callable[[str], None]) -> None:
     """The whole attack, in a process of its own: its children are forked before anything else runs there."""
     root, counts = Path(__file__).parents[2], tmp_path / "counts.json"
-    paths = [str(root / name) for name in (".", "tests/judge", "tests/models/policies", "tests/toy")]
+    paths = [str(root / name) for name in (".", "tests/helpers", "tests/toy")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "qa.attack", "--json", str(counts)]
     ended = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True, check=False)

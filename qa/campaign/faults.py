@@ -4,7 +4,7 @@ A warm process has imported the heavy libraries and forks every run from there, 
 of a second. `interpose.c`, which is preloaded into it, calls a hook here before each change: an opening for writing, a
 write, fsync, rename, unlink, mkdir, truncation. Linux with a C compiler only.
 
-    with Forks("stories", library=tmp_path / "interpose.so") as forks:
+    with Forks("qa.campaign.stories", library=tmp_path / "interpose.so") as forks:
         whole = forks.run("train-policy", folder)               # whole.operations: what it did, in order
         forks.run("train-policy", other, Fault(at=17))          # killed before its 18th operation
 """

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from faults import AT_THE_END, RUN, Fault, Forks, Outcome
+from qa.campaign.faults import AT_THE_END, RUN, Fault, Forks, Outcome
 from safetensors import safe_open
 
 UNEQUAL = {".lock", "report.html", "training_args.bin", "set.pdf"}
@@ -34,9 +34,8 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     if sys.platform != "linux" or not shutil.which("cc"):
         pytest.skip("the interposer needs Linux and a C compiler")
     root = Path(__file__).parents[2]
-    with Forks(
-        "stories", library=tmp_path_factory.mktemp("c") / "interpose.so", paths=[root / "tests" / "toy"]
-    ) as warm:
+    library = tmp_path_factory.mktemp("c") / "interpose.so"
+    with Forks("qa.campaign.stories", library=library, paths=[root, root / "tests" / "toy"]) as warm:
         yield warm
 
 

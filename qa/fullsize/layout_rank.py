@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_recipes import WITHIN, apart, check_steps
+from qa.fullsize.test_recipes import WITHIN, apart, check_steps
+from qa.fullsize.traced import trace
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import swap_tensors
-from traced import trace
 
 from pacorl.models.twins import META
 

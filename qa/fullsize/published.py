@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 from diffusers import DiffusionPipeline
-from pretended import mapped
+from qa.fullsize.pretended import mapped
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 

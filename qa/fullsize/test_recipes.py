@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from published import QUARTERS, fewest_blocks, published_depth
-from traced import CONFIGS, Trace, deep_run, new_folder, trace
+from qa.fullsize.published import QUARTERS, fewest_blocks, published_depth
+from qa.fullsize.traced import CONFIGS, Trace, deep_run, new_folder, trace
 
 from pacorl.config.base import load
 from pacorl.core.objectives import OBJECTIVES

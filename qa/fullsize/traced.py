@@ -19,8 +19,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
 from fake_server import FakeServer
 from PIL import Image
-from pretended import Counts, PretendedCard, pretended
-from published import (
+from qa.fullsize.pretended import Counts, PretendedCard, pretended
+from qa.fullsize.published import (
     QUARTERS,
     Depth,
     fewest_blocks,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comfy import FLUX, targets_of
+from qa.zoo.comfy import FLUX, targets_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from comfy import load_in_comfy
 from diffusers import FluxTransformer2DModel
 from edit_twins import drawn, edit, qwen_image_21_pipeline, qwen_pipeline, source_image
-from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
+from qa.zoo.comfy import load_in_comfy
+from qa.zoo.forms import FORMS, Adapter
 from torch import Tensor, nn
 
 from pacorl.models.lora.adapters import load_lora

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from forms import FORMS
 from judges import build, pairs, processor_of_any_size
 from peft import PeftModel
+from qa.zoo.forms import FORMS
+from qa.zoo.test_image_adapters import TOOLS
 from safetensors.torch import load_file, save_file
-from test_image_adapters import TOOLS
 
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judge.adapter import merge_adapter

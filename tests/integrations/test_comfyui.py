@@ -12,12 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import comfy
 import numpy as np
 import pytest
 import torch
 from comfy_graph import execute, load_custom_node
 from peft import LoraConfig, get_peft_model
+from qa.zoo import comfy
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -276,6 +276,7 @@ def test_a_lora_that_comfyui_cannot_read_is_on_the_model_with_its_scale(
         "sd": SimpleNamespace(load_lora_for_models=load_lora_for_models),
         "utils": SimpleNamespace(load_torch_file=lambda file, safe_load: load_file(file)),
     }
+    monkeypatch.setitem(sys.modules, "comfy", comfy)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"comfy.{name}", module)
         monkeypatch.setattr(comfy, name, module, raising=False)

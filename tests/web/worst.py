@@ -110,7 +110,7 @@ class Others:
 @contextmanager
 def running(name: str) -> Iterator[Server]:
     """Start a server of `qa.attack.serving`."""
-    paths = [str(ROOT / part) for part in (".", "src", "tests/judge", "tests/toy")]
+    paths = [str(ROOT / part) for part in (".", "src", "tests/helpers", "tests/toy")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "qa.attack.serving", name]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
