@@ -22,6 +22,7 @@ from toy_world import TOKEN_PIXELS, ToyPolicy, toy_config, toy_world
 from pacorl.core.grid import split
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.schedule import seed_of
+from pacorl.grpo import epoch as epoch_module
 from pacorl.grpo.policy_config import PolicyConfig
 from pacorl.grpo.rows import epoch_rows
 from pacorl.grpo.trainer import PolicyTrainer
@@ -126,9 +127,9 @@ def merged(result: Path) -> dict[str, Any]:
 def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
     """One epoch, and what each of this rank's samples was on its way to the update."""
     rows: dict[int, dict[str, Tensor]] = {}
-    note_samples = trainer.note_samples
+    learn = epoch_module.learn
 
-    def observe(samples: Any, scores: Any, advantages: Any, parts: Any) -> None:
+    def observe(run: Any, sampler: Any, samples: Any, advantages: Any) -> dict[str, float]:
         for share in samples:
             for rollout in share.rollouts:
                 for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
@@ -139,13 +140,13 @@ def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
             for nodes in share.nodes:
                 for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
                     rows[row][f"log_prob/{nodes.level}"] = log_prob
-        note_samples(samples, scores, advantages, parts)
+        return learn(run, sampler, samples, advantages)
 
-    trainer.note_samples = observe  # type: ignore[method-assign]
+    epoch_module.learn = observe  # type: ignore[assignment]
     try:
         trainer.run_epoch()
     finally:
-        trainer.note_samples = note_samples  # type: ignore[method-assign]
+        epoch_module.learn = learn
     return rows
 
 
