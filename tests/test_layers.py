@@ -172,7 +172,6 @@ def test_command_modules_open_with_light_imports(path: Path) -> None:
         "pacorl.config.options",
         "pacorl.types",
         "pacorl.bench.benchmarks",
-        "pacorl.lab.probe.options",
         "pacorl.io.terminal",
         "pacorl.io.versions",
     )

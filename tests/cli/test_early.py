@@ -65,7 +65,6 @@ MISTAKES = [
     ([*TEACH, "data.train=[absent.jsonl]"], "absent.jsonl: cannot be read"),
     ([*TEACH, "data.evaluation=[absent]"], "absent: no such source"),
     ([*TRAIN, "optimizer.lr=1e300"], "optimizer.lr: Input should be less than or equal to 1"),
-    (["probe", str(RECIPE), "--out", "a.png"], "a.png: Not a directory"),
     (["quickstart", "--out", "a.png"], "a.png: Not a directory"),
     (["quickstart", "model.checkpoint=nothere"], "there is no nothere"),
     (["quickstart", "nokey=3"], "nokey: unknown key"),

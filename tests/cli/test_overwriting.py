@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from run_folder import finished_run
-from tests.cli.test_early import RECIPE, SCORE, SET, TEACH, TRAIN, write_ranking
+from tests.cli.test_early import SCORE, SET, TEACH, TRAIN, write_ranking
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
@@ -18,7 +18,6 @@ REFUSED = [
     ([*SET, "--model", "tiny", "--out", "new", "--report", "mine/page.html"], "mine/page.html"),
     ([*SET, "--model", "tiny", "--out", "new", "--pdf", "mine/thesis.pdf"], "mine/thesis.pdf"),
     ([*SCORE, "--report", "a.png"], "a.png"),
-    (["probe", str(RECIPE), "--out", "mine"], "mine"),
     (["adapter", "tiny", "--out", "mine"], "mine"),
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "run/compare-other.html"),
@@ -39,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("report.html", "compare-other.html"):
         (tmp_path / "run" / name).write_text("<p>mine</p>")
     (tmp_path / "mine").mkdir()
-    for name in ("page.html", "thesis.pdf", "config.yaml", "summary.json", "probe.json"):
+    for name in ("page.html", "thesis.pdf", "config.yaml", "summary.json"):
         (tmp_path / "mine" / name).write_text("mine")
     (tmp_path / "mine" / "train.jsonl").write_text('{"prompt": "a fox"}\n{"prompt": "a boat"}\n{"prompt": "a hat"}\n')
     for name in ("a.png", "b.png", "mine/set-2.png"):

@@ -83,7 +83,6 @@ def test_the_blocks_of_a_page_run(page: Path, small_run: Path, tmp_path: Path, m
             "data.train=[tiny:train:16]",
             "data.evaluation=[tiny:dev:4]",
         ],
-        "pacorl probe": ["--epochs", "0.12"],
     }
     run_page(page, tmp_path, monkeypatch, more=smaller)
 

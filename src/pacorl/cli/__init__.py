@@ -21,7 +21,6 @@ from pacorl.cli import (
     doctor,
     files,
     generate,
-    probe,
     repair,
     score,
     serve,
@@ -47,7 +46,6 @@ app.command("recipes")(files.recipes)
 app.command("init")(files.init)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("train-character", cls=train.ResumableCommand)(train.train_character)
-app.command("probe")(probe.probe)
 app.command("report")(train.report)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)

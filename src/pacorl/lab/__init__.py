@@ -1,1 +1,1 @@
-"""Tools around a run: plan, doctor, probe and verification."""
+"""Tools around a run: plan and doctor."""
