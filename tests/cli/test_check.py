@@ -389,16 +389,6 @@ def test_a_judge_that_falls_silent_in_a_check_ends_it_with_code_75(
     assert "has not answered" in result.stdout
 
 
-def test_a_failed_control_of_a_character_shows_the_character(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    panels = [folder / "1.png", folder / "2.png"]
-    run("check", *panels, "--character", folder / "hero", "--min", 0, "--report", page)
-    assert re.findall(r'<figure class="failed">\s*<img src="data:image/png[^>]*alt="(.*?)"', page.read_text()) == [
-        "hero, reference 1",
-        "a drawn figure of another character",
-    ]
-
-
 @pytest.mark.slow
 def test_a_folder_of_sets_has_one_document_one_page_and_the_worst_code(folder: Path, tmp_path: Path) -> None:
     sets = tmp_path / "sets"

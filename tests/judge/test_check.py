@@ -3,8 +3,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from judges import Grey, grey
 from PIL import Image, ImageStat
 
@@ -46,11 +49,11 @@ def test_three_panels_are_too_few_for_a_median_and_the_result_says_so() -> None:
     advice = "Of three panels one can fail all"
     result = check_set(Grey(), grey(20, 20, 120), least=0.6)
     assert len(result.failed) == 3
-    assert any(line.startswith(advice) for line in check_lines(result))
+    assert any(line.startswith(advice) for line in check_lines(result, judge="grey"))
     with_character = check_set(Grey(), grey(20, 20, 120), least=0.6, characters=[("hero", grey(20))])
     for other in (with_character, check_set(Grey(), grey(20, 20, 20, 120), least=0.6)):
         assert len(other.failed) == 1
-        assert advice not in "".join(check_lines(other))
+        assert advice not in "".join(check_lines(other, judge="grey"))
 
 
 def test_references_cost_one_question_per_panel() -> None:
@@ -83,58 +86,67 @@ def test_a_panel_is_compared_with_its_own_characters_alone() -> None:
     document = result.to_dict()
     assert [panel["characters"] for panel in document["panels"]] == [["dark"], ["light"], ["dark", "light"]]
     assert document["panels"][2]["lowest_character"] == "light"
-    assert "image 3, dark and light (light)" in check_lines(result)[2]
+    assert "image 3, dark and light (light)" in check_lines(result, judge="grey")[2]
 
 
 def test_the_criterion_that_fails_is_named_and_no_mean_hides_it() -> None:
     questions = questions_about("", {"colour": "the grey", "a": "blind 1", "b": "blind 2", "c": "blind 3"})
     result = check_set(Grey(), grey(20, 20, 20, 120), least=0.5, questions=questions)
     assert result.failed[0].question == "colour"
-    assert "(lowest for colour)" in "\n".join(check_lines(result))
+    assert "(lowest for colour)" in "\n".join(check_lines(result, judge="grey"))
     # The mean of the four questions would pass.
     assert result.scores.lowest_panel is not None
     assert result.scores.lowest_panel.median > 0.5
 
 
 @pytest.mark.parametrize(("sure", "control"), [(0.9, "a drawn figure of another character"), (0.1, "the same image")])
-def test_a_judge_that_fails_a_control_is_refused(sure: float, control: str) -> None:
+def test_a_judge_that_fails_a_control_of_every_image_is_refused(sure: float, control: str) -> None:
     judge = Grey(sure=sure)
-    with pytest.raises(ControlError, match=rf"cannot judge these images.*{control} has P\(Yes\) {sure}"):
+    with pytest.raises(ControlError, match=rf"cannot judge these images.*image 1 beside {control} has P\(Yes\) {sure}"):
         check_set(judge, grey(20, 20), least=0.5)
-    assert judge.asked == 3, "no panel was judged"
+    assert judge.asked == 2 * 3, "no panel was judged"
 
 
-def test_a_panel_with_a_failed_control_fails_alone_where_the_rest_may_be_judged() -> None:
-    figure = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
-    shown = grey(figure, 20, 20, 25)
-    with pytest.raises(ControlError, match="image 1 beside a drawn figure"):
-        check_set(Grey(), shown, least=0.5)
+FIGURE_GREY = round(ImageStat.Stat(open_image(CONTROL_FIGURE).convert("L")).mean[0])
+"""A shade that the judge `Grey` cannot tell from the drawn figure, so that a control of it fails."""
 
-    judge = Grey()
-    check = check_set(judge, shown, least=0.5, skip_unreadable=True)
-    first, *others = check.panels
-    assert (first.unreadable, first.score, check.failed) == (True, None, (first,))
-    assert [panel.score for panel in others] == pytest.approx([0.975, 0.975, 0.95])
-    assert check.with_others(1) == pytest.approx(0.975)
-    assert check.scores.matrix[0] == (None,) * 4
-    assert check.asked == judge.asked == 12 + 3
-    assert check_lines(check)[0].endswith("fails  image 1 (unreadable for the judge)")
-    assert check_lines(check)[-1] == "15 questions, the judge cannot read image 1: controls fail."
-    assert "unreadable for the judge" in check_page(check, judge="grey")
-    document = check.to_dict()
-    assert (document["passed"], document["odd_one_out"]) == (False, "image 1")
-    assert [panel["unreadable"] for panel in document["panels"]] == [True, False, False, False]
 
-    # One readable panel has nothing to be compared with, and references stay strict.
-    with pytest.raises(ControlError, match="image 4 beside a drawn figure"):
-        check_set(Grey(), grey(figure, 20, figure, figure), least=0.5, skip_unreadable=True)
-    with pytest.raises(ControlError, match="hero, reference 1 beside a drawn figure"):
-        check_set(Grey(), shown, least=0.5, characters=[("hero", shown[:1])], skip_unreadable=True)
+def test_the_verdict_does_not_depend_on_the_order_of_the_panels() -> None:
+    for shades in permutations((FIGURE_GREY, 20, 20, 25)):
+        judge = Grey()
+        check = check_set(judge, grey(*shades), least=0.5, names=list(map(str, shades)))
+        assert check.to_dict()["odd_one_out"] == str(FIGURE_GREY)
+        assert sorted(panel.score or 0 for panel in check.panels) == pytest.approx([0, 0.95, 0.95, 0.95])
+        assert {panel.panel for panel in check.failed} == {shades.index(FIGURE_GREY)}
+        asked = 6 if shades[0] == FIGURE_GREY else 3
+        assert len(check.controls) == asked
+        assert judge.asked == check.asked == asked + 6
 
-    # A readable first panel is enough, as for a strict check.
-    sound = check_set(Grey(), grey(20, figure, 20, 25), least=0.5, skip_unreadable=True)
-    assert [panel.unreadable for panel in sound.panels] == [False] * 4
-    assert (sound.odd_one_out, len(sound.controls)) == (1, 3)
+
+@settings(deadline=None)
+@given(st.permutations((0, 20, 30, 75, FIGURE_GREY)), st.floats(0, 1))
+def test_the_verdict_is_the_same_in_every_order(shades: list[int], least: float) -> None:
+    def verdict(shades: Sequence[int]) -> dict[int, tuple[float | None, bool]] | str:
+        try:
+            check = check_set(Grey(), grey(*shades), least=least)
+        except ControlError:
+            return "refused"
+        return {shades[panel.panel]: (round(panel.score or 0, 6), panel in check.failed) for panel in check.panels}
+
+    assert verdict(shades) == verdict(sorted(shades))
+
+
+def test_the_images_whose_controls_fail_are_named() -> None:
+    check = check_set(Grey(), grey(FIGURE_GREY, 20, 20, 25), least=0.5)
+    assert check_lines(check, judge="grey")[-1] == (
+        "12 questions to grey, controls passed for image 2 and failed for image 1."
+    )
+    assert "image 1 beside a drawn figure" in check_page(check, judge="grey")
+    # A broken reference is passed over too.
+    hero = [("hero", grey(FIGURE_GREY))]
+    check = check_set(Grey(), grey(20, 25), least=0.5, characters=hero)
+    assert [control.image for control in check.controls[::3]] == ["hero, reference 1", "image 1"]
+    assert len(check.failed) == 2
 
 
 def test_the_gate_of_score_is_the_same_rule() -> None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from pacorl.core.ranking import Interval
     from pacorl.judge.check import Check
-    from pacorl.judge.judge import Judge
     from pacorl.judge.outcomes import Outcome
     from pacorl.judge.paco_reward import PacoReward
     from pacorl.types import Character, Comparison
@@ -161,7 +160,7 @@ def check(
     ask: CheckOptions,
     output: CheckOutput,
 ) -> None:
-    """Check that all images show the same; exit code 4 and the odd one out if not, 5 if a control fails."""
+    """Check that images show the same; exit code 4 and the odd one out if not, 5 if its judge fails the controls."""
     if bool(images) == bool(sets):
         raise BadParameter("give images, or --sets with a folder of sets", param_hint="'IMAGES...'")
     from pacorl.runtime.cores import use_cores
@@ -207,7 +206,7 @@ def _check_images(
     if output.as_json:
         print_json({"judge": name, "note": note} | checked.to_dict())
     else:
-        echo("\n".join(check_lines(checked)))
+        echo("\n".join(check_lines(checked, judge=name)))
     echo_errors(*dict.fromkeys(pair.error for pair in checked.scores.missing))
     return code_of(checked)
 
@@ -233,7 +232,7 @@ def _check_sets(folder: Path, judge: CheckJudge, ask: CheckOptions, output: Chec
         note = reward.note
         echo_errors(note)
         for title, files in sets.items():
-            outcome = _outcome(title, files, reward.judge, ask, judge.calibration)
+            outcome = _outcome(title, files, reward, ask, judge.calibration)
             outcomes.append(outcome)
             if not output.as_json:
                 echo("\n    ".join([f"{title}: {outcome.title}", *(outcome.lines if outcome.code else ())]))
@@ -262,7 +261,9 @@ def _load(judge: CheckJudge) -> PacoReward:
     return reward
 
 
-def _outcome(name: str, files: Sequence[str], judge: Judge, ask: CheckOptions, calibration: Path | None) -> Outcome:
+def _outcome(
+    name: str, files: Sequence[str], reward: PacoReward, ask: CheckOptions, calibration: Path | None
+) -> Outcome:
     """Check one set of a folder."""
     from pacorl.judge.outcomes import Outcome
     from pacorl.judge.score_set import open_panels
@@ -272,8 +273,8 @@ def _outcome(name: str, files: Sequence[str], judge: Judge, ask: CheckOptions, c
         names, opened, _, _ = open_panels(files, whole_sets=False)
         panels |= zip(names, opened, strict=True)
         gate = ask.gate(names, panels=len(opened), calibration=calibration)
-        checked = gate(judge, opened, names=names)
-        return Outcome.of_check(checked, code=code_of(checked), name=name)
+        checked = gate(reward.judge, opened, names=names)
+        return Outcome.of_check(checked, code=code_of(checked), judge=reward.name, name=name)
     except (ValueError, OSError, RuntimeError) as error:
         return Outcome.of_error(error, fault_line(error), name=name, panels=panels)
 

@@ -143,7 +143,7 @@ def repair(
     if output.as_json:
         print_json(document)
     else:
-        echo("\n".join([*check_lines(repaired.after), *document["panels"]]))
+        echo("\n".join([*check_lines(repaired.after, judge=reward.name), *document["panels"]]))
     # The page exists in either form of the output.
     echo_errors(f"page: {output.out / 'repair.html'}")
     if not repaired.after.passed:
@@ -171,7 +171,7 @@ def redraw_panels(
     # The judge takes the generator's place on a small card.
     def judged(panels: Sequence[Image]) -> Check:
         with model.judging():
-            return gate(reward.judge, panels, names=files, skip_unreadable=True)
+            return gate(reward.judge, panels, names=files)
 
     # The page, the tries and the JSON document are written below `out`.
     return repair_into(

@@ -49,6 +49,14 @@ class Calibration:
     thresholds: Mapping[Mode, Mapping[int, float]] = field(default_factory=dict)
     """Mode → number of panels → least score of a panel."""
 
+    def __post_init__(self) -> None:
+        for mode, by_size in self.thresholds.items():
+            for size, least in by_size.items():
+                if size < 1 or not 0 <= least <= 1:
+                    raise ValueError(
+                        f"thresholds.{mode}.{size} is {least:g}; a threshold is from 0 to 1, for 1 panel or more"
+                    )
+
     def calibrated(self, questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Calibrate the verdicts about these questions; missing verdicts stay missing."""
         calibrated = []

@@ -1,4 +1,4 @@
-"""The gate of an image set: least P(same) per panel, after three controls with known answers.
+"""The gate of an image set: least P(same) per panel, after controls with known answers.
 
 A panel's score is the lowest, over the questions and the characters, of its median P(Yes) with a character's reference
 images; without a character, with the other panels. A set passes if no panel's score is below the threshold. Declined
@@ -7,7 +7,7 @@ pairs are left out of the median. A panel whose pairs are all declined has the s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations, product
 from pathlib import Path
@@ -36,29 +36,28 @@ CROP = 64
 
 
 class ControlError(RuntimeError):
-    """A control with a known answer was answered wrongly, so the judge's other answers mean nothing here."""
+    """The judge answers a control of every image wrongly, so its other answers mean nothing here."""
 
     exit_code = 5
 
-    def __init__(self, control: Control, image: str, least: float, picture: Image | None = None) -> None:
+    def __init__(self, control: Control, least: float) -> None:
         answer = "is declined" if control.declined else f"has P(Yes) {control.p_yes:.4f}"
         side = "must reach" if control.same else "must stay below"
         super().__init__(
-            f"the judge cannot judge these images: {image} beside {control.name} {answer}, and {side} {least:g}; "
-            "look at that image, take another judge, calibrate it, or ask another question"
+            f"the judge cannot judge these images, controls of each fail: {control.image} beside {control.name} "
+            f"{answer}, and {side} {least:g}; look at that image, take another judge, calibrate it, or ask another "
+            "question"
         )
         self.control = control
-        self.image = image
+        """The first wrong answer."""
         self.least = least
-        self.picture = picture
-        """The image beside which the control was asked about."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of a refusal, without a verdict."""
         return {
             "passed": None,
             "refused": str(self),
-            "image": self.image,
+            "image": self.control.image,
             "control": asdict(self.control),
             "least": self.least,
         }
@@ -78,14 +77,14 @@ class PanelScore:
     """Index of the group of images with the lowest median."""
     declined: bool = False
     """Whether the judge declines every pair with that group; fails like a low score: no answer speaks for the panel."""
-    unreadable: bool = False
-    """Whether a control of the panel fails, so that no pair with it was asked (`skip_unreadable`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """A pair with a known answer."""
 
+    image: str
+    """Name of the first image."""
     name: str
     """Description of the second image."""
     same: bool
@@ -107,7 +106,7 @@ class Check:
     least: float
     """Threshold of a panel's score."""
     controls: tuple[Control, ...]
-    """The pairs with known answers: of the first image, or of each panel in turn if some are unreadable."""
+    """The pairs with known answers: of the first image, then of further ones until one passes."""
     panels: tuple[PanelScore, ...]
     """Deciding scores."""
     asked: int
@@ -134,7 +133,7 @@ class Check:
         """Score a panel against the other panels; None if these pairs were not asked about."""
         further = []
         for other in self.panels:
-            if other.panel != panel and not other.unreadable:
+            if other.panel != panel:
                 further.append(other.panel)
 
         return panel_score(self.scores, panel, [further]).score
@@ -149,7 +148,6 @@ class Check:
                 "image": names[panel.panel],
                 "passed": panel not in failed,
                 "declined": panel.declined,
-                "unreadable": panel.unreadable,
                 "score": panel.score,
                 "with_others": self.with_others(panel.panel),
                 "lowest_question": panel.question,
@@ -202,20 +200,16 @@ def panel_score(scores: Scores, panel: int, groups: Sequence[Sequence[int]]) -> 
     return lowest
 
 
-def panel_scores(
-    scores: Scores, references: Sequence[Sequence[int]] = (), *, unreadable: Collection[int] = ()
-) -> list[PanelScore]:
-    """Score each panel against the groups of references; without references, against all other readable panels."""
+def panel_scores(scores: Scores, references: Sequence[Sequence[int]] = ()) -> list[PanelScore]:
+    """Score each panel against the groups of references; without references, against all other panels."""
     every = range(len(scores.names))
     shown = set(chain(*references))
     scored = []
     for panel in every:
-        if panel in unreadable:
-            scored.append(PanelScore(panel, None, unreadable=True))
         # References are no panels: they are not scored.
-        elif panel not in shown:
-            partners = [index for index in every if index != panel and index not in unreadable]
-            scored.append(panel_score(scores, panel, references or [partners]))
+        if panel not in shown:
+            others = [index for index in every if index != panel]
+            scored.append(panel_score(scores, panel, references or [others]))
     return scored
 
 
@@ -236,7 +230,6 @@ def check_set(
     questions: Sequence[QuestionSpec] = (),
     all_pairs: bool = False,
     symmetric: bool = False,
-    skip_unreadable: bool = False,
 ) -> Check:
     """Check whether images show the same, after the controls.
 
@@ -248,11 +241,9 @@ def check_set(
         questions: Questions about each pair; empty for plain consistency.
         all_pairs: Compare the panels with each other even if there are references.
         symmetric: Ask in both orders and take the mean.
-        skip_unreadable: If a control of the first panel fails, ask the controls of each panel. Panels whose controls
-            fail count as failing, and the others are compared among themselves. References stay strict.
 
     Raises:
-        ControlError: if a control is answered wrongly; with `skip_unreadable`, if fewer than two panels are readable.
+        ControlError: if a control of every image is answered wrongly.
         ValueError: for an invalid image, or for a single image without a reference.
     """
     # Defaults.
@@ -283,14 +274,10 @@ def check_set(
     # Controls first: a judge that fails them is not asked about the set.
     every = [*shown, *images]
     every_name = [*shown_names, *names]
-    most_unreadable = len(every) - 2 if skip_unreadable and not references else 0
-    controls, unreadable = controlled(
-        judge, every, least, names=every_name, questions=specs, symmetric=symmetric, most_unreadable=most_unreadable
-    )
-    pairs = [pair for pair in pairs if unreadable.isdisjoint(pair)]
+    controls = controlled(judge, every, least, names=every_name, questions=specs, symmetric=symmetric)
     scores = score_set(judge, every, names=every_name, questions=specs, pairs=pairs, symmetric=symmetric)
     # Scores of the panels, and the number of questions for the report.
-    judged = panel_scores(scores, unreadable=unreadable)
+    judged = panel_scores(scores)
     if references:
         judged = [panel_score(scores, panel, of_panel) for panel, of_panel in zip(panels, groups, strict=True)]
     count = (len(pairs) + len(controls)) * len(specs) * (2 if symmetric else 1)
@@ -309,35 +296,26 @@ def controlled(
     names: Sequence[str],
     questions: Sequence[QuestionSpec],
     symmetric: bool,
-    most_unreadable: int,
-) -> tuple[list[Control], set[int]]:
-    """Ask the controls of the first image and, if it fails them, of all; return them and the images that fail.
+) -> list[Control]:
+    """Ask the controls of one image after the other until one passes them; return all answers.
 
     Raises:
-        ControlError: if more than `most_unreadable` images fail.
+        ControlError: if none does.
     """
     controls: list[Control] = []
-    unreadable: set[int] = set()
-    for index, (image, name) in enumerate(zip(images, names, strict=True)):
-        of_image = ask_controls(judge, image, questions=questions, symmetric=symmetric)
+    for image, name in zip(images, names, strict=True):
+        of_image = ask_controls(judge, image, name=name, questions=questions, symmetric=symmetric)
         controls += of_image
-        try:
-            check_controls(of_image, least, image=name, picture=image)
-        except ControlError:
-            unreadable.add(index)
-            if len(unreadable) > most_unreadable:
-                raise
-        # The others are asked about only to find a readable rest.
-        if not unreadable:
-            break
-    return controls, unreadable
+        if not wrong(of_image, least):
+            return controls
+    raise ControlError(wrong(controls, least)[0], least)
 
 
 def ask_controls(
-    judge: Judge, image: Image, *, questions: Sequence[QuestionSpec], symmetric: bool = False
+    judge: Judge, image: Image, *, name: str, questions: Sequence[QuestionSpec], symmetric: bool = False
 ) -> list[Control]:
     """Ask about an image beside itself, beside a crop of itself, and beside the drawn figure of another character."""
-    image = as_rgb(image, "the first image")
+    image = as_rgb(image, name)
     width, height = image.size
     # At least one pixel: an uncropped copy of a small image would repeat the first control.
     margin_x = max(1, width // CROP)
@@ -348,34 +326,32 @@ def ask_controls(
     # As a ranking: each control is compared with the image, and not with the other controls.
     scores = score_set(judge, [image, image, crop, figure], questions=questions, ranking=True, symmetric=symmetric)
     controls = []
-    for pair, name in zip(scores.pairs, CONTROLS, strict=True):
+    for pair, second in zip(scores.pairs, CONTROLS, strict=True):
         p_yes = panel_score(scores, pair.second, [[0]]).score
         if p_yes is None:
             raise RuntimeError(f"the judge gave no answer about a control: {pair.error}")
-        controls.append(Control(name, name != CONTROLS[-1], p_yes, declined=pair.declined))
+        controls.append(Control(name, second, second != CONTROLS[-1], p_yes, declined=pair.declined))
     return controls
 
 
-def check_controls(controls: Sequence[Control], least: float, *, image: str, picture: Image) -> None:
-    """Raise ControlError for a control of an image on the wrong side of the threshold."""
-    for control in controls:
-        if (control.p_yes >= least) != control.same:
-            raise ControlError(control, image, least, picture)
+def wrong(controls: Sequence[Control], least: float) -> list[Control]:
+    """Select the controls on the wrong side of the threshold."""
+    return [control for control in controls if (control.p_yes >= least) != control.same]
 
 
 # --- for people --------------------------------------------------------------------------------------------------
 
 
-def check_lines(check: Check) -> list[str]:
-    """Format the result for a terminal: a line per panel, then the verdict."""
+def check_lines(check: Check, *, judge: str) -> list[str]:
+    """Format the result for a terminal: a line per panel, then the verdict; `judge` is the name of the judge."""
     lines = []
     for panel in check.panels:
         verdict = "fails" if panel in check.failed else "ok"
         lines.append(f"{p_yes_text(panel.score):>7}  {verdict:<5}  {_title(check, panel)}{_reason(check, panel)}")
-    return [*lines, *verdict_lines(check)]
+    return [*lines, *verdict_lines(check, judge=judge)]
 
 
-def verdict_lines(check: Check) -> list[str]:
+def verdict_lines(check: Check, *, judge: str) -> list[str]:
     """Summarize the result in sentences."""
     # The threshold means something only beside its comparison.
     side = "the references" if check.references else "the other panels"
@@ -393,11 +369,12 @@ def verdict_lines(check: Check) -> list[str]:
                 "Of three panels one can fail all, since the median of two values is their mean; check four or more, "
                 "or compare with a character."
             )
-    unreadable = [check.scores.names[panel.panel] for panel in check.panels if panel.unreadable]
-    controls = f"all {len(check.controls)} controls passed"
-    if unreadable:
-        controls = f"the judge cannot read {', '.join(unreadable)}: controls fail"
-    return [*lines, f"{check.asked} questions, {controls}."]
+    # The last image asked about is the one whose controls passed.
+    failed = dict.fromkeys(control.image for control in wrong(check.controls, check.least))
+    controls = "all 3 controls passed"
+    if failed:
+        controls = f"controls passed for {check.controls[-1].image} and failed for {', '.join(failed)}"
+    return [*lines, f"{check.asked} questions to {judge}, {controls}."]
 
 
 def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tuple[str, Image]] = ()) -> str:
@@ -410,7 +387,7 @@ def check_page(check: Check, *, judge: str, note: str = "", tries: Sequence[tupl
     title = "All panels pass"
     if check.failed:
         title = f"{len(check.failed)} of {len(rows)} panels fail"
-    verdict = verdict_lines(check)
+    verdict = verdict_lines(check, judge=judge)
     if note:
         # A caveat about the judge comes before its verdict: it decides how the verdict is to be read.
         verdict.insert(0, note)
@@ -440,8 +417,6 @@ def _reason(check: Check, panel: PanelScore) -> str:
     """Name the failing criterion, if there are several, and the character, in brackets; empty for a passing panel."""
     if panel not in check.failed:
         return ""
-    if panel.unreadable:
-        return " (unreadable for the judge)"
     reasons = []
     if panel.declined:
         reasons.append("declined")

@@ -37,7 +37,7 @@ class Outcome:
     """Picture of every image against every other; empty for an error."""
 
     @classmethod
-    def of_check(cls, check: Check, *, code: int, name: str = "") -> Outcome:
+    def of_check(cls, check: Check, *, code: int, judge: str, name: str = "") -> Outcome:
         """Describe a verdict."""
         failed = {panel.panel for panel in check.failed}
         scores = {panel.panel: p_yes_text(panel.score) for panel in check.panels}
@@ -47,19 +47,16 @@ class Outcome:
 
         title = f"{len(failed)} of {len(check.panels)} panels fail" if failed else "passes"
         matrix = pair_matrix_svg(check.scores.matrix)
-        return cls(name, code, title, tuple(verdict_lines(check)), tuple(images), check.to_dict(), matrix)
+        return cls(name, code, title, tuple(verdict_lines(check, judge=judge)), tuple(images), check.to_dict(), matrix)
 
     @classmethod
     def of_error(cls, error: Exception, message: str, *, name: str = "", panels: Mapping[str, Image]) -> Outcome:
         """Describe an error, with the panels that were opened and the control that failed."""
         document: dict[str, Any] = {"passed": None, "error": message}
-        asked = error.image if isinstance(error, ControlError) else None
+        asked = error.control.image if isinstance(error, ControlError) else None
         images = [(caption, show(image), caption == asked, "") for caption, image in panels.items()]
         if isinstance(error, ControlError):
             document = error.to_dict()
-            # The image of a character is no panel.
-            if error.picture and error.image not in panels:
-                images.insert(0, (error.image, show(error.picture), True, ""))
             if not error.control.same:
                 images.append((error.control.name, show(open_image(CONTROL_FIGURE)), True, ""))
         code = int(getattr(error, "exit_code", 1))

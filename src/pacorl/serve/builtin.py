@@ -243,7 +243,7 @@ async def consistency(
 
 @router.post("/v1/check", response_model=None, responses={200: {"model": CheckAnswer}})
 async def check(request: CheckRequest, state: State, caller: Caller, decline: Decline = "yes") -> dict[str, Any]:
-    """Check that all panels show the same, after three controls, and name the panel that does not belong."""
+    """Check that all panels show the same, after the controls, and name the panel that does not belong."""
     model = state.model(request.model)
     with _callers_faults():
         least = request.threshold(model.judge.calibration)

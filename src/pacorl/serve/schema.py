@@ -330,7 +330,10 @@ class PanelAnswer(BaseModel):
 class ControlAnswer(BaseModel):
     """Answer about a pair whose answer is known."""
 
+    image: str
+    """Name of the first image."""
     name: str
+    """Description of the second image."""
     same: bool
     p_yes: float
     declined: bool

@@ -275,7 +275,9 @@ class ServedModel:
             return await self.batcher.run(ask, questions=request.asked)
         except ControlError as error:
             kind = DECLINED if error.control.declined else REFUSED
-            raise UnjudgedError(str(error), kind=kind, control=asdict(error.control), image=error.image) from None
+            raise UnjudgedError(
+                str(error), kind=kind, control=asdict(error.control), image=error.control.image
+            ) from None
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         # Greedy unless a temperature is given.

@@ -428,7 +428,7 @@ class ModelHost:
             tries: most redrawn panels.
 
         Raises:
-            ValueError: if the judge can read fewer than two images.
+            ValueError: if the judge can read none of the images.
         """
         from pacorl.generate.repair import redraw_by, repair_set
         from pacorl.judge.check import ControlError, check_set
@@ -445,7 +445,7 @@ class ModelHost:
         job.images = {str(index): png_bytes(image) for index, image in enumerate(images)}
         result: dict[str, Any] = {"judge": reward.name, "note": _note(reward), "images": list(job.images), "tries": []}
         panels = list(images)
-        strict_check = partial(check_set, symmetric=symmetric, skip_unreadable=True)
+        strict_check = partial(check_set, symmetric=symmetric)
 
         def publish(check: Check) -> None:
             result.update(check.to_dict(), odd=check.odd_one_out, verdict=_verdict(check))
@@ -468,7 +468,7 @@ class ModelHost:
         # The page shows each attempt as soon as it is judged.
         def show(attempt: Try) -> None:
             name = f"try-{attempt.number}"
-            verdict = attempt.error or "the judge cannot read it, left out"
+            verdict = attempt.error or "no score, left out"
             if attempt.score is not None:
                 outcome = "better, kept" if attempt.accepted else "not better, left out"
                 verdict = f"{attempt.score:.2f} of 1, {outcome}"
@@ -563,22 +563,17 @@ def _verdict(check: Check) -> list[str]:
     """Word the result of a check for a person: who fits least, how many fail, and the pairs that say otherwise."""
     names = check.scores.names
     count = len(check.panels)
-    unreadable = [names[panel.panel] for panel in check.panels if panel.unreadable]
-    low = [panel for panel in check.failed if not panel.unreadable]
-    verdict = []
-    if unreadable:
-        verdict.append(f"The judge cannot read {' and '.join(unreadable)}.")
-    if low:
+    verdict = [f"All {count} belong together.", f"Each has a median of {check.least:g} or more with the others."]
+    if low := check.failed:
         name = names[low[0].panel]
         score = "no score" if low[0].score is None else f"{low[0].score:.2f} of 1"
         least = f"{name} fits the others least ({score})."
-        every = len(low) == count - len(unreadable) > 2
-        verdict.append(f"No image fits most of the others: {least}" if every else least[0].upper() + least[1:])
-        verdict.append(f"{len(low)} of {count} {'is' if len(low) == 1 else 'are'} below {check.least:g}.")
-    elif unreadable:
-        verdict.append(f"The other {count - len(unreadable)} belong together.")
-    else:
-        verdict += [f"All {count} belong together.", f"Each has a median of {check.least:g} or more with the others."]
+        if len(low) == count > 2:
+            least = f"No image fits most of the others: {least}"
+        verdict = [
+            least[0].upper() + least[1:],
+            f"{len(low)} of {count} {'is' if len(low) == 1 else 'are'} below {check.least:g}.",
+        ]
 
     # One pair of several does not move a median, and the table shows it.
     failed = {panel.panel for panel in check.failed}

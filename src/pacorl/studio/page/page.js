@@ -760,7 +760,7 @@ function showCheck(job) {
   $("checkMatrix").replaceChildren(matrixOf(result.matrix, { name: "Every image against every other" }));
   $("checkStrip").replaceChildren(...result.panels.map((panel, i) => {
     const isOdd = result.odd === i, several = Object.keys(result.questions).length > 1;
-    const verdict = panel.unreadable ? " the judge cannot read it" : panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : `below ${result.least}`}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
+    const verdict = panel.passed ? ` belongs: ${number(panel.score)}` : ` ${isOdd ? "fits least" : `below ${result.least}`}: ${number(panel.score)}${several ? `, lowest for “${panel.lowest_question}”` : ""}`;
     const save = result.images[i].startsWith("try-") ? [make("a", { href: url(result.images[i]), download: `panel-${i + 1}.png`, textContent: " Save the new image" })] : [];
     return figure(url(result.images[i]), i + 1, panel.image, verdict, isOdd, ...save);
   }));
