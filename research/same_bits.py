@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -37,19 +38,21 @@ BASE = "7ba0f379"
 BASE_ONLY = ["sampling.fuse_lora=false"]
 """Settings by which the base computes what later revisions compute without them; left out where the key is unknown."""
 
-SHORT = ["epochs=2", "prompts_per_epoch=2", "group_size=6", "save_every=1", "trackers=[]", "sampling.batch=3",
-         "evaluation.batch=2", "prompts.evaluation_limit=2"]  # fmt: skip
-EDITS = ["prompts.train={data}/edits/train.jsonl", "prompts.evaluation={data}/edits/test.jsonl"]
-HEROES = ["prompts.train={data}/heroes/train.jsonl", "prompts.evaluation={data}/heroes/test.jsonl"]
-RECIPES = {"tiny": [], "quickstart": [], "tiny_edit": EDITS, "tiny_hero": HEROES}
-SCORE = ["pacorl", "score", "--judge", "tiny", "--json"]
-GENERATE = ["pacorl", "generate", "--judge", "tiny", "--json"]
-PANELS = ["--panel", "waving, flag", "--panel", "jumping, boat", "--panel", "standing, tree", "--panel", "waving, lamp"]
-PICTURES = "{data}/edits/test/000"
-
-VOLATILE = re.compile(
-    r"seconds|version|sha256|digest|path|time|runtime|per_second|created|host|pid|inputs|outputs|monitor"
+SHORT = (
+    "epochs=2 prompts_per_epoch=2 group_size=6 save_every=1 trackers=[] sampling.batch=3 evaluation.batch=2 "
+    "prompts.evaluation_limit=2"
 )
+PROMPTS = "prompts.train={{data}}/{0}/train.jsonl prompts.evaluation={{data}}/{0}/test.jsonl"
+RECIPES = {"tiny": "", "quickstart": "", "tiny_edit": PROMPTS.format("edits"), "tiny_hero": PROMPTS.format("heroes")}
+LAUNCH = "accelerate.commands.launch --config_file {source}/configs/launch/ddp.yaml --main_process_port {port}"
+PANELS = "--panel 'waving, flag' --panel 'jumping, boat'"
+MORE_PANELS = "--panel 'standing, tree' --panel 'waving, lamp'"
+SCORE = "pacorl score --judge tiny --json {data}/edits/test/0000.png {data}/edits/test/0001.png"
+GENERATE = "pacorl generate --judge tiny --json"
+
+STATE = {"weights": "adapter", "average": "average", "optimizer": "optimizer"}
+"""Row of the table → file of a checkpoint."""
+VOLATILE = re.compile("seconds|version|sha256|digest|path|time|per_second|created|host|pid|inputs|outputs|monitor")
 """Keys of durations, paths and digests of files with paths."""
 
 
@@ -57,29 +60,23 @@ VOLATILE = re.compile(
 class Case:
     """Commands that run one after the other in a folder of their own, and the files to compare."""
 
-    commands: list[list[str]]
-    """Words behind `python -m`; `{out}`, `{data}` and `{source}` are the case's folder, the prompts, the checkout."""
+    commands: list[str]
+    """Words behind `python -m`; `{out}`, `{data}`, `{source}` and `{base}` are the case's folder, the prompts, the
+    checkout and the base's checkout."""
     files: dict[str, str]
     """Row of the table → glob of the files that it compares."""
     like: str = ""
     """Case of the base whose results these must be; the case itself if empty."""
 
 
-def policy(recipe: str, *settings: str, processes: int = 1, resumed: bool = False, like: str = "") -> Case:
+def policy(recipe: str, settings: str = "", *, processes: int = 1, resumed: bool = False, like: str = "") -> Case:
     """Return a policy run of two epochs; a resumed run stops after the first."""
-    line = ["pacorl.cli"]
-    if processes > 1:
-        config = "{source}/configs/launch/ddp.yaml"
-        line = ["accelerate.commands.launch", "--config_file", config, "--num_processes", str(processes),
-                "--main_process_port", "{port}", "-m", *line]  # fmt: skip
-    command = [*line, "train-policy", f"{{source}}/configs/{recipe}.yaml", "out={out}/run", *SHORT]
-    command += [*RECIPES[recipe], *settings, "{base_only}"]
-    commands = [[*command, "epochs=1"], [*command, "--resume", "auto"]] if resumed else [command]
-    files = {
-        "weights": "run/checkpoints/step-000004/adapter.safetensors",
-        "average": "run/checkpoints/step-000004/average.safetensors",
-        "optimizer": "run/checkpoints/step-000004/optimizer.safetensors",
-    }
+    launch = f"{LAUNCH} --num_processes {processes} -m " if processes > 1 else ""
+    command = f"{launch}pacorl.cli train-policy {{source}}/configs/{recipe}.yaml out={{out}}/run {SHORT}"
+    command += f" {RECIPES[recipe]} {settings} {{base_only}} "
+    commands = [command + "epochs=1", command + "--resume auto"] if resumed else [command]
+    last = "run/checkpoints/step-000004"
+    files = {row: f"{last}/{name}.safetensors" for row, name in STATE.items()}
     if not resumed:
         files |= {"metrics": "run/metrics.jsonl", "samples": "run/samples/epoch-*.png"}
         files["LoRA"] = "run/adapter/adapter_model.safetensors"
@@ -92,46 +89,48 @@ CASES = {
     **{f"{name}, resumed": policy(name, resumed=True, like=name) for name in RECIPES},
     "tiny, two processes, resumed": policy("tiny", processes=2, resumed=True, like="tiny, two processes"),
     "tiny, bfloat16": policy("tiny", "model.dtype=bfloat16"),
-    "tiny, int8": policy("tiny", "model.quantize=int8", "model.gradient_checkpointing=true"),
+    "tiny, int8": policy("tiny", "model.quantize=int8 model.gradient_checkpointing=true"),
     "score": Case(
         [
-            [*SCORE, *(f"{PICTURES}{number}.png" for number in range(3))],
-            [*SCORE, *(f"{PICTURES}{number}.png" for number in range(2)), "--symmetric"],
-            [*SCORE, *(f"{PICTURES}{number}.png" for number in range(4)), "--rank"],
-            [*SCORE, f"{PICTURES}0.png", f"{PICTURES}1.png", "--criteria", "The hero wears the same hat."],
+            f"{SCORE} {{data}}/edits/test/0002.png",
+            f"{SCORE} --symmetric",
+            f"{SCORE} {{data}}/edits/test/0002.png {{data}}/edits/test/0003.png --rank",
+            f"{SCORE} --criteria 'The hero wears the same hat.'",
         ],
         {"answers": "stdout-*.json"},
     ),
     "generate": Case(
         [
-            [*GENERATE, "--prompt", "red round hero, crown, night", *PANELS, "--best-of", "3", "--keep-all",
-             "--out", "{out}/sets"],
-            [*GENERATE, "--prompt", "hero", *PANELS[:4], "--kind", "kontext", "--character", "{data}/hero",
-             "--separate", "--size", "64x64", "--out", "{out}/separate"],
-            [*GENERATE, "--image", f"{PICTURES}0.png", "--instruction", "Paint the hero green.", "--seed", "7",
-             "--out", "{out}/edit"],
-            [*GENERATE, "--storyboard", "{base}/configs/cases/tiny_journey.yaml", "--out", "{out}/journey"],
+            f"{GENERATE} --prompt 'red round hero, crown, night' {PANELS} {MORE_PANELS} --best-of 3 --keep-all "
+            "--out {out}/sets",
+            f"{GENERATE} --prompt hero {PANELS} --kind kontext --character {{data}}/hero --separate --size 64x64 "
+            "--out {out}/separate",
+            f"{GENERATE} --image {{data}}/edits/test/0000.png --instruction 'Paint the hero green.' --seed 7 "
+            "--out {out}/edit",
+            f"{GENERATE} --storyboard {{base}}/configs/cases/tiny_journey.yaml --out {{out}}/journey",
         ],
         {"images": "*/**/*.png", "scores": "stdout-*.json"},
     ),
     "train-reward": Case(
-        [["pacorl", "train-reward", "{source}/configs/reward/tiny.yaml", "out={out}/run", "max_steps=8", "trackers=[]",
-          "data.train=[tiny:train:64]", "data.evaluation=[tiny:test:16]", "optimizer.batch=8",
-          "optimizer.micro_batch=4", "evaluate_every=4", "save_every=4"]],
+        [
+            "pacorl train-reward {source}/configs/reward/tiny.yaml out={out}/run max_steps=8 trackers=[] "
+            "data.train=[tiny:train:64] data.evaluation=[tiny:test:16] optimizer.batch=8 optimizer.micro_batch=4 "
+            "evaluate_every=4 save_every=4"
+        ],
         {"adapter": "run/adapter/adapter_model.safetensors", "metrics": "run/metrics.jsonl"},
     ),
     "dataset": Case(
         [
-            ["pacorl", "dataset", "prompts", "{out}/set", "--writer", "tiny", "--count", "8"],
-            ["pacorl", "dataset", "diversify", "{out}/set", "--number", "4"],
-            ["pacorl", "dataset", "generate", "{out}/set", "--model", "tiny", "--grids", "2"],
-            ["pacorl", "dataset", "pair", "{out}/set"],
-            ["pacorl", "dataset", "import", "{out}/own", "{base}/examples/rankings/rankings.csv", "--kind", "rankings"],
-            ["pacorl", "dataset", "export", "{out}/own", "--test-share", "0.25"],
+            "pacorl dataset prompts {out}/set --writer tiny --count 8",
+            "pacorl dataset diversify {out}/set --number 4",
+            "pacorl dataset generate {out}/set --model tiny --grids 2",
+            "pacorl dataset pair {out}/set",
+            "pacorl dataset import {out}/own {base}/examples/rankings/rankings.csv --kind rankings",
+            "pacorl dataset export {out}/own --test-share 0.25",
         ],
         {"prompts": "set/*.jsonl", "images": "set/**/*.png", "export": "own/export/**/*.json*"},
     ),
-}  # fmt: skip
+}
 
 
 # --- running -----------------------------------------------------------------------------------------------------
@@ -156,23 +155,15 @@ def known(source: Path, setting: str) -> bool:
 
 
 def run(case: Case, out: Path, *, source: Path, base: Path, data: Path) -> None:
-    """Run a case's commands with the code of a checkout, unless the folder has its results.
-
-    Raises:
-        RuntimeError: if a command fails.
-    """
+    """Run a case's commands with the code of a checkout, unless the folder has its results."""
     if (out / "done").exists():
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    extra = [setting for setting in BASE_ONLY if known(source, setting)]
+    extra = " ".join(setting for setting in BASE_ONLY if known(source, setting))
     for number, command in enumerate(case.commands):
-        words: list[str] = []
-        for word in command:
-            if word == "{base_only}":
-                words += extra
-            else:
-                words.append(word.format(out=out, data=data, source=source, base=base, port=free_port()))
+        words = shlex.split(command.replace("{base_only}", extra))
+        words = [word.format(out=out, data=data, source=source, base=base, port=free_port()) for word in words]
         (out / f"stdout-{number}.json").write_text(call(words, source))
     (out / "done").touch()
 
@@ -230,9 +221,8 @@ def tensors_differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tenso
     """Compare tensors by name."""
     if first.keys() != second.keys():
         return f"other names, e.g. {sorted(first.keys() ^ second.keys())[0]}"
-    for name, one in first.items():
-        if (one.dtype, one.shape) != (second[name].dtype, second[name].shape):
-            return f"{name} is {second[name].dtype} {tuple(second[name].shape)}"
+    if any((one.dtype, one.shape) != (second[name].dtype, second[name].shape) for name, one in first.items()):
+        return "other shapes or types"
     if all(torch.equal(first[name], second[name]) for name in first):
         return ""
     largest = max(
@@ -275,8 +265,9 @@ def main() -> None:
         cache = (options.cache.resolve() if options.cache else Path(temporary)) / options.base
         data = cache / "data"
         if not (data / "hero").exists():
-            call(["tools.tiny", "edits", "--out", str(data)], base)
-            call(["tools.tiny", "heroes", "--out", str(data)], base)
+            makers = "tools.tiny" if (base / "tools" / "tiny").exists() else "research.tiny"
+            for kind in ("edits", "heroes"):
+                call([makers, kind, "--out", str(data)], base)
             (data / "hero").mkdir()
             shutil.copy(data / "heroes/test/0000-0.png", data / "hero")
             (data / "hero" / "card.yaml").write_text("description: a round hero\nkeep: {palette: day}\n")
