@@ -28,7 +28,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("recipe", PEAK_GIB)
 def test_a_small_card_s_loop_and_its_peak(recipe: str, tmp_path: Path) -> None:
     """Of generator and judge at their published depth, loading included."""
-    deep = deep_run(recipe, tmp_path, overrides=["sampling.suffix.check_every=0"])  # the other small cards check it
+    deep = deep_run(recipe, tmp_path)
     check_loop(deep.traces[0])
     peak = max(deep(lambda trace, phase=phase: trace.phases[phase].peak) for phase in deep.traces[0].phases)
     assert peak <= PEAK_GIB[recipe] * 2**30

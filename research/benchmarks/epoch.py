@@ -47,7 +47,7 @@ from pacorl.types import Size
 FORMS = {
     "own": ["sampling.tree={seeds: 12}", "sampling.suffix={}"],
     "node": ["sampling.tree={seeds: 1}", "sampling.suffix={}"],
-    "node_ab2": ["sampling.tree={seeds: 1}", "sampling.suffix={solver: ab2, steps: 2, check_every: 0}"],
+    "node_ab2": ["sampling.tree={seeds: 1}", "sampling.suffix={solver: ab2, steps: 2}"],
 }
 LIMITS = {"own": 0.91, "node": 0.53, "node_ab2": 0.35}
 """Most FLOPs of an epoch by the bare loop's."""

@@ -50,7 +50,6 @@ def test_a_suffix_visits_evenly_chosen_steps() -> None:
 
 def test_a_suffix_is_full_unless_it_departs_from_the_samplers_steps() -> None:
     assert Suffix().is_full
-    assert Suffix(check_every=3).is_full
     for departure in ({"steps": 4}, {"solver": "ab2"}):
         suffix = Suffix.model_validate(departure)
         assert not suffix.is_full

@@ -40,7 +40,6 @@ SETTINGS = [
     "best_by=''",
     "evaluation.every=0",
     "advantages.max_missing=1.0",
-    "sampling.suffix={check_every: 0}",
     "rewards=[{name: warmth, weight: 0.7}, {name: contrast, weight: 0.4}]",
 ]
 """Two rewards of different spread, one of which is negative at times and missing at others."""

@@ -16,8 +16,8 @@ CASES = {
     "independent noise": [],
     "all steps stochastic": ["sampling.sde_steps=[0,1,2]", "objective.weight_by_noise=true"],
     "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
-    "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3, check_every: 0}"],
-    "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2, check_every: 0}"],
+    "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}"],
+    "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],
     "antithetic siblings": [
         *TREE,
         "sampling.tree.antithetic=true",
@@ -59,7 +59,7 @@ CASES = {
     ],
     "AWM in a tree with AB2": [
         *TREE,
-        "sampling.suffix={solver: ab2, steps: 3, check_every: 0}",
+        "sampling.suffix={solver: ab2, steps: 3}",
         "objective={name: awm, weighting: elbo, inner_epochs: 2}",
     ],
     "panel credit": ["advantages.credit=panel"],

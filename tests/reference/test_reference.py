@@ -108,7 +108,7 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     left = steps - chosen[-1] - 1 if branching else steps
     if left >= 2 and draw(st.booleans()):
         solver, count = draw(st.sampled_from(["euler", "ab2"])), draw(st.integers(2, left))
-        overrides.append(f"sampling.suffix={{solver: {solver}, steps: {count}, check_every: 0}}")
+        overrides.append(f"sampling.suffix={{solver: {solver}, steps: {count}}}")
 
     if not branching:
         return [*overrides, f"group_size={draw(st.sampled_from([2, 4, 6]))}"]

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
-from pacorl.core.metric_names import SUFFIX_CORRELATION, shown_names
+from pacorl.core.metric_names import shown_names
 from pacorl.core.ranking import Interval
 from pacorl.grpo.callbacks import TrainResult
 from pacorl.report.curves import BUCKETS, Chart, charts, folded, line_chart_svg, thinned
@@ -295,17 +295,12 @@ def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
 def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
     record = {"kind": "epoch", "epoch": 1, "step": 4, "new_thing": 2, "loss": 1, "seconds/rollout": 3, "note": "x"}
     record |= {"seconds/update": 1, "reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/fit/cv": 0.5, "flag": True}
-    record |= {SUFFIX_CORRELATION: 0.97}
     groups = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
     titles = {group: [chart.title for chart in drawn] for group, drawn in groups.items()}
     assert titles == {
         "Rewards in training": ["Fit", "Spread of rewards (std ÷ mean)"],
         "Evaluation": ["Valid panels"],
-        "Training health": [
-            "Loss",
-            "Ratio − 1 before the first update, by step",
-            "Advantages, cheap suffix with all steps",
-        ],
+        "Training health": ["Loss", "Ratio − 1 before the first update, by step"],
         "Time": ["Seconds per epoch"],
         "More": ["New thing"],
     }

@@ -10,8 +10,6 @@ MONITOR = "monitor/"
 HELD_OUT = "held_out/"
 ALARM = "alarm/"
 SECONDS = "seconds/"
-SUFFIX_CORRELATION = "sampling/suffix_correlation"
-SET_CORRELATION = "judge/set_correlation"
 PROMPT_SHARE = "samples/prompts"
 """Share of the training prompts that an epoch draws."""
 

@@ -126,9 +126,6 @@ class Suffix(Section):
     """A key of `core.solvers.SOLVERS`."""
     steps: Positive | None = None
     """Steps to the image, evenly chosen from the remaining steps; by default all."""
-    check_every: int = Field(10, ge=0)
-    """Epochs between checks, the first epoch's among them: one group is also finished by all steps, and its advantages
-    are compared; 0 for none."""
 
     def grid(self, first: int, last: int) -> list[int]:
         """List the indices of the sigmas from `first` to `last`, both included.

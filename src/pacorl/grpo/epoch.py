@@ -22,8 +22,6 @@ from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
 from pacorl.grpo.score_checks import check_alike, check_missing, check_parts, not_finite
 from pacorl.grpo.scoring import Parts, Scores, reward_table, share_not_finite
-from pacorl.grpo.set_check import check_set_judge
-from pacorl.grpo.suffix_check import check_suffix
 from pacorl.grpo.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.judge.judge import counts_of
 from pacorl.types import Advantages, Rollout, Samples
@@ -80,20 +78,6 @@ def run_epoch(run: Run) -> dict[str, float]:
             check_missing(run, metrics, scoring)
             metrics |= check_alike(run, metrics) | check_parts(run, parts)
             statistics = scoring.statistics()
-        metrics |= check_suffix(
-            run, sampler, rows, samples=samples, scores=scores, by_suffix=epoch_advantages, compare=compare
-        )
-        if getattr(run.judge, "reads_sets", False):
-            metrics |= check_set_judge(
-                run,
-                sampler,
-                rows,
-                samples=samples,
-                scores=scores,
-                parts=parts,
-                by_set=epoch_advantages,
-                compare=compare,
-            )
         metrics |= run.judge_counts(before=judged_before)
 
         # 4. Update: one optimizer step per share of the groups. The first replays sampling with ratio exactly 1.

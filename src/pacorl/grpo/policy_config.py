@@ -73,7 +73,7 @@ class SamplingConfig(SamplingSteps):
     products: Literal["exact", "w8a8"] = "exact"
     """w8a8: with `model.quantize` int8 the blocks' products at ODE steps are of int8 weights and int8 activations, at
     twice to four times the rate of bf16. Lossy for the images that are judged; SDE steps, training and evaluation stay
-    exact, so the ratio does too. `suffix.check_every` compares the advantages."""
+    exact, so the ratio does too."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SamplingConfig:

@@ -478,12 +478,11 @@ class Run(LoraRun):
             self.old.follow(0.0)
         return self.old.swapped_in()
 
-    def draw(self, sampler: Sampler, *, exact: bool = False) -> Draw:
-        """Create the parameters of the next epoch's rollouts; `exact` disables int8 products at ODE steps."""
+    def draw(self, sampler: Sampler) -> Draw:
+        """Create the parameters of the next epoch's rollouts."""
         config = self.config
-        products = "exact" if exact else config.sampling.products
         with self.clock.timed("rollout"):
-            fused = builders.ode_form(self.transformer, products, fuse=config.sampling.fuse_lora)
+            fused = builders.ode_form(self.transformer, config.sampling.products, fuse=config.sampling.fuse_lora)
         return Draw(
             self.policy,
             sampler,

@@ -133,7 +133,7 @@ def close_judge(judge: Judge | None) -> None:
 
 BACKEND_KEYS = {
     *("model", "api_key_env", "concurrency", "timeout", "retries", "startup", "outage"),
-    *("dtype", "quantize", "stream", "batch_tokens", "set_check_every"),
+    *("dtype", "quantize", "stream", "batch_tokens"),
 }
 """Keys of single backends. A backend drops foreign keys."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from pacorl.core.devices import available_device, best_dtype, check_dtype
@@ -57,9 +57,6 @@ class LocalOptions(InProcessOptions):
     set_judge: str = ""
     """A set judge's folder or hub name (docs/reward.md), distilled from this judge: it answers all pairs of a set in
     one pass, and this judge everything else."""
-    set_check_every: int = Field(10, ge=0)
-    """Epochs between checks of the set judge, the first epoch's among them: the judge itself answers about the epoch's
-    pairs too, and the advantages are compared; 0 for none."""
 
     @model_validator(mode="after")
     def _no_address(self) -> LocalOptions:

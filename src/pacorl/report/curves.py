@@ -14,7 +14,7 @@ from itertools import chain
 
 from markupsafe import Markup
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS, SUFFIX_CORRELATION
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, PROMPT_SHARE, SECONDS
 from pacorl.report.figures import MEANINGS, MINUS, PARTS, Scale, amount, label, padded, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
 
@@ -42,7 +42,6 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"loss|grad_norm|clip_fraction|kl", HEALTH, ""),
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
     (r"advantage/.+", HEALTH, ""),
-    (SUFFIX_CORRELATION, HEALTH, "Advantages, cheap suffix with all steps"),
     (r"judge/(?P<line>.+)", JUDGE, "Per epoch, by the judge’s server"),
     (r"samples/(?P<line>missing|not_finite)", REWARDS, "Share of scores that are"),
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),

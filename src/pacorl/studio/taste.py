@@ -126,7 +126,6 @@ def run_config(request: TasteRequest, names: StudioModels, folder: Path, recipe:
         # Images with one initial noise differ by the trained step alone, and so a ranking is about this step.
         "sampling.tree": {"seeds": 1},
         "sampling.batch": math.gcd(request.group_size, base.sampling.batch),
-        "sampling.suffix.check_every": 0,  # the check's second samples of a group would be ranked too
         "selection": {},
         "prompts": {"train": prompts, "evaluation": prompts, "evaluation_limit": SHOWN, "leaks": "off"},
         "evaluation.every": 0,

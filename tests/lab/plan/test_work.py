@@ -93,7 +93,7 @@ def test_the_forwards_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], forwards: tuple[float, float, float]
 ) -> None:
     """Two groups in two updates, through the trainer: the plan's count, the epoch's and the arithmetic's are one."""
-    config = config_of(tmp_path, *settings, "sampling.suffix.check_every=0")
+    config = config_of(tmp_path, *settings)
     expected = dict(zip(("sampling", "training", "other_policies"), forwards, strict=True))
     assert work_of(config, world=1).forwards_per_image == pytest.approx(expected)
     training = PolicyTrainer(config)
