@@ -165,11 +165,6 @@ FAULTS = [
         ["sampling.tree.antithetic=true"],
         "config: sampling.tree.antithetic pairs siblings, and branches [1]",
     ),
-    (["selection.min_std=-0.1"], "selection.min_std: Input should be greater than or equal to 0 (got -0.1)"),
-    (
-        ["selection.above_mean=0.9"],
-        "selection: above_mean 0.9 has no effect without min_std; set min_std, or leave it out",
-    ),
     (
         ["advantages.among=siblings"],
         "config: advantages.among siblings and sampling.tree has branches [1]: a node with one child",

@@ -293,8 +293,6 @@ class Advantages:
     value_LB: Tensor | None = None
     """Advantage among siblings of the child above a sample, per level of a tree; None if a sample's advantage applies
     to its whole path."""
-    kept_B: Tensor | None = None
-    """False for samples excluded from updates, whose loss is the mean over the rest; None if none is excluded."""
     value_LBP: Tensor | None = None
     """Advantage of each panel, per level or for the whole path (L = 1); None without panel credit."""
 

@@ -54,14 +54,6 @@ OBJECTIVES = {
     "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }
 EDITS = ("kontext", "qwen_edit", "qwen_edit_plus", "klein")
-# In one of two processes every sample is left out of the update.
-OBJECTIVES["flux_drop"] = [
-    *CHEAP,
-    "sampling.tree={seeds: 1}",
-    "optimizer.updates_per_epoch=1",
-    "objective={name: grpo_clip, kl_weight: 0.1, inner_epochs: 2}",
-    "selection.min_std=0.024",  # between the stds of the two groups
-]
 # Weights in bf16, codes in bytes and an adapter in fp32, in one block that FSDP2 shards.
 # In bf16 the rounding of other sums shows, so no node has children in both processes, and one update no ratio to clip.
 OBJECTIVES["flux_packed"] = [

@@ -25,7 +25,6 @@ from pacorl.grpo.rollout import Draw, Trunk, collect
 from pacorl.grpo.rows import Row, epoch_rows
 from pacorl.grpo.scoring import Scorer, reward_table
 from pacorl.grpo.trainer import PolicyTrainer, train_policy
-from pacorl.grpo.update import keep_samples
 from pacorl.rewards.reward import PanelScores, RewardFunction
 from pacorl.types import Grid, Prompt, Size
 
@@ -57,7 +56,7 @@ def drawn(grids: Sequence[Grid], *, tree: Tree) -> tuple[ToyPolicy, Draw, list[R
     return policy, Draw(policy, sampler, ConditioningCache(policy), seed=1, epoch=0, batch=3, by_panel=True), rows
 
 
-def test_a_log_probability_of_each_token_s_panel_is_kept_through_selection_and_disk() -> None:
+def test_a_log_probability_of_each_token_s_panel_is_kept_on_disk() -> None:
     """Layouts that differ within a batch, whose panels cut the tokens of a side of six."""
     _, draw, rows = drawn([Grid(2, 2), Grid(3, 3), Grid(1, 4)], tree=Tree(1, (2, 2)))
     samples = collect(draw, rows)
@@ -65,10 +64,6 @@ def test_a_log_probability_of_each_token_s_panel_is_kept_through_selection_and_d
         assert nodes.log_prob_B.shape == (len(nodes.row_B), 36)
         for row, log_prob_N in zip(nodes.row_B, nodes.log_prob_B, strict=True):
             assert len(log_prob_N.unique()) == rows[row].prompt.grid.count
-
-    kept_B = torch.tensor([True, False] * 6)
-    for whole, selected in zip(samples.nodes, keep_samples(samples, kept_B).nodes, strict=True):
-        assert torch.equal(selected.log_prob_B, whole.log_prob_B[[row % 2 == 0 for row in whole.row_B]])
 
     again = unpacked(packed(samples), {row.prompt.id: row.prompt for row in rows})
     for nodes, same in zip(samples.nodes, again.nodes, strict=True):

@@ -218,8 +218,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         advantages=config.advantages,
         std_over="global" if is_gdpo else config.advantages.std,  # type: ignore[attr-defined]
         panel_share=shares.get(credit, credit),
-        min_std=config.selection.min_std,
-        above_mean=config.selection.above_mean,
         objective=config.objective,
         optimizer=options,
         total_steps=config.epochs * options.updates_per_epoch * config.objective.inner_epochs,

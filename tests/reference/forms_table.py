@@ -27,8 +27,6 @@ CASES = {
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
-    "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
-    "alike groups above a mean dropped": ["selection={min_std: 0.3, above_mean: 0.9}", "prompts_per_epoch=4"],
     "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
     "clip-higher": [
         "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
@@ -38,7 +36,6 @@ CASES = {
     "DiffusionNFT with gdpo": [
         "objective={name: diffusion_nft, kl_weight: 0.2}",
         "advantages={aggregate: gdpo, floor: {form: max, value: 0.05}}",
-        "selection={min_std: 0.1, above_mean: 0.9}",
         "sampling.steps=6",
         "sampling.sde_steps=[2]",
         "sampling.shift=evaluation",
@@ -96,7 +93,6 @@ RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "cosine with w
 TWO_PROCESSES = {
     "independent noise": 0,
     "antithetic siblings": 1,
-    "alike groups dropped": 0,
     "GRPO-Guard with KL": 0,
     "AWM in a tree with AB2": 0,
     "panel credit": 1,

@@ -62,8 +62,6 @@ class Settings:
     """Scope of the standard deviation: group or global."""
     panel_share: float
     """Share of panel credit, from 0 to 1."""
-    min_std: float
-    above_mean: float | None
     objective: Any
     optimizer: Any
     total_steps: int
@@ -96,7 +94,6 @@ class Sample:
     advantage: list[list[float]] = field(default_factory=list)
     """Of each panel, per stochastic step, or a single one for objectives of the endpoint."""
     used: bool = False
-    kept: bool = True
 
 
 @dataclass
@@ -190,7 +187,7 @@ def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: 
 
 
 def compare(s: Settings, samples: list[Sample]) -> None:
-    """Give each sample its advantages, and say which are used and kept."""
+    """Give each sample its advantages, and say which are used."""
     options = s.advantages
     complete = [sample for sample in samples if all(r is not None and math.isfinite(r) for r in sample.rewards)]
     for sample in complete:
@@ -213,7 +210,6 @@ def compare(s: Settings, samples: list[Sample]) -> None:
             values = normalise(means(credited, children), of_set, groups, s.std_over, options.floor)
             for sample, value in zip(used, values, strict=True):
                 sample.advantage[level][panel] = max(-options.clip, min(options.clip, value))
-    drop_alike(s, samples)
 
 
 def means(values: list[float], groups: list[int]) -> list[float]:
@@ -303,21 +299,6 @@ def divisor(scores: list[float], floor: Any) -> float:
         return float(std + floor.value)
     # Differences that are rounding alone say nothing.
     return math.inf if std <= 1e-6 * max(size, 1e-6) else std
-
-
-def drop_alike(s: Settings, samples: list[Sample]) -> None:
-    """Leave out groups whose weighted rewards are nearly alike."""
-    for prompt in {sample.prompt for sample in samples if sample.used and s.min_std}:
-        group = [sample for sample in samples if sample.prompt == prompt]
-        scores = [
-            sum(w * float(r or 0.0) for w, r in zip(s.weights, sample.rewards, strict=True))
-            for sample in group
-            if sample.used
-        ]
-        above = s.above_mean is None or fmean(scores) > s.above_mean
-        if pstdev(scores) < s.min_std and above:
-            for sample in group:
-                sample.kept = sample.used = False
 
 
 # --- objectives ------------------------------------------------------------------------------------------------
@@ -424,14 +405,13 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sampl
         for update in updates_of(s, samples):
             losses = []
             for sample in update:
-                if sample.kept and is_path:
+                if is_path:
                     losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
-                elif sample.kept:
+                else:
                     draw_of = (epoch, inner)
                     for i in s.sde_steps(epoch):
                         losses.append(endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of))
-            if losses:
-                take_step(s, state, sum(losses) / len(losses))
+            take_step(s, state, sum(losses) / len(losses))
 
     if s.objective.name == "diffusion_nft":
         lag = min(0.001 * state.step, 0.5)

@@ -154,9 +154,6 @@ def compared(draw: st.DrawFn) -> list[str]:
         overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
     if aggregate == "log_tamed":
         overrides.append(f"advantages.threshold={draw(st.sampled_from([0.2, 'mean', 'median']))}")
-    if draw(st.booleans()):
-        overrides.append(f"selection.min_std={draw(st.sampled_from([0.1, 0.2]))}")
-        overrides.append(f"selection.above_mean={draw(st.sampled_from(['null', 0.9]))}")
     return overrides
 
 

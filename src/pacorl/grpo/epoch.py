@@ -16,7 +16,6 @@ from itertools import chain, product
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
 from pacorl.core.sampler import Sampler
-from pacorl.core.selection import drop_alike_groups
 from pacorl.grpo.rollout import draw_samples
 from pacorl.grpo.rows import Row, assign_rows, epoch_rows
 from pacorl.grpo.run import Run
@@ -142,16 +141,13 @@ def compare(
         parts: global row → parts of its scores; None without panel credit.
 
     Returns:
-        Advantages by global row and by level of the tree. With `selection.min_std`, groups of nearly equal scores are
-        dropped.
+        Advantages by global row and by level of the tree.
     """
     config = run.config
     table = reward_table(scores, rows, names=tuple(run.rewards), parts=parts)
     weights = [reward.weight for reward in config.rewards]
     nodes = sampler.tree.nodes([row.number for row in rows])
-
-    values = advantages(table, config.advantages, weights=weights, nodes=nodes)
-    return drop_alike_groups(values, table, config.selection, weights=weights)
+    return advantages(table, config.advantages, weights=weights, nodes=nodes)
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:
@@ -165,14 +161,12 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
     sampled_at = run.step
     passes = list(product(range(config.objective.inner_epochs), samples))
     history: dict[str, list[float]] = defaultdict(list)
-    empty = 0
 
     with run.clock.timed("update"), run.bars.phase("updating", total=len(passes)) as advance:
         for inner, update in passes:
             if config.max_steps and run.step >= config.max_steps:
                 break
             metrics = take_step(run, sampler, update, epoch_advantages, inner=inner, moved=run.step > sampled_at)
-            empty += not metrics
             for name, value in metrics.items():
                 history[name].append(value)
             advance(1)
@@ -184,22 +178,13 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
     # 3. Metrics and warnings.
     means = gather_metrics(history, run.runtime)
     run.warn_of_deviation(means)
-    if empty:
-        run.warn_once(
-            "empty",
-            f"epoch {run.epoch + 1}: {empty} of {len(passes)} optimizer steps were skipped, since "
-            f"selection.min_std {run.config.selection.min_std:g} dropped all of their groups; lower it, or take fewer "
-            "optimizer.updates_per_epoch",
-        )
-    if config.selection.min_std:
-        means["updates/empty"] = float(empty)
     return means
 
 
 def take_step(
     run: Run, sampler: Sampler, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool
 ) -> dict[str, float]:
-    """Take one optimizer step, or skip it on all ranks if a gradient is not finite or no sample is left.
+    """Take one optimizer step, or skip it on all ranks if a gradient is not finite.
 
     Args:
         samples: samples of this rank for this step.
@@ -208,7 +193,7 @@ def take_step(
         moved: whether the policy has taken a step since they were sampled.
 
     Returns:
-        Metrics of the step; empty if no sample was left.
+        Metrics of the step.
     """
     rate = run.set_learning_rate()
     policy_loss = PolicyLoss(
@@ -224,8 +209,5 @@ def take_step(
     metrics = update_policy(
         policy_loss, samples, epoch_advantages, runtime=run.runtime, draw=(run.config.seed, run.epoch, inner)
     )
-    if not metrics:
-        return {}
-
     norm = run.step_optimizer()
     return {"lr": rate, **metrics, "grad_norm": norm, "skipped": float(not math.isfinite(norm))}

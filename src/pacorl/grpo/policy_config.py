@@ -17,7 +17,6 @@ from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampler import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
-from pacorl.core.selection import Selection
 from pacorl.grpo.lora_config import AdamWConfig, AdapterConfig, LoraConfig
 from pacorl.judge import JUDGE, JudgeSection
 from pacorl.judge.judge import InProcessOptions
@@ -277,7 +276,6 @@ class PolicyConfig(LoraConfig):
     have limits of their own."""
     advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
     """Advantages from rewards: the options of one of `core.advantages.AGGREGATES`."""
-    selection: Selection = Selection()
     objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
     """Training objective: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()

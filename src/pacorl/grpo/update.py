@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -108,18 +107,11 @@ def update_policy(
         draw: seed of the endpoints' noise.
 
     Returns:
-        The mean of each metric over samples and steps, and the largest ratio deviation. Empty, without a forward, if
-        no process has a sample to train on.
+        The mean of each metric over samples and steps, and the largest ratio deviation.
     """
     # 1. Forwards and their weights.
     terms = _terms(policy_loss, samples, values, draw=draw)
-    total: float = sum(term.samples for term in terms)
-    if values.kept_B is not None:
-        selected = _terms(policy_loss, keep_samples(samples, values.kept_B), values, draw=draw)
-        counts = runtime.gather([term.samples for term in selected])
-        # A backward may be a collective, so ranks with fewer terms repeat a batch with weight 0.
-        terms = selected + [replace(terms[0], samples=0)] * (max(map(len, counts)) - len(selected))
-        total = sum(chain(*counts)) / runtime.world
+    total = sum(term.samples for term in terms)
 
     # 2. Forward and backward of each.
     results = []
@@ -127,14 +119,11 @@ def update_policy(
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
             loss, metrics = term.loss()
-            runtime.backward(loss / (total / term.samples) if term.samples else 0 * loss, last=last)
+            runtime.backward(loss / (total / term.samples), last=last)
         results.append((term.samples, metrics | {"loss": loss.detach()}))
 
-    # 3. Metrics. With `kept_B` the ranks' shares differ; else the caller averages over ranks.
-    numbers = _read(results)
-    if values.kept_B is not None:
-        numbers = [*chain(*runtime.gather(numbers))]
-    return _summary(numbers)
+    # 3. Metrics of this rank's equal share.
+    return _summary(_read(results))
 
 
 def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int, dict[str, float]]]:
@@ -156,42 +145,6 @@ def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int
     return read
 
 
-def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
-    """Select the samples whose global row is kept.
-
-    Batches of nodes stay whole, since other batches would round differently; batches without a kept sample are dropped.
-    """
-    # Rollouts are per sample, so any subset of their rows is a batch.
-    selected = Samples()
-    for rollout in samples.rollouts:
-        here_B = kept_B[rollout.row_B]
-        if here_B.any():
-            selected.rollouts.append(
-                replace(
-                    rollout,
-                    prompts=list(compress(rollout.prompts, here_B)),
-                    row_B=list(compress(rollout.row_B, here_B)),
-                    final_BNC=rollout.final_BNC[here_B],
-                    images=list(compress(rollout.images, here_B)),
-                )
-            )
-
-    # Node batches keep their latents, of which `node_B` and `child_B` select.
-    for nodes in samples.nodes:
-        here_B = kept_B[nodes.row_B]
-        if here_B.any():
-            selected.nodes.append(
-                replace(
-                    nodes,
-                    row_B=list(compress(nodes.row_B, here_B)),
-                    node_B=nodes.node_B[here_B],
-                    child_B=nodes.child_B[here_B],
-                    log_prob_B=nodes.log_prob_B[here_B],
-                )
-            )
-    return selected
-
-
 def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]) -> list[Term]:
     terms = []
     if policy_loss.objective.needs == "path":
@@ -209,12 +162,11 @@ def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, dra
 def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
     """Average each metric over the terms of an update by their samples; of a ratio deviation take the largest."""
     # Weights relative to the largest term: with equal batches they are exactly 1.
-    most = max((samples for samples, _ in results), default=0)
+    most = max(samples for samples, _ in results)
     columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for samples, metrics in results:
-        if samples:
-            for name, value in metrics.items():
-                columns[name].append((value, samples / most))
+        for name, value in metrics.items():
+            columns[name].append((value, samples / most))
 
     summary = {}
     for name, column in columns.items():
