@@ -52,7 +52,6 @@ FORMS: dict[str, Sequence[str]] = {
     "set": SET,
     "panel": (),
     "paper": (*SET, *OWN_NOISE),
-    "replay": (*SET, "objective.inner_epochs=2", "objective.clip_range=3e-4"),
     "awm": (*SET, "objective.name=awm", *OWN_NOISE),
     "awm_shared_trunks": (*SET, "objective.name=awm"),
     "nft": (*SET, *NFT),

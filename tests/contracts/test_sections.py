@@ -20,7 +20,7 @@ CHOICES = [
         for name in AGGREGATES
     ),
     *(
-        pytest.param(OBJECTIVES[name], f"objective.name={name}", "objective.inner_epochs=3", id=name)
+        pytest.param(OBJECTIVES[name], f"objective.name={name}", "objective.kl_weight=0.5", id=name)
         for name in OBJECTIVES
     ),
 ]

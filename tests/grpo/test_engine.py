@@ -100,11 +100,9 @@ class Work:
         pytest.param([], (4, 2, 0), marks=pytest.mark.slow),
         pytest.param(["objective.name=grpo_guard"], (4, 2, 0), marks=pytest.mark.slow),
         pytest.param(["objective.name=diffusion_nft"], (4, 2, 2), marks=pytest.mark.slow),
-        pytest.param(["objective.name=awm"], (4, 2, 0), marks=pytest.mark.slow),
-        pytest.param(["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2), marks=pytest.mark.slow),
+        pytest.param(["objective.name=awm", "optimizer.updates_per_epoch=2"], (4, 2, 1), marks=pytest.mark.slow),
         pytest.param(["objective.kl_weight=0.1"], (4, 2, 2), marks=pytest.mark.slow),
         (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
-        pytest.param(["objective.inner_epochs=2"], (4, 4, 0), marks=pytest.mark.slow),
         pytest.param(["sampling.window.kind=random"], (4, 1, 0), marks=pytest.mark.slow),
     ],
 )

@@ -76,6 +76,6 @@ def test_a_hundred_kills(tmp_path: Path, objective: str, measured: Callable[[str
     kills = math.ceil(100 / len(OBJECTIVES))
     # Of the objectives of endpoints, awm branches the tree and diffusion_nft has independent noise.
     tree = ["sampling.tree={}"] if objective == "diffusion_nft" else []
-    settings = [*SETTINGS, *tree, f"objective.name={objective}", "objective.inner_epochs=2"]
+    settings = [*SETTINGS, *tree, f"objective.name={objective}"]
     runs = kill_and_resume(tmp_path, settings, kills=kills, seed=1)
     measured(f"{objective}: {kills} kills at random moments of {runs} runs, all bits equal")

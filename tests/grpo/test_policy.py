@@ -172,32 +172,31 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
         return update(policy_loss, samples, values, **rest)
 
     monkeypatch.setattr(epoch, "update_policy", kept)
-    config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
+    config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum")
     with toy_world():
         training = PolicyTrainer(config)
     training.run_epoch()
     training.close()
     weights = [reward.weight for reward in config.rewards]
-    for several in (updates[:2], updates[2:]):  # the updates of each inner epoch
-        rollouts = [rollout for samples, _ in several for rollout in samples.rollouts]
-        rows = [row for rollout in rollouts for row in rollout.row_B]
-        assert sorted(rows) == list(range(8))
-        assert sorted(row for samples, _ in several for nodes in samples.nodes for row in nodes.row_B) == sorted(rows)
-        prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
-        images = [image for rollout in rollouts for image in rollout.images]
-        own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
-        assert len(own.value_B.unique()) == 8
-        for _, values in several:
-            torch.testing.assert_close(values.value_B[rows], own.value_B)
-            assert values.used_B.all()
+    rollouts = [rollout for samples, _ in updates for rollout in samples.rollouts]
+    rows = [row for rollout in rollouts for row in rollout.row_B]
+    assert sorted(rows) == list(range(8))
+    assert sorted(row for samples, _ in updates for nodes in samples.nodes for row in nodes.row_B) == sorted(rows)
+    prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
+    images = [image for rollout in rollouts for image in rollout.images]
+    own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
+    assert len(own.value_B.unique()) == 8
+    for _, values in updates:
+        torch.testing.assert_close(values.value_B[rows], own.value_B)
+        assert values.used_B.all()
 
 
-@pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 2)])
+@pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 1)])
 def test_epochs_share_neither_noise_nor_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, draws: int
 ) -> None:
-    """Per sample a start and, for paths, a step; for endpoints a noise at each sigma of each of two inner epochs."""
-    config = toy_config(tmp_path / "run", f"objective.name={objective}", "objective.inner_epochs=2")
+    """Per sample a start and, for paths, a step; for endpoints a noise at its sigma."""
+    config = toy_config(tmp_path / "run", f"objective.name={objective}")
     with toy_world():
         training = PolicyTrainer(config)
     seeds: list[int] = []

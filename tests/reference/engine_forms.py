@@ -220,7 +220,7 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         panel_share=shares.get(credit, credit),
         objective=config.objective,
         optimizer=options,
-        total_steps=config.epochs * options.updates_per_epoch * config.objective.inner_epochs,
+        total_steps=config.epochs * options.updates_per_epoch,
     )
 
 

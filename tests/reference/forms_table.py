@@ -27,9 +27,9 @@ CASES = {
     "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
     "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
     "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
-    "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
+    "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5}", "sampling.sde_steps=[0,1]"],
     "clip-higher": [
-        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05, inner_epochs: 3}",
+        "objective={name: grpo_clip, clip_range: 1.0e-3, clip_high: 0.05}",
         "optimizer.lr=0.02",
     ],
     "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
@@ -47,7 +47,7 @@ CASES = {
         "prompts_per_epoch=4",
         "seed=360",
     ],
-    "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
+    "AWM": ["objective={name: awm, weighting: elbo}", "sampling.sde_steps=[1,2]"],
     "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
     "DiffusionNFT in a tree with panel credit": [
         *TREE,
@@ -57,7 +57,7 @@ CASES = {
     "AWM in a tree with AB2": [
         *TREE,
         "sampling.suffix={solver: ab2, steps: 3}",
-        "objective={name: awm, weighting: elbo, inner_epochs: 2}",
+        "objective={name: awm, weighting: elbo}",
     ],
     "panel credit": ["advantages.credit=panel"],
     "half panel credit among siblings": [
@@ -66,12 +66,12 @@ CASES = {
     ],
     "panel credit with GRPO-Guard": [
         "advantages={aggregate: gdpo, credit: panel}",
-        "objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}",
+        "objective={name: grpo_guard, kl_weight: 0.5}",
     ],
     "panel credit with DiffusionNFT": ["advantages.credit=panel", "objective.name=diffusion_nft"],
     "panel credit with AWM": [
         "advantages={aggregate: weighted_sum, credit: 0.7}",
-        "objective={name: awm, weighting: elbo, inner_epochs: 2}",
+        "objective={name: awm, weighting: elbo}",
     ],
     "tree of three levels": [
         "sampling.sde_steps=[0,1,2]",
@@ -83,7 +83,6 @@ CASES = {
     "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
     "cosine with warm-up": [
         "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
-        "objective.inner_epochs=2",
     ],
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }

@@ -334,12 +334,10 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
     return loss
 
 
-def endpoint_loss(
-    s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, draw_of: tuple[int, int]
-) -> Tensor:
+def endpoint_loss(s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, epoch: int) -> Tensor:
     """The objective at one noise level, to which one sample's endpoint is noised again."""
     options, t, x0 = s.objective, s.training_sigmas[i], sample.endpoint
-    noise = world.noise(*draw_of, "noised", i, sample.row)
+    noise = world.noise(epoch, 0, "noised", i, sample.row)
     x_t = (1 - t) * x0 + t * noise
     v, v_old = (world.velocity(weights, x_t, t, sample.prompt) for weights in (theta, old))
     v_old = v_old.detach()
@@ -401,17 +399,15 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sampl
         samples = [draw(s, world, state.old, epoch=epoch, row=row, prompt=prompts[row]) for row in range(len(prompts))]
     compare(s, samples)
 
-    for inner in range(s.objective.inner_epochs):
-        for update in updates_of(s, samples):
-            losses = []
-            for sample in update:
-                if is_path:
-                    losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
-                else:
-                    draw_of = (epoch, inner)
-                    for i in s.sde_steps(epoch):
-                        losses.append(endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of))
-            take_step(s, state, sum(losses) / len(losses))
+    for update in updates_of(s, samples):
+        losses = []
+        for sample in update:
+            if is_path:
+                losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
+            else:
+                for i in s.sde_steps(epoch):
+                    losses.append(endpoint_loss(s, world, state.theta, state.old, sample, i=i, epoch=epoch))
+        take_step(s, state, sum(losses) / len(losses))
 
     if s.objective.name == "diffusion_nft":
         lag = min(0.001 * state.step, 0.5)

@@ -131,7 +131,6 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
 @st.composite
 def objectives(draw: st.DrawFn, name: str) -> list[str]:
     overrides = [f"objective.name={name}", f"objective.kl_weight={draw(st.sampled_from([0.0, 0.2]))}"]
-    overrides.append(f"objective.inner_epochs={draw(st.integers(1, 2))}")
     if name == "diffusion_nft":
         return [*overrides, f"objective.beta={draw(st.sampled_from([0.1, 1.0]))}"]
     overrides.append(f"objective.clip_range={draw(st.sampled_from([1e-4, 1e-2, 1.0]))}")

@@ -32,7 +32,6 @@ SYNONYMS: Mapping[str, Sequence[str]] = {
     "num_epochs": ("epochs",),
     "num_generations": ("group_size",),
     "num_inference_steps": ("sampling.steps", "evaluation.steps"),
-    "num_iterations": ("inner_epochs",),
     "num_train_epochs": ("epochs",),
     "output_dir": ("out",),
     "per_device_eval_batch_size": ("evaluation.batch",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain
 
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import PROMPT_SHARE
@@ -151,7 +151,7 @@ def compare(
 
 
 def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:
-    """Take the epoch's optimizer steps: each update's samples once per inner epoch.
+    """Take the epoch's optimizer steps, one per update.
 
     Returns:
         Mean metrics over updates and ranks, and the largest ratio deviation.
@@ -159,14 +159,13 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
     # 1. Optimizer steps.
     config = run.config
     sampled_at = run.step
-    passes = list(product(range(config.objective.inner_epochs), samples))
     history: dict[str, list[float]] = defaultdict(list)
 
-    with run.clock.timed("update"), run.bars.phase("updating", total=len(passes)) as advance:
-        for inner, update in passes:
+    with run.clock.timed("update"), run.bars.phase("updating", total=len(samples)) as advance:
+        for update in samples:
             if config.max_steps and run.step >= config.max_steps:
                 break
-            metrics = take_step(run, sampler, update, epoch_advantages, inner=inner, moved=run.step > sampled_at)
+            metrics = take_step(run, sampler, update, epoch_advantages, moved=run.step > sampled_at)
             for name, value in metrics.items():
                 history[name].append(value)
             advance(1)
@@ -182,14 +181,13 @@ def learn(run: Run, sampler: Sampler, samples: Sequence[Samples], epoch_advantag
 
 
 def take_step(
-    run: Run, sampler: Sampler, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool
+    run: Run, sampler: Sampler, samples: Samples, epoch_advantages: Advantages, *, moved: bool
 ) -> dict[str, float]:
     """Take one optimizer step, or skip it on all ranks if a gradient is not finite.
 
     Args:
         samples: samples of this rank for this step.
         epoch_advantages: advantages of the whole epoch.
-        inner: number of earlier passes over these samples.
         moved: whether the policy has taken a step since they were sampled.
 
     Returns:
@@ -207,7 +205,7 @@ def take_step(
     )
 
     metrics = update_policy(
-        policy_loss, samples, epoch_advantages, runtime=run.runtime, draw=(run.config.seed, run.epoch, inner)
+        policy_loss, samples, epoch_advantages, runtime=run.runtime, draw=(run.config.seed, run.epoch, 0)
     )
     norm = run.step_optimizer()
     return {"lr": rate, **metrics, "grad_norm": norm, "skipped": float(not math.isfinite(norm))}

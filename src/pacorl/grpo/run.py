@@ -103,7 +103,7 @@ class Run(LoraRun):
         # Once, as the files are executed: somebody may edit them during the run.
         self.code = code_identities(config, functions)
         """Digest of the user's code by its name."""
-        updates = config.optimizer.updates_per_epoch * config.objective.inner_epochs
+        updates = config.optimizer.updates_per_epoch
         self.total_steps = min(config.epochs * updates, config.max_steps or config.epochs * updates)
         # Progress, which a checkpoint restores.
         self.epoch = 0

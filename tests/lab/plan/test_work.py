@@ -46,12 +46,11 @@ FORMS = [
         marks=pytest.mark.slow,
     ),
     ([*PAPER, ONE_START, "objective.kl_weight=0.1"], (8 + 2 / 16, 1 / 16, 1 / 16)),
-    pytest.param([*PAPER, ONE_START, "objective.inner_epochs=2"], (8 + 2 / 16, 2 / 16, 0), marks=pytest.mark.slow),
     ([*PAPER, ONE_START, "sampling.sde_steps=[9]"], (10 / 16, 1 / 16, 0)),
     pytest.param([*PAPER, NFT, TWO_STEPS], (10, 2, 2), marks=pytest.mark.slow),
     ([*PAPER, NFT, "objective.kl_weight=0.1"], (10, 1, 2)),
     ([*PAPER, NFT, ONE_START], (8 + 2 / 16, 1, 1)),
-    ([*PAPER, "objective.name=awm", "objective.inner_epochs=2"], (10, 2, 1.5)),
+    ([*PAPER, "objective.name=awm"], (10, 1, 0.5)),
     pytest.param([*QUICKSTART], (6, 1, 0), marks=pytest.mark.slow),
     pytest.param([*QUICKSTART, ONE_START], (4 + 2 / 12, 1 / 12, 0), marks=pytest.mark.slow),
     pytest.param(

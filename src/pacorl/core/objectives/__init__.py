@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pacorl.config.base import Positive, Section
+from pacorl.config.base import Section
 from pacorl.config.table import Table
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class ObjectiveOptions(Section):
     """Name of the objective, a `Literal` in each."""
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the divergence from the base; its forward is made only above 0."""
-    inner_epochs: Positive = 1
-    """Training passes over an epoch's samples."""
 
     @property
     def ratio_tolerance(self) -> float:

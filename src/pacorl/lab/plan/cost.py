@@ -322,8 +322,11 @@ def _servers(config: PolicyConfig) -> int:
 
 def _epochs(config: PolicyConfig) -> int:
     """Epochs of the run, which `max_steps` may end earlier."""
-    steps = config.optimizer.updates_per_epoch * config.objective.inner_epochs
-    return min(config.epochs, math.ceil(config.max_steps / steps)) if config.max_steps else config.epochs
+    return (
+        min(config.epochs, math.ceil(config.max_steps / config.optimizer.updates_per_epoch))
+        if config.max_steps
+        else config.epochs
+    )
 
 
 def _evaluations(config: PolicyConfig, large: Load, small: Load, prompts: int, *, equal: bool) -> tuple[Load, ...]:

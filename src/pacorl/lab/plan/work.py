@@ -72,14 +72,12 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     # Training: each node once, or each sample at each trained step.
     is_path = spec.needs == "path"
     trained = sum(nodes[:-1]) if is_path else samples * len(sampler.sde_steps)
-    trained *= config.objective.inner_epochs
 
     # Other policies: the base, and the sampling policy. Without a lag the sampling policy is the trained policy until
     # the epoch's first optimizer step.
     other_policies = trained if config.objective.kl_weight > 0 else 0.0
     if spec.needs == "endpoint":
-        updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
-        other_policies += trained if spec.lag else trained * (1 - 1 / updates)
+        other_policies += trained if spec.lag else trained * (1 - 1 / config.optimizer.updates_per_epoch)
 
     # Only a negative text takes a second forward per velocity.
     passes = 1 if config.model.negative_text is None else 2
