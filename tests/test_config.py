@@ -158,14 +158,6 @@ FAULTS = [
         "config: sampling.tree.branches [4, 4] has 2 entries and an epoch has 1 stochastic steps",
     ),
     (
-        ["group_size=9", "sampling.tree={seeds: 3, antithetic: true}"],
-        "config: sampling.tree.antithetic pairs siblings, and branches [3] leaves some alone",
-    ),
-    (
-        ["sampling.tree.antithetic=true"],
-        "config: sampling.tree.antithetic pairs siblings, and branches [1]",
-    ),
-    (
         ["advantages.among=siblings"],
         "config: advantages.among siblings and sampling.tree has branches [1]: a node with one child",
     ),

@@ -16,7 +16,6 @@ CASES = [
     (["sampling.tree={seeds: 1, branches: [4]}"], 1, "= 4 samples and group_size is 12; make them equal"),
     (["sampling.tree={seeds: 1, branches: [3, 4]}"], 1, "and an epoch has 1 stochastic steps; give one entry per step"),
     (["sampling.tree={seeds: 0}"], 1, "sampling.tree.seeds: Input should be greater than 0 (got 0)"),
-    (["sampling.tree={seeds: 4, antithetic: true}"], 1, "leaves some alone; give even numbers of children"),
     (
         ["sampling.batch=7"],
         1,

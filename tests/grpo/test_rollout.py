@@ -111,8 +111,8 @@ def test_every_draw_has_its_own_noise(shared: bool) -> None:
 
 
 def test_samples_are_what_a_loop_over_them_draws() -> None:
-    """Two groups, antithetic siblings, a step between the stochastic ones, and a suffix of two steps out of three."""
-    policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2), antithetic=True)
+    """Two groups, a step between the stochastic ones, and a suffix of two steps out of three."""
+    policy, size, tree = ToyPolicy(), Size(16, 16), Tree(1, (2, 2))
     suffix = Suffix(solver="ab2", steps=2)
     sampler = Sampler(size=size, steps=6, sde_steps=(0, 2), tree=tree, suffix=suffix)
     samples = drawn(policy, rows(8, 4), sampler=sampler, seed=5, epoch=3)
@@ -133,8 +133,8 @@ def test_samples_are_what_a_loop_over_them_draws() -> None:
                 noise_level=sampler.noise_level,
                 sigma_max=sigmas[1],
             )
-            draw, sign = tree.noise_of(tree.node_of(row.number, level + 1), level)
-            x = transition.mean_BNC + sign * transition.std * policy.noise([seed_of(5, 3, "step", step, draw)], size)
+            child = tree.node_of(row.number, level + 1)
+            x = transition.mean_BNC + transition.std * policy.noise([seed_of(5, 3, "step", step, child)], size)
             nodes = next(nodes for nodes in samples.nodes if nodes.level == level and row.number in nodes.row_B)
             expected = log_prob(x, Transition(transition.mean_BNC, transition.std))[0]
             torch.testing.assert_close(nodes.log_prob_B[nodes.row_B.index(row.number)], expected, rtol=1e-4, atol=1e-4)
@@ -318,9 +318,7 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
     ("checkpointing", "kernel", "tree"),
     [
         pytest.param(*case, marks=[] if number in {0, 5, 10} else [pytest.mark.slow])
-        for number, case in enumerate(
-            product([False, True], ["flow_sde", "cps"], [OWN, SHARED, Tree(1, (2, 1), antithetic=True)])
-        )
+        for number, case in enumerate(product([False, True], ["flow_sde", "cps"], [OWN, SHARED, Tree(1, (2, 2))]))
     ],
 )
 def test_before_an_update_the_ratio_is_exactly_one(

@@ -120,8 +120,7 @@ def test_no_kind_waits_in_a_denoising_step(kind: str) -> None:
     "tree",
     [
         pytest.param(Tree(2, (1, 1)), marks=pytest.mark.slow),
-        pytest.param(Tree(1, (2, 1)), marks=pytest.mark.slow),
-        Tree(1, (2, 1), antithetic=True),
+        Tree(1, (2, 1)),
     ],
 )
 def test_sampling_waits_for_its_images_alone(policy: FluxPolicy, cache: ConditioningCache, tree: Tree) -> None:

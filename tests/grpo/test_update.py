@@ -87,7 +87,7 @@ def per_sample(samples: Samples) -> Samples:
     return Samples(samples.rollouts, [expanded(nodes) for nodes in samples.nodes])
 
 
-TREES = [Tree(1, (8, 1)), Tree(4, (2, 1)), Tree(1, (4, 2)), Tree(2, (2, 2), antithetic=True), Tree(2, (1, 4))]
+TREES = [Tree(1, (8, 1)), Tree(4, (2, 1)), Tree(1, (4, 2)), Tree(2, (2, 2)), Tree(2, (1, 4))]
 
 
 @pytest.mark.parametrize("tree", TREES, ids=str)

@@ -39,7 +39,6 @@ TREES = {
     "1x[12]": Tree(1, (12,)),
     "2x[6]": Tree(2, (6,)),
     "1x[4,4]": Tree(1, (4, 4)),
-    "antithetic": Tree(2, (6,), antithetic=True),
 }
 PATHS = ("grpo_clip", "grpo_guard")
 SIZE, STEPS, KL_WEIGHT, CLIP_RANGE, NOISE_LEVEL = Size(32, 32), 4, 0.1, 1e-4, 0.7

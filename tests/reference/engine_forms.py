@@ -212,7 +212,6 @@ def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
         suffix_steps=sampling.suffix.steps,
         solver=sampling.suffix.solver,
         branches=list(tree.branches) if is_path or shares_starts else [],
-        antithetic=tree.antithetic,
         batch=sampling.batch,
         weights=[reward.weight for reward in config.rewards],
         advantages=config.advantages,

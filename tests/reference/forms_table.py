@@ -18,9 +18,8 @@ CASES = {
     "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
     "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}"],
     "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],
-    "antithetic siblings": [
+    "siblings": [
         *TREE,
-        "sampling.tree.antithetic=true",
         "advantages={aggregate: log_tamed, among: siblings, clip: 0.6}",
     ],
     "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
@@ -87,11 +86,11 @@ CASES = {
     "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
 }
 """Form → what its config has beyond `engine_forms.SETTINGS`."""
-RESUMED = ["antithetic siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
+RESUMED = ["siblings", "DiffusionNFT", "panel credit", "cosine with warm-up"]
 """Forms that are also compared after a checkpoint and a resume."""
 TWO_PROCESSES = {
     "independent noise": 0,
-    "antithetic siblings": 1,
+    "siblings": 1,
     "GRPO-Guard with KL": 0,
     "AWM in a tree with AB2": 0,
     "panel credit": 1,

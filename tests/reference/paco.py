@@ -53,7 +53,6 @@ class Settings:
     solver: str
     branches: list[int]
     """Children at each stochastic step; empty without such steps."""
-    antithetic: bool
     batch: int
     weights: list[float]
     advantages: Any
@@ -147,15 +146,10 @@ def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, promp
             x = x + v * (s.sigmas[i + 1] - s.sigmas[i])
             continue
 
-        level = len(steps)
-        leaves = math.prod(branches[level + 1 :])
+        leaves = math.prod(branches[len(steps) + 1 :])
         child = row - row % leaves
-        sign = 1.0
-        if s.antithetic and child // leaves % branches[level] % 2 == 1:
-            child, sign = child - leaves, -1.0
-
         mean, std = transition(s, x, v, i)
-        x_next = mean + std * sign * world.noise(epoch, "step", i, child)
+        x_next = mean + std * world.noise(epoch, "step", i, child)
         log_prob = [float(log_density(x_next[panel], mean[panel], std)) for panel in panels]
         steps.append(Step(i, x, x_next, mean, log_prob))
         x = x_next

@@ -121,8 +121,7 @@ def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
     for count in branches:
         leaves *= count
     seeds = draw(st.integers(2 if leaves == 1 else 1, 2))
-    antithetic = 3 not in branches and leaves > 1 and draw(st.booleans())
-    overrides.append(f"sampling.tree={{seeds: {seeds}, branches: {branches}, antithetic: {str(antithetic).lower()}}}")
+    overrides.append(f"sampling.tree={{seeds: {seeds}, branches: {branches}}}")
     if is_path and min(branches) > 1 and draw(st.booleans()):
         overrides.append("advantages.among=siblings")
     return [*overrides, f"group_size={seeds * leaves}"]

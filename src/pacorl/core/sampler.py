@@ -37,8 +37,6 @@ class Tree:
     seeds: int
     branches: tuple[int, ...] = ()
     """Children per node, one entry per stochastic step."""
-    antithetic: bool = False
-    """Whether every second child takes its elder sibling's noise with the opposite sign."""
 
     @property
     def group_size(self) -> int:
@@ -69,16 +67,6 @@ class Tree:
             levels.append([self.node_of(row, level) for row in rows])
         return levels
 
-    def noise_of(self, child: int, level: int) -> tuple[int, float]:
-        """Find the noise and its sign for a child of a node of `level`.
-
-        Returns:
-            The node that names the draw, and 1 or −1.
-        """
-        width = self.leaves(level + 1)
-        is_mirror = self.antithetic and (child % self.leaves(level)) // width % 2 == 1
-        return (child - width, -1.0) if is_mirror else (child, 1.0)
-
 
 class TreeOptions(Section):
     """The tree of each group. What is left out follows from `group_size`: by itself each sample has its own noise."""
@@ -87,8 +75,6 @@ class TreeOptions(Section):
     """Initial noises per prompt; `group_size` of them unless it or `branches` is given."""
     branches: tuple[Positive, ...] = ()
     """Children per node, one entry per stochastic step of an epoch; by default all of them at the first."""
-    antithetic: bool = False
-    """Whether siblings come in pairs of opposite noise, +ε and −ε."""
 
     def resolve(self, group_size: int, *, steps: int) -> Tree:
         """Create the tree of `group_size` samples with `steps` stochastic steps.
@@ -104,16 +90,11 @@ class TreeOptions(Section):
         # What is left out follows from the group's size.
         seeds = self.seeds or max(1, group_size // math.prod(self.branches))
         branches = self.branches or (max(1, group_size // seeds), *[1] * (steps - 1))
-        tree = Tree(seeds, branches, self.antithetic)
+        tree = Tree(seeds, branches)
         if tree.group_size != group_size:
             raise ValueError(
                 f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {tree.group_size} "
                 f"samples and group_size is {group_size}; make them equal"
-            )
-        if self.antithetic and (all(count == 1 for count in branches) or any(c > 1 and c % 2 for c in branches)):
-            raise ValueError(
-                f"sampling.tree.antithetic pairs siblings, and branches {list(branches)} leaves some alone; "
-                "give even numbers of children"
             )
         return tree
 

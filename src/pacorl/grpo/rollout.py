@@ -241,15 +241,12 @@ class Trunk:
             velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
         transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity.detach())
 
-        # 2. The children above this rank's samples, each drawn by independent noise, or by a sibling's noise with the
-        # opposite sign.
+        # 2. The children above this rank's samples, each drawn by independent noise.
         rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
         children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
         parent_E = self._positions([tree.node_of(child, level) for child in children], nodes, device)
-        seeds, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
-        noise_ENC = draw.noise(("step", step), seeds, self.size)
-        sign_E = to_device(torch.tensor(signs), device)
-        x_ENC = transition.mean_BNC[parent_E] + transition.std * (noise_ENC * sign_E[:, None, None].to(noise_ENC.dtype))
+        noise_ENC = draw.noise(("step", step), children, self.size)
+        x_ENC = transition.mean_BNC[parent_E] + transition.std * noise_ENC
 
         # 3. The log-probability of each sample's step: its child under its node's transition.
         node_B = self._positions([tree.node_of(row, level) for row in rows], nodes, device)

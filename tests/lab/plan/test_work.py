@@ -38,7 +38,7 @@ FORMS = [
     ([*PAPER, ONE_START, "sampling.suffix={solver: ab2, steps: 4}"], (4 + 2 / 16, 1 / 16, 0)),
     pytest.param([*PAPER, "sampling.suffix.steps=4"], (4 + 2, 1, 0), marks=pytest.mark.slow),
     pytest.param([*PAPER, "sampling.tree={seeds: 4}"], (8 + 8 / 16, 4 / 16, 0), marks=pytest.mark.slow),
-    ([*PAPER, "sampling.tree={seeds: 2, antithetic: true}"], (8 + 4 / 16, 2 / 16, 0)),
+    ([*PAPER, "sampling.tree={seeds: 2}"], (8 + 4 / 16, 2 / 16, 0)),
     ([*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", TWO_STEPS], (7 + (2 + 4) / 16, 5 / 16, 0)),
     pytest.param(
         [*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", "sampling.sde_steps=[1,4]"],
