@@ -1,6 +1,5 @@
 """The policy's objectives against numbers worked by hand and against float64 closed forms."""
 
-import dataclasses
 import math
 
 import pytest
@@ -22,7 +21,7 @@ EVERY = torch.ones(3, dtype=torch.bool)
 
 
 def step(new: Tensor, old: Tensor, advantage: Tensor) -> Step:
-    return Step(Transition(X, 0.3), new, old, None, dt=-0.1, noise_weight=1.5, advantage_B=advantage)
+    return Step(Transition(X, 0.3), new, old, None, dt=-0.1, advantage_B=advantage)
 
 
 def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
@@ -86,7 +85,6 @@ def guarded(mean: Tensor, taken: Tensor, advantage: Tensor, *, clip_range: float
             log_prob(taken, old),
             OLD,
             dt=-0.1,
-            noise_weight=1.0,
             advantage_B=advantage,
         ),
         GrpoGuard(clip_range=clip_range),
@@ -118,7 +116,6 @@ def test_guard_is_centred_where_the_plain_ratio_is_not() -> None:
             log_prob(taken, Transition(old, 0.3)),
             old,
             dt=-1.0,
-            noise_weight=1.0,
             advantage_B=-torch.ones(4000),
         ),
         GrpoGuard(clip_range=10.0),
@@ -179,18 +176,6 @@ def test_nft_leaves_out_what_was_not_judged() -> None:
     assert velocity.grad is not None
     assert velocity.grad[1].abs().max() == 0
     assert velocity.grad[0].abs().max() > 0
-
-
-@pytest.mark.parametrize("options", [GrpoClip(clip_range=0.1), GrpoGuard(clip_range=0.1)], ids=lambda o: o.name)
-def test_a_steps_noise_weighs_its_loss_if_that_is_asked(options: GrpoClip | GrpoGuard) -> None:
-    """And changes no bit of it otherwise."""
-    loss = OBJECTIVES[options.name].loss
-    given = dataclasses.replace(step(V.mean((1, 2)), OLD.mean((1, 2)), torch.tensor([1.0, -2.0, 0.5])), old_mean_BNC=X)
-    plain, _ = loss(given, options)
-    alone, _ = loss(dataclasses.replace(given, noise_weight=1.0), options)
-    weighted, _ = loss(given, options.model_copy(update={"weight_by_noise": True}))
-    assert torch.equal(plain, alone)
-    assert weighted.item() == pytest.approx(1.5 * plain.item())
 
 
 def matching(velocity: Tensor, *, sigma: float) -> Tensor:

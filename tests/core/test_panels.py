@@ -103,7 +103,7 @@ def batch(name: str, prediction: Tensor, panels: Panels | None, advantage: Tenso
     sampled = old + 0.3 * noise(4)
     now, before = Transition(prediction, 0.3), Transition(old, 0.3)
     log_probs = (log_prob(sampled, now, panels), log_prob(sampled, before, panels))
-    return Step(now, *log_probs, old, dt=-0.1, noise_weight=1.0, advantage_B=advantage, panels=panels)
+    return Step(now, *log_probs, old, dt=-0.1, advantage_B=advantage, panels=panels)
 
 
 def gradient(name: str, prediction: Tensor, panels: Panels | None, advantage: Tensor) -> Tensor:

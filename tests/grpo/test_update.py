@@ -160,28 +160,6 @@ def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPoli
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
-def test_steps_are_weighted_by_their_noise(policy: ToyPolicy, objective: str) -> None:
-    """By the std that the sampler gave them, relative to its mean over the epoch's steps; one step weighs 1."""
-    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
-    sampler = Sampler(
-        size=Size(16, 16), steps=4, sde_steps=(1, 2, 3), tree=Tree(4, (1, 1, 1)), keeps_means=spec.keeps_means
-    )
-    rows = [Row(character_prompts("train", 1)[0], number) for number in range(4)]
-    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), rows)
-    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
-    plain, weighted = (PolicyLoss(policy, sampler, cache, spec.options(weight_by_noise=on)) for on in (False, True))
-    sigma = samples.nodes[0].sigmas_T.double()
-    stds = torch.stack([0.7 * (sigma[s] / (1 - sigma[s]) * (sigma[s] - sigma[s + 1])).sqrt() for s in (1, 2, 3)])
-    apart = [gradient(plain, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
-    expected = torch.stack([one * weight for one, weight in zip(apart, stds / stds.mean(), strict=True)]).mean(0)
-    torch.testing.assert_close(gradient(weighted, samples, values), expected, rtol=1e-4, atol=1e-7)
-    alone = sampler.model_copy(update={"sde_steps": (2,), "tree": Tree(4, (1,))})
-    samples = collect(Draw(policy, alone, cache, seed=1, epoch=0, batch=4), rows)
-    one_step = [gradient(dataclasses.replace(loss, sampler=alone), samples, values) for loss in (plain, weighted)]
-    assert torch.equal(*one_step)
-
-
 def test_each_step_has_the_advantage_of_its_own_siblings(policy: ToyPolicy) -> None:
     """Against one update for each level with that level's values as the samples' own."""
     cache, tree = ConditioningCache(policy), Tree(1, (2, 2))

@@ -14,7 +14,7 @@ TREE = ["sampling.sde_steps=[0,1]", "sampling.steps=5", "sampling.tree={seeds: 1
 
 CASES = {
     "independent noise": [],
-    "all steps stochastic": ["sampling.sde_steps=[0,1,2]", "objective.weight_by_noise=true"],
+    "all steps stochastic": ["sampling.sde_steps=[0,1,2]"],
     "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
     "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3}"],
     "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2}"],

@@ -319,9 +319,6 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
             loss = loss + share * clipped(torch.exp((log_ratio + centre) * std), advantage, options) / abs(dt)
         else:
             loss = loss + share * clipped(torch.exp(log_ratio), advantage, options)
-    if options.weight_by_noise:
-        stds = [transition(s, step.x, step.x, taken.index)[1] for taken in sample.steps]
-        loss = loss * std / fmean(stds)
     if options.kl_weight:
         base, _ = transition(s, step.x, world.velocity(None, step.x, t, sample.prompt), step.index)
         loss = loss + options.kl_weight * torch.mean((mean - base) ** 2) / (2 * std**2)

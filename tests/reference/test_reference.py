@@ -137,7 +137,7 @@ def objectives(draw: st.DrawFn, name: str) -> list[str]:
     if name == "awm":
         weighting = draw(st.sampled_from(["uniform", "sigma", "sigma_squared", "elbo"]))
         return [*overrides, f"objective.weighting={weighting}", f"objective.power={draw(st.sampled_from([0.25, 1.0]))}"]
-    return [*overrides, f"objective.weight_by_noise={str(draw(st.booleans())).lower()}"]
+    return overrides
 
 
 @st.composite

@@ -70,14 +70,6 @@ class PolicyLoss:
         with self.old.swapped_in():
             return self.velocity(x_BNC, sigma, conditioning, size)
 
-    def noise_weight(self, transition: Transition, sigmas_T: Tensor) -> float:
-        """Divide the std of a step by the mean std of the epoch's stochastic steps."""
-        zero = torch.zeros(1)  # the std depends on the sigmas only
-        stds = []
-        for step in self.sampler.stochastic_steps:
-            stds.append(transition_at(self.sampler, sigmas_T, step, zero, zero).std)
-        return transition.std * len(stds) / sum(stds)
-
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -232,7 +224,6 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
             old_log_prob_B=to_device(nodes.log_prob_B, device),
             old_mean_BNC=None if nodes.mean_VNC is None else to_device(nodes.mean_VNC, device)[node_B],
             dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
-            noise_weight=policy_loss.noise_weight(transition, nodes.sigmas_T),
             advantage_B=advantage_B,
             panels=panels,
         ),

@@ -74,8 +74,6 @@ class Step:
     """Mean of the transition that was sampled from; None unless the spec has `keeps_means`."""
     dt: float
     """σ' − σ, below 0: σ falls from 1, noise, to 0."""
-    noise_weight: float
-    """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
     """(B,), or with `panels` (B, N); 0 for excluded samples."""
     panels: Panels | None = None

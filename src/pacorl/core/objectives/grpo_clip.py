@@ -32,19 +32,7 @@ class ClippedOptions(ObjectiveOptions):
         return TOLERATED_SHARE * min(self.clip_range, self.clip_high or self.clip_range)
 
 
-class PathOptions(ClippedOptions):
-    """The settings of objectives that clip a ratio of stochastic steps."""
-
-    weight_by_noise: bool = False
-    """Whether each step's loss is weighted by the std of its noise, relative to the mean over the epoch's steps
-    (TempFlow-GRPO, arXiv 2508.04324): steps that explore more teach more. No effect with a single step."""
-
-    def weight(self, step: Step) -> float:
-        """Compute the weight of a step's loss."""
-        return step.noise_weight if self.weight_by_noise else 1.0
-
-
-class GrpoClip(PathOptions):
+class GrpoClip(ClippedOptions):
     """Options of grpo_clip."""
 
     name: Literal["grpo_clip"] = "grpo_clip"
@@ -57,8 +45,7 @@ def grpo_clip(step: Step, options: GrpoClip) -> Loss:
     over dimensions, so the clip range is small (1e-4 in the paper). With `clip_high` the upper bound is 1+ε_high.
     """
     ratio_B = (step.log_prob_B - step.old_log_prob_B).exp()
-    loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
-    return loss * options.weight(step), metrics
+    return clipped(ratio_B, step.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
 
 
 def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float, clip_high: float | None = None) -> Loss:

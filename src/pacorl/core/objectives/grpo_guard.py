@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pacorl.core.objectives import ObjectiveSpec, Step
-from pacorl.core.objectives.grpo_clip import PathOptions, clipped
+from pacorl.core.objectives.grpo_clip import ClippedOptions, clipped
 from pacorl.core.sde import Transition, kl
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss
 
 
-class GrpoGuard(PathOptions):
+class GrpoGuard(ClippedOptions):
     """Options of grpo_guard; `clip_range` is of its own ratio, which is smaller by the step's std."""
 
     name: Literal["grpo_guard"] = "grpo_guard"
@@ -29,7 +29,7 @@ def grpo_guard(step: Step, options: GrpoGuard) -> Loss:
     centre_B = kl(step.transition, Transition(step.old_mean_BNC, step.transition.std), step.panels)
     ratio_B = ((step.log_prob_B - step.old_log_prob_B + centre_B) * step.transition.std).exp()
     loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.clip_range, clip_high=options.clip_high)
-    return loss * options.weight(step) / abs(step.dt), metrics
+    return loss / abs(step.dt), metrics
 
 
 GRPO_GUARD = ObjectiveSpec(GrpoGuard, grpo_guard, needs="path", keeps_means=True)
